@@ -1,4 +1,4 @@
-"""The drive's firmware: checks commands, asks attention what is needed and the FTL where it lies, attends."""
+"""Drive firmware: checks commands, locates data through the FTL, and runs attention methods."""
 
 from csd_firmware.inprocess import InProcessDevice
 from csd_firmware.step import Firmware

@@ -1,4 +1,4 @@
-"""One decode step in a drive: a method says what it needs and attends, a schedule says how long that takes."""
+"""One decode step in a drive: runs the attention method, and schedules its work to get the simulated time."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from functools import partial
 import numpy as np
 
 from attention_engine import Queries, Read, Step, take_in, to_half
-from csd_firmware.check import Refused, check_array, require
+from csd_firmware.check import InvalidFieldError, check_array, require
 from csd_firmware.fused import Data, FusedStep, fused_step
 from csd_firmware.schedule import SCHEDULES, Work
 from csd_firmware.state import DriveState, flash_read, rows_of_v
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
 from csd_spec.verbs import VERBS
-from ftl import FtlError, kept
+from ftl import FtlError, round_to_codec
 
 _ONE = np.ones(1, np.int64)
 
 
 def check_attend(state: DriveState, command: Attend) -> None:
-    """Raise Refused for a method that this drive does not know, or more tokens than there will be."""
+    """Raise InvalidFieldError for an unknown method, or for more tokens than the sequence will have."""
     known = state.methods
     if not isinstance(command.method, str) or command.method not in known:
-        raise Refused(f"method = {command.method!r}: this drive knows {', '.join(known)}")
+        raise InvalidFieldError(f"method = {command.method!r}: this drive knows {', '.join(known)}")
     if state.ftl.sequence(command.seqs[0]).layout.opaque:
-        raise Refused("seqs: their values are opaque, and are not attended")
+        raise InvalidFieldError("seqs: their layout is opaque: attention is not supported")
     if command.terms is not None:
         _check_terms(command.terms)
     for handle, k, recent in zip(command.seqs, command.top_k.tolist(), command.recent.tolist(), strict=True):
         stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
         if not 1 <= k <= stored:
-            raise Refused(f"top_k = {k}: sequence {handle} has {stored} tokens")
+            raise InvalidFieldError(f"top_k = {k}: sequence {handle} has {stored} tokens")
         if not 0 <= recent <= k:
-            raise Refused(f"recent = {recent}: must lie between 0 and top_k = {k}")
+            raise InvalidFieldError(f"recent = {recent}: must be from 0 to top_k = {k}")
 
 
 def _check_terms(terms: F32) -> None:
@@ -45,27 +45,29 @@ def _check_terms(terms: F32) -> None:
 
 
 def planned_run(state: DriveState, command: Command, max_bytes: int) -> Callable[..., Completion] | None:
-    """The run of the plan that accepts a command, which checks its values; None if all of it has to be checked."""
+    """Return the run function of the plan that accepts a command (it checks values); None if a full check is needed."""
     if type(command) is not Attend:
         return None
     try:
         plan = state.ftl.kv.plans.get((command.seqs, command.layer))
         return plan.runs[command.method] if plan and plan.accepts(command, max_bytes) else None
-    except TypeError:  # a field that no command can have: `check` reports which
+    except TypeError:  # a field has an invalid type: `check` reports which
         return None
 
 
-def attend(state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
-    """Build the plan of a step that was checked in full, and run it."""
+def attend(state: DriveState, command: Attend, watch: LatencyBreakdown) -> Completion:
+    """Create the plan of a fully checked step, and run it."""
     plan = state.ftl.kv.plan(command.seqs, command.layer)
     run, verb = partial(_run, fused_step(state, plan, command)), VERBS[Attend]
-    plan.keep(command, run, verb.reply_bytes(verb.sizes(command)))
+    plan.register(command, run, verb.reply_bytes(verb.sizes(command)))
     return run(state, command, watch)
 
 
-def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: Stopwatch) -> Completion:
-    """Store the new token and attend over all. It waits in DRAM; if it completes a group, that is programmed in the
-    background."""
+def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: LatencyBreakdown) -> Completion:
+    """Append the new token and attend over all tokens.
+
+    The token stays in DRAM; if it completes a group, the group is programmed in the background.
+    """
     if fused and (data := fused.run(state, command)):
         SCHEDULES[state.spec.engine.schedule](fused.work, state.units, watch)
         return Completion(status=Status.SUCCESS, data=data, flash=fused.flash)
@@ -75,33 +77,33 @@ def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: Sto
     programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, v, watch.now_ns)
     try:
         work, data = _attend(state, command, v, watch)
-    except (Refused, FtlError):  # the method failed, or data is lost
-        _take_back(state, command, watch.now_ns)
+    except (InvalidFieldError, FtlError):  # the method failed, or data is lost
+        _undo_append(state, command, watch.now_ns)
         raise
     flash = flash_read(*(item.plan for item in work if isinstance(item, Read)), programmed=programmed)
     return Completion(status=Status.SUCCESS, data=data, flash=flash)
 
 
 def _check_values(state: DriveState, command: Attend) -> None:
-    """Raise Refused for values that a command of a good form must not have."""
+    """Raise InvalidFieldError for invalid values in a command of valid form."""
     sizes = {"bf16": int(state.ftl.sequence(command.seqs[0]).layout.bf16)}
     for array in VERBS[Attend].modelled:
         check_array(array, getattr(command, array.name), sizes)
     check_attend(state, command)
 
 
-def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tuple[Work, Data]:
-    """Let the method attend; returns its work, which is timed, and the completion's data.
+def _attend(state: DriveState, command: Attend, v: F16, watch: LatencyBreakdown) -> tuple[Work, Data]:
+    """Run the method; returns its work, which is scheduled, and the completion's data.
 
     Raises:
-        Refused: The method, which may be the user's, raised an exception.
+        InvalidFieldError: The method, which may be user-defined, raised an exception.
         FtlError: Data of a sequence is lost.
     """
     view = state.ftl.view(command.seqs, command.layer)
     B, H, G, d = command.q.shape
     v_sums = state.sums(command.seqs, command.layer)
     bf16 = view.layout.bf16
-    q, v_means = take_in(command.q, kept(view.layout, v), view.seq_lens, v_sums, bf16)
+    q, v_means = take_in(command.q, round_to_codec(view.layout, v), view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,
@@ -122,13 +124,13 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: Stopwatch) -> tup
     except FtlError:
         raise
     except Exception as error:
-        raise Refused(f"method {command.method}: {type(error).__name__}: {error}") from error
+        raise InvalidFieldError(f"method {command.method}: {type(error).__name__}: {error}") from error
     state.set_sums(command.seqs, command.layer, v_sums)
     return step.work, (output, rows)
 
 
-def _take_back(state: DriveState, command: Attend, now_ns: int) -> None:
-    """Remove the token that a step has stored before it failed; from sequences that lost data nothing is taken."""
+def _undo_append(state: DriveState, command: Attend, now_ns: int) -> None:
+    """Remove the token that a failed step has appended; sequences that lost data are skipped."""
     for handle in (handle for handle in command.seqs if not state.ftl.sequences[handle].failed):
         length = int(state.ftl.sequence(handle).lengths[command.layer])
         state.ftl.crop(handle, command.layer, length - 1, now_ns)

@@ -1,4 +1,4 @@
-"""A drive's folder: who has it, what drive it holds, and whether all of it is there."""
+"""Folder of a drive: lock, description, and completeness of its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from csd_io.crc import corrected, crc32
+from csd_io.crc import correct_single_bit, crc32
 from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
 from ftl.flash.files import NandFiles
@@ -17,22 +17,27 @@ from ftl.flash.upgrade import is_old, upgrade
 
 LOCK, DESCRIPTION, SECRET = "lock", "drive.json", "secret.bin"
 FORMAT = 2
-MAX_DESCRIPTION_BYTES = 8192  # ours have a quarter of that
-_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what text that is no description raises
+MAX_DESCRIPTION_BYTES = 8192  # actual descriptions are a quarter of this
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # errors raised for invalid descriptions
 _SECRET_BYTES = 32
 
 
-class Hold:
-    """Keeps others from a folder until it is closed, or this process ends however it ends.
+class FolderLock:
+    """Lock of a folder, held until it is closed or the process exits.
 
-    shared: others may read meanwhile. Raises ValueError with the number of the process that has the folder.
+    Args:
+        path: Folder.
+        shared: Allow other readers meanwhile.
+
+    Raises:
+        ValueError: Another process has the folder; the message has its PID.
     """
 
     def __init__(self, path: Path, shared: bool = False) -> None:
         file = path / LOCK
         self._file: IO[str] | None = None
         if shared and not file.exists():
-            return  # nobody has ever opened it to write
+            return  # it was never opened for writing
         lock = os.fdopen(os.open(file, os.O_RDWR | (0 if shared else os.O_CREAT) | os.O_CLOEXEC, 0o600), "r+")
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -47,71 +52,79 @@ class Hold:
             lock.flush()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._file:
             self._file.close()
 
 
 class DriveFolder:
-    """A drive's folder in use: held, described as that drive's, with all files of its flash.
-
-    private: it is only read, and has to be there; who wants nobody to write it meanwhile holds it.
-    """
+    """A drive's folder in use: locked, with a valid description and all files of its flash."""
 
     def __init__(self, spec: DriveSpec, path: Path, private: bool = False, durability: Durability = "process") -> None:
-        """Raises ValueError where another process has it, where it holds a drive of another geometry, or where
-        something is missing."""
+        """Open a folder, creating it if necessary.
+
+        Args:
+            private: Open an existing folder read-only, without the lock; the caller may hold a FolderLock.
+
+        Raises:
+            ValueError: Another process has it, it holds a drive of another geometry, or files are missing.
+        """
         if not private:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._hold = None if private else Hold(path)
+        self._lock = None if private else FolderLock(path)
         self.files = DiskFolder(path, durability, writable=not private)
         try:
             if private:
-                described(path)
+                read_drive_spec(path)
             else:
                 describe(spec, path)
             if is_old(self.files):
                 if private:
-                    raise ValueError(f"{path}: was made by an earlier version: vcsd fsck {path} brings it up to date")
+                    raise ValueError(f"{path}: was created by an earlier version: upgrade it with vcsd fsck {path}")
                 upgrade(self.files, spec.geometry)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the files and release the lock."""
         self.files.close()
-        if self._hold:
-            self._hold.close()
+        if self._lock:
+            self._lock.close()
 
 
-def described(path: Path) -> DriveSpec:
-    """The drive that a folder holds; raises ValueError where it holds none."""
+def read_drive_spec(path: Path) -> DriveSpec:
+    """Read the description of a folder's drive; raises ValueError if there is none."""
     return read_description(path)[0]
 
 
 def read_description(path: Path) -> tuple[DriveSpec, bool]:
-    """The drive that a folder holds, and whether its description is as it has to be, or was before a bit of it was
-    corrected."""
+    """Read the description of a folder's drive.
+
+    Returns:
+        The drive, and whether the description is intact (False if one bit was corrected, or for format version 1).
+    """
     try:
         text = (path / DESCRIPTION).read_bytes()
         try:
             values = json.loads(text)
-            return DriveSpec.from_dict(_unsealed(values)), "format" in values
+            return DriveSpec.from_dict(_decode_description(values)), "format" in values
         except _WRONG:
-            fixed = mended(text)
+            fixed = repair_description(text)
             if fixed is None:
                 raise
-            return DriveSpec.from_dict(_unsealed(json.loads(fixed))), False
+            return DriveSpec.from_dict(_decode_description(json.loads(fixed))), False
     except (OSError, *_WRONG) as error:
         raise ValueError(f"no drive in {path}: {DESCRIPTION}: {error}") from error
 
 
 def describe(spec: DriveSpec, path: Path) -> None:
-    """Make the files of a drive in a folder that holds none, and write down what it holds; raises ValueError for
-    another geometry.
+    """Create the files of a drive in an empty folder, and its description.
 
-    The description comes last, and is put in place whole: where there is one, everything is there.
+    The description is written last and atomically: if it exists, all files exist.
+
+    Raises:
+        ValueError: The folder holds a drive of another geometry.
     """
     folder = DiskFolder(path)
     try:
@@ -124,12 +137,12 @@ def describe(spec: DriveSpec, path: Path) -> None:
         if not is_old(folder):
             NandFiles.make(folder, spec.geometry)
     if there != spec or not whole:
-        folder.put(DESCRIPTION, sealed(spec))
+        folder.put(DESCRIPTION, encode_description(spec))
     folder.close()
 
 
-def sealed(spec: DriveSpec) -> bytes:
-    """A drive as the text of its description, with a CRC-32 of what it says."""
+def encode_description(spec: DriveSpec) -> bytes:
+    """Encode a description as JSON with a CRC-32."""
     values = asdict(spec)
     return json.dumps(values | {"format": FORMAT, "crc32": _crc(values)}, indent=1).encode()
 
@@ -138,10 +151,10 @@ def _crc(values: Any) -> int:
     return crc32(json.dumps(values, sort_keys=True).encode())
 
 
-def _unsealed(values: Any) -> Any:
-    """What a description says of the drive; raises ValueError where that is not what was written."""
+def _decode_description(values: Any) -> Any:
+    """Return the drive fields of a description; raises ValueError if the checksum does not match."""
     if "format" not in values:
-        return values  # version 1
+        return values  # format version 1
     if values["format"] != FORMAT:
         raise ValueError(f"format {values['format']}: this version knows {FORMAT}: use the one that made it")
     drive = {name: value for name, value in values.items() if name not in ("format", "crc32")}
@@ -150,8 +163,8 @@ def _unsealed(values: Any) -> Any:
     return drive
 
 
-def mended(text: bytes) -> bytes | None:
-    """A description with one flipped bit undone; None where that does not make it whole."""
+def repair_description(text: bytes) -> bytes | None:
+    """Repair a description with one flipped bit; None if that is not possible."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         return None
     for bit in range(8 * len(text)):
@@ -160,7 +173,7 @@ def mended(text: bytes) -> bytes | None:
         try:
             values = json.loads(flipped)
             if "format" in values:
-                DriveSpec.from_dict(_unsealed(values))
+                DriveSpec.from_dict(_decode_description(values))
                 return bytes(flipped)
         except _WRONG:
             continue
@@ -168,33 +181,39 @@ def mended(text: bytes) -> bytes | None:
 
 
 def secret_of(path: Path | None) -> bytes:
-    """The key of a drive's handles: kept in its folder, for its owner only, or drawn for a drive in memory.
+    """Return the key of a drive's handles: kept in its folder, or random for a drive in memory.
 
-    Raises ValueError for one that is damaged: other handles would be as good as lost sequences.
+    Raises ValueError if it is damaged: with another key, hosts could not find their sequences.
     """
     if path is None:
         return os.urandom(_SECRET_BYTES)
-    return mend_secret(DiskFolder(path))
+    return repair_secret(DiskFolder(path))
 
 
 def read_secret(folder: Folder) -> tuple[bytes, bool]:
-    """The key that a folder holds, empty where there is none, and whether it is as it has to be, or was before a bit of
-    it was corrected. Raises ValueError for one that is damaged."""
+    """Read the key in a folder.
+
+    Returns:
+        The key (empty if there is none), and whether it is intact (False if one bit was corrected, or in version 1).
+
+    Raises:
+        ValueError: It is damaged.
+    """
     try:
         kept = folder.read(SECRET)
     except FileNotFoundError:
         return b"", False
     secret = kept[:_SECRET_BYTES]
     if len(kept) == _SECRET_BYTES:
-        return secret, False  # of version 1
-    found = corrected(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
+        return secret, False  # format version 1
+    found = correct_single_bit(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
     if found is None or len(kept) != _SECRET_BYTES + 4:
-        raise ValueError(f"{folder.name}/{SECRET} is damaged: vcsd fsck {folder.name} puts another in its place")
+        raise ValueError(f"{folder.name}/{SECRET} is damaged: replace it with vcsd fsck {folder.name}")
     return found[0], found == (secret, crc32(secret))
 
 
-def mend_secret(folder: Folder) -> bytes:
-    """The key that a folder holds, put there whole, or drawn where there is none."""
+def repair_secret(folder: Folder) -> bytes:
+    """Return the key in a folder; a damaged bit is repaired, a missing key is generated."""
     secret, whole = read_secret(folder)
     secret = secret or os.urandom(_SECRET_BYTES)
     if not whole:
@@ -206,6 +225,6 @@ def _check_geometry(there: Geometry, asked: Geometry, path: Path) -> None:
     for name, value in asdict(asked).items():
         if value != (found := getattr(there, name)):
             raise ValueError(
-                f"{path}: holds a drive with {name} = {found}, and {name} = {value} is asked for: "
-                f"name the drive that it was made as, or another folder"
+                f"{path}: holds a drive with {name} = {found}, but {name} = {value} is requested: "
+                f"use the original description, or another folder"
             )

@@ -1,7 +1,7 @@
-"""Dense attention of a decode step in one compiled call, from values to values: `FusedStep`.
+"""Dense attention of a decode step in one compiled call: `FusedStep`.
 
-The call checks values, stores the token and attends, with the kernels that the method has. It changes nothing until all
-values are known to be good, so a step that it declines is carried out by the method, or refused with the reason.
+The call checks values, appends the token and attends, with the kernels of the method. It changes nothing until all
+values are known to be valid: a step that it declines is carried out by the method, or rejected with the reason.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from csd_io.compiled import njit
 from csd_spec import Attend
 from csd_spec.arrays import F16, F32
 from ftl.kv.decode_plan import DecodePlan
-from ftl.kv.layouts.lay import lay_each
+from ftl.kv.layouts.packing import append_rows
 
-Data = tuple[F16, F32]  # of a completion: the output, and m and l of its rows
-_NO_NUMBERS: Any = SimpleNamespace(attend=lambda view, q, *rest: (q, q[..., :1]))  # a step only records its work
+Data = tuple[F16, F32]  # completion data: the output, and m and l of its rows
+_NO_NUMBERS: Any = SimpleNamespace(attend=lambda view, q, *rest: (q, q[..., :1]))  # the step only records its work
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _store_and_attend(  # type: ignore[no-untyped-def]
     q, k, v, top_k, recent, stored, waiting, bf16, counts, tokens, places, sums, out, rows
 ):
-    """Store a token of each sequence and attend over all; False if a value is refused.
+    """Store one token of each sequence and attend over all tokens; returns False if a value is not representable.
 
-    stored: tokens before, (B,). waiting: what `lay_each` takes of the groups that get the token. counts (N,) are set to
-    the tokens of each stream. The rest is what `attend_all` has.
+    Args:
+        stored: Tokens before, (B,).
+        waiting: Arguments of `append_rows` for the open groups that get the token.
+        counts: Output: tokens of each stream, (N,).
+        Other arguments: See `attend_all`.
     """
     heads = k.shape[1]
     for b in range(stored.size):
@@ -45,7 +48,7 @@ def _store_and_attend(  # type: ignore[no-untyped-def]
     if not finite(q, k, v, bf16):
         return False
     content, at, forms = waiting
-    lay_each(content, at, forms, stored, k, v)
+    append_rows(content, at, forms, stored, k, v)
     return attend_all(q, v, bf16, counts, tokens, places, sums, out, rows)
 
 
@@ -61,7 +64,7 @@ class FusedStep:
         self.plan, view = plan, plan.view()
         tokens, place = alike(view.seq_lens.size, max(end for _, end in plan.bounds)), place_of(view)
         places = place, view.k_slots, view.v_slots, np.uint64(view.layout.n)
-        waiting = plan.banks[1], *plan.laid_groups
+        waiting = plan.banks[1], *plan.in_place_groups
         self.planned = waiting, view.layout.bf16 or None, view.seq_lens, tokens, places  # the call counts in seq_lens
         none = np.empty((view.seq_lens.size, *command.q.shape[2:]), np.float32)
         queries = Queries(none, 1, view.seq_lens, view.seq_lens, none[:, 0], [{}])
@@ -91,7 +94,7 @@ def fused_step(state: DriveState, plan: DecodePlan, command: Attend) -> FusedSte
     """The compiled call for commands like one on a plan; None if only the method can carry them out."""
     ftl, layout = state.ftl, plan.layout
     of_rows = layout.rows.exact and layout.keeps_rows and not (layout.latent or plan.encoded_groups)
-    resident = ftl.nand.payload and not (ftl.nand.held.lazy or ftl.nand.faults.raw_bit_errors)
+    resident = ftl.nand.payload and not (ftl.nand.page_store.lazy or ftl.nand.faults.raw_bit_errors)
     one_thread = state.threads == 1 or (sum(plan.stored()) + len(plan.seqs)) * plan.heads < WORTH_THREADS
     is_plain = plan.in_bounds() and command.terms is None and state.methods[command.method] is dense
     return FusedStep(state, plan, command) if of_rows and resident and one_thread and is_plain else None

@@ -1,4 +1,4 @@
-"""A drive in this process: a queue and one thread, as a controller has one."""
+"""A drive in this process: a queue and one thread, like a controller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threading import Lock, current_thread, main_thread
 from typing import Any, TypeVar
 
 from attention_engine import METHODS, Methods
-from csd_firmware.folder import DriveFolder, describe, described
+from csd_firmware.folder import DriveFolder, describe, read_drive_spec
 from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
 from csd_link.cutting import parts_of, submit_in_parts
@@ -24,14 +24,10 @@ T = TypeVar("T")
 
 
 class InProcessDevice:
-    """The `Device` that needs no set-up. Kernels release the interpreter lock, so drives work side by side.
+    """A `Device` without setup. Kernels release the interpreter lock, so several drives run concurrently.
 
-    path: a folder that holds the flash, and what a flush acknowledged, beyond this process; it is this device's alone
-    until it is closed. private: the folder is only read, changes stay in memory. methods: what its firmware knows of
-    attention. durability: what a flush outlives, see `csd_io.folder.DiskFolder`. threads: of its kernels; no bit
-    depends on them. medium: where pages are while the drive has power (`csd_io.medium.Medium`): in memory, or in
-    the folder's files. max_bytes: see `csd_spec.Device`; what a drive of its own process takes by default, so that
-    modelled times are the same.
+    Attributes:
+        max_bytes: See `csd_spec.Device`; the default of a drive process, so that simulated times are equal.
     """
 
     def __init__(
@@ -44,6 +40,17 @@ class InProcessDevice:
         threads: int = 1,
         medium: Medium = IN_MEMORY,
     ) -> None:
+        """Open or create a drive.
+
+        Args:
+            spec: Description.
+            path: Folder that holds the flash, locked until the device is closed; None keeps it in memory.
+            private: Open the folder read-only; changes stay in memory.
+            methods: Attention methods.
+            durability: What a flush survives, see `csd_io.folder.DiskFolder`.
+            threads: Kernel threads; results do not depend on them.
+            medium: Storage of pages at run time (`csd_io.medium.Medium`).
+        """
         self.max_bytes = WindowLayout().slot_bytes
         self._folder = None if path is None else DriveFolder(spec, path, private, durability)
         self.name = str(path or spec.name)
@@ -52,22 +59,26 @@ class InProcessDevice:
             nand = Nand(spec.geometry, folder=files, private=private, medium=medium)
             self.firmware = Firmware(spec, nand, methods, threads)
         except BaseException:
-            self._let_go()
+            self._release_folder()
             raise
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.name)
         self._works, self._order = Lock(), Lock()
-        self._newest: Future[Any] = self._worker.submit(int)  # of what was queued
+        self._newest: Future[Any] = self._worker.submit(int)  # most recently queued command
 
     @classmethod
     def reopen(cls, path: Path, private: bool = False, medium: Medium = IN_MEMORY) -> InProcessDevice:
-        """The drive that a folder holds; raises ValueError where it holds none."""
-        return cls(described(path), path, private, medium=medium)
+        """Open the drive in a folder; raises ValueError if there is none."""
+        return cls(read_drive_spec(path), path, private, medium=medium)
 
     def snapshot(self, path: Path) -> int:
-        """Flush, and write data and map to a new folder, from which `reopen` makes a drive in the same state.
+        """Flush, and copy data and map to a new folder, which `reopen` opens in the same state.
 
-        Returns how many sequences that are. Raises DeviceError where the flush fails, FileExistsError where the folder
-        holds something.
+        Returns:
+            Number of sequences.
+
+        Raises:
+            DeviceError: The flush failed.
+            FileExistsError: The folder is not empty.
         """
         done = self.submit(Flush(), self.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
@@ -82,7 +93,7 @@ class InProcessDevice:
         return len(self.firmware.ftl.sequences)
 
     def format(self) -> tuple[int, int]:
-        """Erase all sequences and blocks; wear and counters stay. How many sequences there were, modelled ns."""
+        """Erase all sequences and blocks; keeps wear and counters. Returns number of sequences, simulated time (ns)."""
         return self._queue(self.firmware.format).result()
 
     @property
@@ -91,7 +102,7 @@ class InProcessDevice:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods that it knows."""
+        """Names of its methods."""
         return tuple(self.firmware.methods)
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
@@ -101,11 +112,11 @@ class InProcessDevice:
         return self._queue(partial(self.firmware.step, command, submit_ns))
 
     def carry_out(self, command: Command, submit_ns: int) -> Completion:
-        """`submit`, and its result.
+        """Submit a command, and wait for its completion.
 
-        The calling thread does the work if nothing is queued before: to wake another one takes as long as a short
-        command. A command that a signal's handler could interrupt goes to the queue, and so does one of a device that
-        overrides `submit`.
+        The calling thread does the work if the queue is empty: waking another thread takes as long as a short command.
+        Commands that a signal handler could interrupt are queued, and so are those of subclasses that override
+        `submit`.
         """
         own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
         if own or not self._newest.done() or _has_handlers() or len(parts_of(command, self.max_bytes)) > 1:
@@ -124,31 +135,31 @@ class InProcessDevice:
         return queued
 
     def close(self) -> None:
-        self._newest = Future()  # never done: what comes now asks the queue, which takes no more
+        self._newest = Future()  # never done: later commands go to the queue, which rejects them
         self._worker.shutdown()
         with self._works:
             self.firmware.ftl.close()
-            self._let_go()
+            self._release_folder()
 
-    def _let_go(self) -> None:
+    def _release_folder(self) -> None:
         if self._folder:
             self._folder.close()
 
 
 def _has_handlers() -> bool:
-    """Whether a signal other than Ctrl-C's has a Python handler, which would run in this thread."""
+    """Whether a signal other than SIGINT has a Python handler, which would run in this thread."""
     if current_thread() is not main_thread():
         return False
     return any(map(callable, map(_handler_of, _OTHERS)))
 
 
 _OTHERS = sorted(map(int, signal.valid_signals() - {signal.SIGINT, signal.SIGKILL, signal.SIGSTOP}))
-# The function behind signal.getsignal makes no enum of each result: 3 us for all signals, not 26
+# The C function behind signal.getsignal does not create an enum per result: 3 us for all signals instead of 26
 _handler_of: Callable[[int], Any] = import_module("_signal").getsignal
 
 
 def _uninterrupted(act: Callable[[], T]) -> T:
-    """Delay Ctrl-C until `act` has ended: a command is carried out as a whole, or not at all."""
+    """Delay SIGINT until `act` returns: a command is carried out completely or not at all."""
     before = signal.getsignal(signal.SIGINT) if current_thread() is main_thread() else None
     if not callable(before):
         return act()

@@ -1,4 +1,4 @@
-"""Log pages of a drive, with the key names of nvme-cli's JSON where NVMe has such a field."""
+"""Log pages of a drive, with the key names of nvme-cli's JSON if NVMe has the field."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from csd_spec.arrays import F32, U8
 from ftl import Ftl
 from ftl.kv.values import is_value
 
-UNSIZED_BYTES = 4 << 30  # of a namespace that nobody has sized, at most
+UNSIZED_BYTES = 4 << 30  # maximum default size of the block namespace
 NS_PER_MINUTE = 60_000_000_000
 
 
 @dataclass(slots=True)
-class Attended:
-    """What a method has left out of rows, each a query head's attention of one step."""
+class AttentionLoss:
+    """Approximation loss of a method, accumulated over rows (one query head's attention in one step)."""
 
     rows: int = 0
     lost: float = 0.0
@@ -31,7 +31,7 @@ class Attended:
     error_worst: float = 0.0
 
     def add(self, lost: F32, errors: F32) -> None:
-        """Count some rows."""
+        """Add rows."""
         self.rows += lost.size
         self.lost += float(lost.sum())
         self.errors += float(errors.sum())
@@ -39,7 +39,7 @@ class Attended:
         self.error_worst = max(self.error_worst, float(errors.max()))
 
     def figures(self) -> dict[str, float]:
-        """Means and worst rows."""
+        """Mean and worst values."""
         rows = max(1, self.rows)
         return {
             "rows": self.rows,
@@ -50,41 +50,40 @@ class Attended:
         }
 
 
-class History:
-    """What happened since power-on, for the logs: the last refusals, modelled times by kind of command."""
+class CommandStats:
+    """Statistics since power-on: last errors, and simulated latency by kind of command."""
 
     def __init__(self) -> None:
         self.errors: deque[dict[str, Any]] = deque(maxlen=64)
-        self.latency_ns: dict[str, list[int]] = {}  # commands, sum, longest
-        self.attended: dict[str, Attended] = {}  # by method
-        self.hosts_refused = 0  # NVMe/TCP hosts that may not connect
-        self.refused: Counter[str] = Counter()  # commands, by the name of their status
-        self.connections: Callable[[], int] = int  # NVMe/TCP connections now; none if nothing listens
+        self.latency_ns: dict[str, list[int]] = {}  # number, sum, maximum
+        self.attended: dict[str, AttentionLoss] = {}  # by method
+        self.hosts_refused = 0  # rejected NVMe/TCP hosts
+        self.refused: Counter[str] = Counter()  # rejected commands by status
+        self.connections: Callable[[], int] = int  # current NVMe/TCP connections
 
     def refuse(self, command: str, status: Status, reason: str) -> None:
-        """A command was not carried out."""
+        """Record a rejected command."""
         entry = {"command": command, "status_field": int(status), "reason": reason}
         self.errors.appendleft(entry)
         self.refused[status.name.lower()] += 1
 
     def refuse_host(self, reason: str) -> None:
-        """A host that may not connect was refused."""
+        """Record a rejected host."""
         self.hosts_refused += 1
         self.refuse("Connect", Status.INVALID_HOST, reason)
 
     def attend(self, method: str, lost: F32, errors: F32) -> None:
-        """Rows were attended: the weight that the mean of V stands for, and the error that codes are likely to
-        make."""
-        self.attended.setdefault(method, Attended()).add(lost, errors)
+        """Record attended rows: softmax weight that the mean of V replaces, and estimated quantization error."""
+        self.attended.setdefault(method, AttentionLoss()).add(lost, errors)
 
     def done(self, command: str, ns: int) -> None:
-        """A command was carried out in `ns` of modelled time."""
+        """Record a command that took `ns` of simulated time."""
         each = self.latency_ns.setdefault(command, [0, 0, 0])
         each[0], each[1], each[2] = each[0] + 1, each[1] + ns, max(each[2], ns)
 
 
-def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
-    """A log page as JSON text."""
+def page_bytes(ftl: Ftl, history: CommandStats, methods: Methods, page: int) -> U8:
+    """Return a log page as JSON text."""
     pages: dict[int, Callable[[], dict[str, Any]]] = {
         LogPage.ERROR: lambda: {"errors": list(history.errors), "refused": dict(history.refused)},
         LogPage.SMART: lambda: (
@@ -98,43 +97,44 @@ def page_bytes(ftl: Ftl, history: History, methods: Methods, page: int) -> U8:
     return np.frombuffer(json.dumps(pages[page]()).encode(), np.uint8)
 
 
-def latency(history: History) -> dict[str, Any]:
-    """Vendor log page C1h: modelled nanoseconds of commands since power-on."""
+def latency(history: CommandStats) -> dict[str, Any]:
+    """Vendor log page C1h: simulated latency of commands since power-on, ns."""
     return {
         kind: {"commands": count, "mean_ns": total / count, "max_ns": longest}
         for kind, (count, total, longest) in history.latency_ns.items()
     }
 
 
-def programs(methods: Methods, attended: Mapping[str, Attended]) -> dict[str, Any]:
-    """Vendor log page C2h: device-defined programs, one for each method of attention, and what that has left out of
-    rows since power-on. Dense attention, which leaves nothing out, is not counted.
+def programs(methods: Methods, attended: Mapping[str, AttentionLoss]) -> dict[str, Any]:
+    """Vendor log page C2h: device-defined programs (attention methods), and their approximation loss since power-on.
+
+    Dense attention is exact and is not counted.
     """
     texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in methods.items()}
     described = enumerate((name, text.partition("\n")[0]) for name, text in texts.items())
     found = [{"pind": number, "name": name, "does": text} for number, (name, text) in described]
-    return {"programs": [each | attended.get(str(each["name"]), Attended()).figures() for each in found]}
+    return {"programs": [each | attended.get(str(each["name"]), AttentionLoss()).figures() for each in found]}
 
 
 def namespace_pages(ftl: Ftl) -> int:
-    """Pages of the block namespace: its size, or the one that it is going to have where nobody has sized it."""
+    """Pages of the block namespace; the default size if it was not set."""
     geometry = ftl.spec.geometry
     return ftl.blocks.pages or min(UNSIZED_BYTES, geometry.capacity_bytes // 4) // geometry.page_bytes
 
 
 def namespace(ftl: Ftl) -> dict[str, Any]:
-    """Identify Namespace (NVMe Base Specification 2.0, figure 97) of the block namespace, in its own pages."""
+    """Identify Namespace (NVMe Base Specification 2.0, figure 97) of the block namespace, in flash pages."""
     blocks, size = ftl.blocks, ftl.spec.geometry.page_bytes
     pages = namespace_pages(ftl)
     return {"nsze": pages, "ncap": pages, "nuse": blocks.mapped, "lba_bytes": size}
 
 
 def smart(ftl: Ftl) -> dict[str, Any]:
-    """SMART / health information (NVMe Base Specification 2.0, figure 207).
+    """SMART / Health Information (NVMe Base Specification 2.0, figure 207).
 
-    critical_warning: bit 0, few spare blocks are left; 2, power-on has found data lost (the error log says which); 3,
-    nothing can be written any more. Data units are 1000 x 512 bytes; controller_busy_time is in minutes of modelled
-    time. What has no page there, as sequences, values and write amplification, is ours.
+    critical_warning: bit 0, few spare blocks; bit 2, data was found lost at power-on (see the error log); bit 3, the
+    drive is read-only. Data units are 1000 x 512 bytes; controller_busy_time is in minutes of simulated time.
+    Sequences, values and write amplification are vendor-specific fields.
     """
     values = sum(use.sequences for label, use in ftl.kv.usage.by_label() if is_value(label))
     c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
@@ -160,7 +160,7 @@ def smart(ftl: Ftl) -> dict[str, Any]:
 
 
 def wear(ftl: Ftl) -> dict[str, Any]:
-    """Vendor log page C0h: write amplification, erase histogram, bad blocks."""
+    """Vendor log page C0h: write amplification, erase count histogram, bad blocks."""
     counts, c = ftl.nand.erase_count, ftl.counters
     values, blocks = np.unique(counts, return_counts=True)
     return {

@@ -1,4 +1,4 @@
-"""The block namespace as bytes: a write buffer in drive DRAM before the conventional mapping."""
+"""Block namespace as bytes: a write buffer in drive DRAM on top of the conventional mapping."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from csd_firmware.step import Firmware
 from csd_spec.arrays import I64
 
 LARGE_PAGES = 16
-BUFFER_PAGES = 512  # that wait in drive DRAM until they are programmed together
+BUFFER_PAGES = 512  # buffered pages that are programmed together
 
 
 @dataclass(slots=True)
 class Latency:
-    """Modelled times of one kind of request, in nanoseconds."""
+    """Simulated latency of one kind of request, ns."""
 
     requests: int = 0
     nbytes: int = 0
@@ -32,7 +32,7 @@ class Latency:
         self.max_ns = max(self.max_ns, ns)
 
     def to_dict(self) -> dict[str, float]:
-        """For the drive's log of latencies."""
+        """Return the values for the latency log."""
         mean_ns = self.total_ns / max(1, self.requests)
         return {"requests": self.requests, "bytes": self.nbytes, "mean_ns": mean_ns, "max_ns": self.max_ns}
 
@@ -40,10 +40,10 @@ class Latency:
 class Namespace:
     """Reads and writes of any offset and size.
 
-    What was written waits in the buffer, a request is done when it is there; `flush` makes it survive a loss of power.
-    `read`, `write` and `discard` are timed one after the other. `read_at` and `write_at` say when they are submitted,
-    in ascending order: those whose times overlap share the flash, and take turns on either direction of the link.
-    What changes something raises MediumFailed on a failed drive, and fails the drive as a command does.
+    A write is complete when it is in the buffer; `flush` makes it durable. `read`, `write` and `discard` are timed one
+    after the other. `read_at` and `write_at` take submission times, in ascending order: overlapping requests share the
+    flash, and take turns on each direction of the link. Changes raise MediaFailedError on a failed drive, and an
+    unexpected error in them fails the drive.
     """
 
     def __init__(self, firmware: Firmware, lock: AbstractContextManager[object]) -> None:
@@ -52,25 +52,25 @@ class Namespace:
         self.page_bytes = firmware.spec.geometry.page_bytes
         blocks.resize(namespace_pages(firmware.ftl))
         self.size_bytes = blocks.pages * self.page_bytes
-        self._buffer: dict[int, bytes] = {}  # by logical page
+        self._buffer: dict[int, bytes] = {}  # logical page -> content
         self._now_ns = self._busy_until_ns = 0
         self._link_free_ns = {"in": 0, "out": 0}
-        self._programs: deque[tuple[int, int]] = deque()  # that may not have ended: when they do, and their pages
+        self._programs: deque[tuple[int, int]] = deque()  # programs that may be running: end (ns), pages
         self.latency = {kind: Latency() for kind in ("read", "write", "flush", "discard")}
 
     @property
     def free_bytes(self) -> int:
-        """Of pages that hold nothing in flash."""
+        """Bytes of pages that are not mapped to flash."""
         return self.size_bytes - self._firmware.ftl.blocks.mapped * self.page_bytes
 
     def read(self, offset: int, size: int) -> bytes:
-        """At most `size` bytes; fewer at the end of the namespace."""
+        """Read at most `size` bytes; fewer at the end of the namespace."""
         with self._lock:
             data, self._now_ns = self._read(offset, size, self._now_ns)
         return data
 
     def read_at(self, offset: int, size: int, submit_ns: int) -> tuple[bytes, int]:
-        """As `read`; and when the bytes have crossed the link, in modelled ns."""
+        """Like `read`; also returns when the bytes have crossed the link, simulated ns."""
         with self._lock:
             return self._read(offset, size, submit_ns)
 
@@ -86,15 +86,15 @@ class Namespace:
         return data if len(data) == size else data[offset - first * page : end - first * page], finish_ns
 
     def write(self, offset: int, data: bytes) -> int:
-        """Buffer what fits the namespace; returns how many bytes that are."""
+        """Buffer the data that fits the namespace; returns the number of bytes."""
         with self._lock, self._firmware.failing("write"):
             done, self._now_ns = self._write(offset, data, self._now_ns, self._now_ns)
         return done
 
     def write_at(self, offset: int, data: bytes, submit_ns: int) -> tuple[int, int]:
-        """As `write`; and when the bytes are in the buffer, in modelled ns.
+        """Like `write`; also returns when the bytes are in the buffer, simulated ns.
 
-        The buffer takes them as soon as programs that came before have left room for them.
+        The buffer accepts them as soon as earlier programs have freed space.
         """
         with self._lock, self._firmware.failing("write"):
             return self._write(offset, data, submit_ns, self._room_ns(submit_ns))
@@ -106,12 +106,12 @@ class Namespace:
         if len(data) >= LARGE_PAGES * page and not (offset % page or len(data) % page):
             self._program(np.arange(offset // page, (offset + len(data)) // page), data, finish_ns)
         else:
-            finish_ns = self._keep(offset, data, finish_ns)
+            finish_ns = self._buffer_bytes(offset, data, finish_ns)
         self._done("write", len(data), submit_ns, finish_ns)
         return len(data), finish_ns
 
     def discard(self, offset: int, size: int) -> None:
-        """Let bytes read as zeros, and give the flash of whole pages back; see `BlockNamespace.discard`."""
+        """Zero bytes, and unmap whole pages; see `BlockNamespace.discard`."""
         end, page = min(offset + size, self.size_bytes), self.page_bytes
         first, last = -(-offset // page), end // page
         with self._lock, self._firmware.failing("discard"):
@@ -119,7 +119,7 @@ class Namespace:
             self._now_ns += self._firmware.spec.link.command_ns
             edge = min(first * page, end)
             for at, until in ((offset, edge), (max(last * page, edge), end)):
-                self._now_ns = self._keep(at, bytes(max(0, until - at)), self._now_ns)
+                self._now_ns = self._buffer_bytes(at, bytes(max(0, until - at)), self._now_ns)
             if first < last:
                 self._firmware.ftl.blocks.discard(first, last - first)
                 for number in [number for number in self._buffer if first <= number < last]:
@@ -127,7 +127,7 @@ class Namespace:
             self._done("discard", max(0, end - offset), start_ns, self._now_ns)
 
     def _program(self, numbers: I64, data: bytes, start_ns: int) -> None:
-        """A large write goes past the buffer, at the speed of the buffer: programs end in the background."""
+        """Program pages in the background; large writes bypass the buffer at the same speed."""
         pages = np.frombuffer(data, np.uint8).reshape(-1, self.page_bytes)
         ends_ns = self._firmware.ftl.blocks.write(numbers, pages, start_ns)
         self._programs.append((ends_ns, numbers.size))
@@ -137,7 +137,7 @@ class Namespace:
             self._buffer.pop(number, None)
 
     def _room_ns(self, now_ns: int) -> int:
-        """When programs have left so much of the buffer that another request can come."""
+        """When programs have freed enough of the buffer for another request, ns."""
         waiting = sum(pages for _, pages in self._programs)
         for ends_ns, pages in self._programs:
             if waiting <= BUFFER_PAGES:
@@ -145,8 +145,8 @@ class Namespace:
             now_ns, waiting = max(now_ns, ends_ns), waiting - pages
         return now_ns
 
-    def _keep(self, offset: int, data: bytes, now_ns: int) -> int:
-        """Have bytes in the buffer; returns when what else their pages hold has been read."""
+    def _buffer_bytes(self, offset: int, data: bytes, now_ns: int) -> int:
+        """Buffer bytes; returns when the rest of partially written pages has been read, ns."""
         page, done = self.page_bytes, 0
         while done < len(data):
             number, inside = divmod(offset + done, page)
@@ -161,7 +161,7 @@ class Namespace:
         return now_ns
 
     def flush(self) -> None:
-        """Program what waits, and record it."""
+        """Program the buffer, and make it durable."""
         with self._lock, self._firmware.failing("flush"):
             start_ns = self._now_ns
             self._destage(start_ns)
@@ -169,7 +169,7 @@ class Namespace:
             self._done("flush", 0, start_ns, self._now_ns)
 
     def _done(self, kind: str, nbytes: int, submit_ns: int, finish_ns: int) -> None:
-        """A request has been carried out: for the latencies, and for the health of the drive."""
+        """Record a completed request in the latency log and the health counters."""
         counters = self._firmware.ftl.counters
         self.latency[kind].add(nbytes, finish_ns - submit_ns)
         counters.host_reads += kind == "read"
@@ -178,7 +178,7 @@ class Namespace:
         self._busy_until_ns = max(finish_ns, self._busy_until_ns)
 
     def _pages(self, first: int, last: int, start_ns: int) -> tuple[bytes, int]:
-        """Pages as they are at present, and when they are there."""
+        """Current content of pages, and when it is available, ns."""
         buffer, blocks, ready_ns = self._buffer, self._firmware.ftl.blocks, start_ns
         if last == first + 1:
             content = buffer.get(first)
@@ -195,13 +195,13 @@ class Namespace:
         return content, ready_ns
 
     def _destage(self, now_ns: int) -> None:
-        """Program the buffer's pages; they stay in it where the flash has no room."""
+        """Program the buffer's pages; they stay buffered if flash is full."""
         if self._buffer:
             numbers = np.fromiter(self._buffer, np.int64, len(self._buffer))
             self._program(numbers, b"".join(self._buffer.values()), now_ns)
 
     def _cross(self, way: str, nbytes: int, ready_ns: int) -> int:
-        """When bytes that are ready have crossed the link in one direction, behind those of requests before."""
+        """When bytes have crossed the link in one direction, after earlier requests, ns."""
         link = self._firmware.spec.link
         left_ns = max(ready_ns, self._link_free_ns[way]) + link.transfer_ns(nbytes)
         self._link_free_ns[way] = left_ns

@@ -1,4 +1,4 @@
-"""How much of a drive each of its tenants may use: checked before a command changes anything."""
+"""Quotas of tenants, checked before a command changes anything."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from csd_firmware.objects import max_names
 from csd_firmware.state import DriveState, Quota
 from csd_spec import KvName
 from csd_spec.arrays import key_list
-from csd_spec.verbs import Creates, Crops, Forks, Stores, Verb
-from ftl import OutOfSpace
+from csd_spec.verbs import AppendsRows, CommandSpec, CreatesSequences, ForksSequences, TruncatesSequences
+from ftl import OutOfSpaceError
 from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.usage import Usage, layer_usage, table_bytes, usage_of
 from ftl.kv.values import VALUES
 
 
-def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> None:
-    """Raise OutOfSpace for a command by which its tenant would use more of the drive than its quota."""
+def check_quota(state: DriveState, verb: CommandSpec, command: Any, tenant: int) -> None:
+    """Raise OutOfSpaceError if a command would exceed its tenant's quota."""
     if tenant not in state.quotas:
         return
     if isinstance(command, KvName):
@@ -30,12 +30,12 @@ def check_quota(state: DriveState, verb: Verb, command: Any, tenant: int) -> Non
 
 
 def check_use(state: DriveState, tenant: int, wanted: Usage, names: int = 0) -> None:
-    """Raise OutOfSpace if a tenant would use more of the drive than its quota, with its sequences and its values.
+    """Raise OutOfSpaceError if a tenant's sequences and values would exceed its quota.
 
     Args:
         tenant: Its label.
-        wanted: What its sequences and values would use more.
-        names: Names that it would have more.
+        wanted: Additional usage of sequences and values.
+        names: Additional names.
     """
     quota = state.quotas.get(tenant)
     if quota is None or (wanted == Usage() and not names):
@@ -51,52 +51,52 @@ def check_use(state: DriveState, tenant: int, wanted: Usage, names: int = 0) -> 
 
 
 def max_sequences() -> int:
-    """Sequences and values of a drive."""
+    """Maximum sequences and values of a drive."""
     return MAX_OWNERS // 2
 
 
 def max_pages(state: DriveState) -> int:
-    """Flash pages for sequences and values."""
+    """Flash pages available to sequences and values."""
     g = state.spec.geometry
-    return g.pages - state.ftl.blocks.pages - g.pages // 8  # the eighth is the journal's and the collector's
+    return g.pages - state.ftl.blocks.pages - g.pages // 8  # 1/8 is reserved for the journal and garbage collection
 
 
 def _check(quota: Quota, what: str, more: int, used: int, whole: int) -> None:
     limit = int(whole * quota.share)
     if more > 0 and used + more > limit:
-        raise OutOfSpace(
-            f"{more:,} {what} more: tenant {quota.tenant} uses {used:,} of its quota of {limit:,} "
+        raise OutOfSpaceError(
+            f"{more:,} more {what}: tenant {quota.tenant} uses {used:,} of its quota of {limit:,} "
             f"({quota.share:.0%} of the drive)"
         )
 
 
-def _wanted(state: DriveState, verb: Verb, command: Any) -> Usage:
-    """What a command would use more than its tenant does now."""
+def _wanted(state: DriveState, verb: CommandSpec, command: Any) -> Usage:
+    """Additional usage of the tenant after a command."""
     wanted = Usage()
     match verb.effect:
-        case Creates():
-            with suppress(ValueError):  # of a layout that its act refuses
+        case CreatesSequences():
+            with suppress(ValueError):  # unknown layout: the handler rejects it
                 tables = table_bytes(command.layers, command.kv_heads, form_of(state.spec, command))
                 wanted.add(Usage(1, tables), command.count)
-        case Forks():
+        case ForksSequences():
             for handle, length in zip(command.seqs, command.lengths.tolist(), strict=True):
                 parent = state.ftl.sequence(handle)
                 wanted.add(usage_of(parent, np.minimum(parent.lengths, length).tolist()))
-        case Stores(lengths):
+        case AppendsRows(lengths):
             counts = getattr(command, lengths).tolist() if lengths else [1] * len(command.seqs)
-            _add_resized(state, command, counts, wanted)
-        case Crops():
+            _add_growth(state, command, counts, wanted)
+        case TruncatesSequences():
             ends = command.lengths.tolist()
             seqs = [state.ftl.sequence(handle) for handle in command.seqs]
             cut = [min(0, end - int(seq.lengths[command.layer])) for seq, end in zip(seqs, ends, strict=True)]
-            _add_resized(state, command, cut, wanted)
+            _add_growth(state, command, cut, wanted)
         case _:
             pass
     return wanted
 
 
-def _add_resized(state: DriveState, command: Any, tokens: list[int], wanted: Usage) -> None:
-    """Add what the command's layer of its sequences uses more with so many tokens more."""
+def _add_growth(state: DriveState, command: Any, tokens: list[int], wanted: Usage) -> None:
+    """Add the additional usage of the command's layer with `tokens` more tokens per sequence."""
     for handle, more in zip(command.seqs, tokens, strict=True):
         seq = state.ftl.sequence(handle)
         length = int(seq.lengths[command.layer])

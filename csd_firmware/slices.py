@@ -1,4 +1,4 @@
-"""Commands that would keep a drive's other tenants waiting, as several that do the same: others have turns between."""
+"""Slicing of long commands, so that a drive's other tenants get turns in between."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from csd_spec import (
     SeqFork,
     SeqSweep,
 )
-from csd_spec.verbs import VERBS, Kind
+from csd_spec.verbs import VERBS, ArrayType
 
-SEQUENCES = 8  # of a slice
+SEQUENCES = 8  # sequences per slice
 KEYS = 256
 
 _BY_SEQUENCE, _BY_KEY = (SeqFork, KvFree, KvCrop), (KvName, KvExist, KvDrop)
 
 
 def is_long(command: Any) -> bool:
-    """Whether a command, good or not, has more than one slice."""
+    """Whether a command, valid or not, needs more than one slice."""
     if isinstance(command, SeqCreate):
         return isinstance(command.count, int) and command.count > SEQUENCES
     if isinstance(command, _BY_KEY):
@@ -38,25 +38,25 @@ def is_long(command: Any) -> bool:
 
 
 def slices(command: Any) -> list[Any]:
-    """The slices of a good command that is long."""
+    """Split a valid long command into slices."""
     if isinstance(command, SeqCreate):
         firsts = range(0, command.count, SEQUENCES)
         return [replace(command, count=min(SEQUENCES, command.count - first)) for first in firsts]
     by_key = isinstance(command, _BY_KEY)
     most = KEYS if by_key else SEQUENCES
-    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is Kind.HANDLES)]
+    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is ArrayType.HANDLES)]
     fields = {name: getattr(command, name) for name in arrays}
     firsts = range(0, len(fields[arrays[0]]), most)
     return [replace(command, **{name: each[first : first + most] for name, each in fields.items()}) for first in firsts]
 
 
 def ends(command: Command, done: Completion) -> bool:
-    """Whether a slice that was carried out is the last: keys are looked up as far as the first that is unknown."""
+    """Whether no later slice is needed: key look-up stops at the first unknown key."""
     return isinstance(command, KvExist) and not done.data[0].all()
 
 
-def joined(command: Command, cut: list[Any], parts: list[Completion]) -> Completion:
-    """The completion of a command from those of its slices `cut`, which were carried out one after the other."""
+def join_slices(command: Command, cut: list[Any], parts: list[Completion]) -> Completion:
+    """Join the completions of a command's slices `cut`, which were carried out one after the other."""
     spent: dict[str, int] = {}
     for part in parts:
         for unit, ns in part.breakdown_ns.items():

@@ -1,4 +1,4 @@
-"""The command loop's body: one command in, one completion out. Check, carry out, complete."""
+"""Firmware of a drive: checks a command, carries it out and completes it."""
 
 from __future__ import annotations
 
@@ -7,30 +7,47 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attention_engine import METHODS, Methods
-from csd_firmware.acts import ACTS, Run
+from csd_firmware.acts import HANDLERS, Run
 from csd_firmware.attend import planned_run
-from csd_firmware.check import NO_LIMIT, Refused, check, check_time, seqs_of
-from csd_firmware.objects import unnamed
+from csd_firmware.check import NO_LIMIT, InvalidFieldError, check, check_time, seqs_of
+from csd_firmware.objects import unnamed_sequences
 from csd_firmware.quotas import check_quota
 from csd_firmware.state import DriveState
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
-from csd_spec.verbs import VERBS, Binds, Creates, Forks, Settles, Sweeps, Verb
-from ftl import FtlError, Listener, MediumFailed, Nand, OutOfSpace, ReadOnly, Uncorrectable, UnknownSequence
+from csd_spec.verbs import (
+    VERBS,
+    CommandSpec,
+    CreatesSequences,
+    ForksSequences,
+    FreesUnnamed,
+    MakesDurable,
+    NamesPrefixes,
+)
+from ftl import (
+    FtlError,
+    Listener,
+    MediaFailedError,
+    Nand,
+    OutOfSpaceError,
+    ReadOnlyError,
+    UncorrectableReadError,
+    UnknownSequenceError,
+)
 
 STATUS_OF = (
-    (Refused, Status.INVALID_FIELD),
-    (UnknownSequence, Status.UNKNOWN_SEQUENCE),
-    (OutOfSpace, Status.CAPACITY_EXCEEDED),
-    (ReadOnly, Status.READ_ONLY),
-    (MediumFailed, Status.WRITE_FAULT),
-    (Uncorrectable, Status.UNRECOVERED_READ_ERROR),
+    (InvalidFieldError, Status.INVALID_FIELD),
+    (UnknownSequenceError, Status.UNKNOWN_SEQUENCE),
+    (OutOfSpaceError, Status.CAPACITY_EXCEEDED),
+    (ReadOnlyError, Status.READ_ONLY),
+    (MediaFailedError, Status.WRITE_FAULT),
+    (UncorrectableReadError, Status.UNRECOVERED_READ_ERROR),
     (FtlError, Status.INTERNAL_ERROR),
 )
 
 
-def status_of(error: Refused | FtlError) -> Status:
-    """The status of a completion that says so."""
+def status_of(error: InvalidFieldError | FtlError) -> Status:
+    """NVMe status for an error."""
     return next(status for kind, status in STATUS_OF if isinstance(error, kind))
 
 
@@ -38,43 +55,47 @@ _FAILED = "the drive has failed and only reads now"
 
 
 class Firmware:
-    """One drive's firmware. Commands run one after the other in the order in which they come.
+    """Firmware of one drive. Commands are carried out one after the other, in order.
 
-    In modelled time those that need no engine overlap with others: they share the flash, and take turns on the link.
-    methods: what it knows of attention, by name. threads: of its kernels.
+    In simulated time, commands that do not need the engine overlap with others: they share the flash, and take turns on
+    the link.
 
-    An exception that is not a refusal *fails* the drive: tables in DRAM may be half changed, so nothing is written from
-    then on and flash stays as the last flush left it. Reads and logs go on, except for sequences that the failing
-    command was changing.
+    An unexpected exception *fails* the drive: tables in DRAM may be inconsistent, so nothing is written from then on,
+    and flash stays as of the last flush. Reads and logs continue, except for sequences that the failing command was
+    changing.
 
     Attributes:
+        methods: Attention methods by name.
         failure: Traceback of the exception that failed the drive; empty if the drive works, or if its disk failed.
-        on_failure: Called once when the drive fails; None if its owner has nothing to do then.
+        on_failure: Called once when the drive fails; may be None.
         remedy: Advice to the owner of a failed drive, for error messages.
     """
 
     def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS, threads: int = 1) -> None:
         self.state = DriveState(spec, nand, methods, threads)
         self.spec, self.ftl, self.methods = spec, self.state.ftl, self.state.methods
-        self.free_ns = 0  # modelled time from which the engine can take the next command
-        self._link_free_ns = 0  # and from which the link can take what such commands have read
+        self.free_ns = 0  # simulated time at which the engine is free
+        self._link_free_ns = 0  # and at which the link is free for overlapping reads
         self._busy_until_ns = 0
-        self._half_changed: frozenset[int] = frozenset()  # sequences that a failing command was changing
+        self._half_changed: frozenset[int] = frozenset()  # sequences that the failing command was changing
         self.failure = ""
         self.on_failure: Callable[[], None] | None = None
         kept = self.ftl.nand.name != "memory"
         self.remedy = "open its folder again" if kept else "read what is still needed, then create another drive"
 
     def step(self, command: Command, submit_ns: int, tenant: int = 0, max_bytes: int = NO_LIMIT) -> Completion:
-        """Check a command, carry it out and say when it ended and where the time went.
+        """Check and carry out a command; returns its completion with times and breakdown.
 
-        A completion also waits for its programs, but the engine takes the next command meanwhile. tenant: whose the
-        sequences are that it makes. max_bytes: of data in the completion; what would have more is refused.
+        A completion also waits for its programs, but the engine is free for the next command meanwhile.
+
+        Args:
+            tenant: Label of sequences that the command creates.
+            max_bytes: Limit on the completion's data; commands that would exceed it are rejected.
         """
         name = type(command).__name__
         try:
             return self._carry_out(command, submit_ns, tenant, max_bytes)
-        except (Refused, FtlError) as error:
+        except (InvalidFieldError, FtlError) as error:
             return self.refuse(name, status_of(error), str(error), submit_ns)
         except BaseException as error:
             self.fail(name, error, command)
@@ -84,7 +105,7 @@ class Firmware:
 
     def _carry_out(self, command: Command, submit_ns: int, tenant: int, max_bytes: int) -> Completion:
         check_time(submit_ns)
-        watch, self.state.tenant = Stopwatch(submit_ns), tenant
+        watch, self.state.tenant = LatencyBreakdown(submit_ns), tenant
         if self.ftl.nand.failed:
             self._check_failed(command)
         verb, run = self.check(command, tenant, max_bytes)
@@ -95,40 +116,40 @@ class Firmware:
         done = run(self.state, command, watch)
         if not verb.overlaps:
             self.free_ns = watch.now_ns
-        if isinstance(verb.effect, Creates | Forks):
+        if isinstance(verb.effect, CreatesSequences | ForksSequences):
             self.ftl.label(done.data[0].tolist(), tenant)
         return self._complete(verb, nbytes, done, watch)
 
     def fail(self, what: str, error: BaseException, command: Command | None = None) -> None:
-        """Put the drive into the failed state.
+        """Mark the drive as failed.
 
         Args:
-            what: The command or request that met the error.
+            what: Command or request in which the error occurred.
             error: The exception.
-            command: The command; the sequences that it was changing are no longer read.
+            command: The command; the sequences that it was changing become unreadable.
         """
         known = self.ftl.nand.failed
-        self.ftl.nand.failed = known or _FAILED  # first: formatting the reason may lack memory too
+        self.ftl.nand.failed = known or _FAILED  # first: formatting the reason may run out of memory, too
         self._half_changed |= frozenset(self._changed_by(command))
         if known:
             return
         self.failure = "".join(traceback.format_exception(error))
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
         self.ftl.nand.failed = (
-            f"the drive failed in {what} ({said}) and only reads now; what was flushed is safe: {self.remedy}"
+            f"the drive failed in {what} ({said}) and only reads now; flushed data is safe: {self.remedy}"
         )
         if self.on_failure:
             self.on_failure()
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """Run a change that is not a command: it is refused on a failed drive, and fails the drive like a command.
+        """Run a change that is not a command: it is rejected on a failed drive, and an error in it fails the drive.
 
         Raises:
-            MediumFailed: The drive has failed.
+            MediaFailedError: The drive has failed.
         """
         if self.ftl.nand.failed:
-            raise MediumFailed(self.ftl.nand.failed)
+            raise MediaFailedError(self.ftl.nand.failed)
         try:
             yield
         except FtlError:
@@ -137,38 +158,45 @@ class Firmware:
             self.fail(what, error)
             if not isinstance(error, Exception):
                 raise
-            raise MediumFailed(self.ftl.nand.failed) from error
+            raise MediaFailedError(self.ftl.nand.failed) from error
 
     def _check_failed(self, command: Command) -> None:
-        """Raise MediumFailed for a command that changes something, or reads what is half changed."""
+        """Raise MediaFailedError for a command that changes something, or reads inconsistent data."""
         verb = VERBS.get(type(command))
         if verb is not None and verb.effect is None and not self._half_changed.intersection(seqs_of(command)):
             return
-        raise MediumFailed(self.ftl.nand.failed)
+        raise MediaFailedError(self.ftl.nand.failed)
 
     def _changed_by(self, command: Command | None) -> list[int]:
-        """Handles of the sequences whose rows a command changes."""
+        """Handles of sequences that a command changes."""
         verb = VERBS.get(type(command))
-        if verb is None or verb.effect is None or isinstance(verb.effect, Settles | Creates | Binds):
+        if (
+            verb is None
+            or verb.effect is None
+            or isinstance(verb.effect, MakesDurable | CreatesSequences | NamesPrefixes)
+        ):
             return []
-        if isinstance(verb.effect, Sweeps):
-            return unnamed(self.state, self.state.tenant)
+        if isinstance(verb.effect, FreesUnnamed):
+            return unnamed_sequences(self.state, self.state.tenant)
         return list(seqs_of(command))
 
-    def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[Verb, Run]:
-        """The verb of a good command, and what carries it out; raises Refused or an FtlError for any other.
+    def check(self, command: Command, tenant: int, max_bytes: int = NO_LIMIT) -> tuple[CommandSpec, Run]:
+        """Validate a command; returns its row in the command table, and its handler.
 
-        Values of a decode step whose plan accepts the rest are checked when it runs.
+        Values of a decode step that a cached plan accepts are checked when it runs.
+
+        Raises:
+            InvalidFieldError, FtlError: The command is invalid.
         """
         if run := planned_run(self.state, command, max_bytes):
             return VERBS[Attend], run
         verb = check(self.state, command, max_bytes)
         check_quota(self.state, verb, command, tenant)
-        act = ACTS[verb.command]
+        act = HANDLERS[verb.command]
         act.check(self.state, command)
         return verb, act.run
 
-    def _complete(self, verb: Verb, nbytes_in: int, done: Completion, watch: Stopwatch) -> Completion:
+    def _complete(self, verb: CommandSpec, nbytes_in: int, done: Completion, watch: LatencyBreakdown) -> Completion:
         watch.until("flash_program", done.finish_ns)
         self._count(verb, watch)
         nbytes_out = sum([array.nbytes for array in done.data])
@@ -189,17 +217,17 @@ class Firmware:
         )
 
     def format(self) -> tuple[int, int]:
-        """Forget and erase everything.
+        """Erase everything.
 
         Returns:
-            Number of sequences there were, and the modelled nanoseconds that it took.
+            Number of sequences erased, and the simulated time that it took, ns.
 
         Raises:
-            MediumFailed: The drive has failed.
+            MediaFailedError: The drive has failed.
         """
         handles = list(self.ftl.sequences)
         with self.failing("format"):
-            self._half_changed = frozenset(handles)  # unless all of it succeeds
+            self._half_changed = frozenset(handles)  # until everything has succeeded
             took_ns = self.ftl.format(self.free_ns) - self.free_ns
             for handle in handles:
                 self.state.close(handle)
@@ -207,21 +235,21 @@ class Firmware:
             self._half_changed = frozenset()
         return len(handles), took_ns
 
-    def listen(self, listener: Listener) -> None:
-        """Report every page that is read from flash to a listener."""
+    def set_page_listener(self, listener: Listener) -> None:
+        """Set the listener that is called for every flash read and program."""
         self.ftl.timing.listener = listener
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
-        """The completion of a command that changes nothing but the error log."""
+        """Complete a rejected command, which only changes the error log."""
         self.ftl.counters.refused += 1
         self.state.history.refuse(command, status, reason)
         return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
 
-    def _count(self, verb: Verb, watch: Stopwatch) -> None:
+    def _count(self, verb: CommandSpec, watch: LatencyBreakdown) -> None:
         counters, took_ns = self.ftl.counters, watch.now_ns - watch.start_ns
         counters.host_reads += verb.reads
         counters.host_writes += verb.writes
-        if verb.overlaps:  # what another was busy with at the same time counts once
+        if verb.overlaps:  # overlapping busy time counts once
             counters.busy_ns += max(0, watch.now_ns - max(watch.start_ns, self._busy_until_ns))
             self._busy_until_ns = max(self._busy_until_ns, watch.now_ns)
         else:

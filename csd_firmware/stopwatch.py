@@ -1,14 +1,14 @@
-"""Where a command's modelled time went."""
+"""Latency breakdown of a command in simulated time."""
 
 from __future__ import annotations
 
 from csd_spec.units import UNITS, check_unit
 
 
-class Stopwatch:
-    """A running modelled time and the share of each unit; the shares add up to the whole.
+class LatencyBreakdown:
+    """Current simulated time of a command, and the time spent per unit; the parts sum to the total.
 
-    Units are those of `csd_spec.units`: whatever else is timed raises ValueError with its name.
+    Units are those of `csd_spec.units`; others raise ValueError.
     """
 
     def __init__(self, start_ns: int) -> None:
@@ -16,14 +16,14 @@ class Stopwatch:
         self.breakdown_ns: dict[str, int] = {}
 
     def spend(self, unit: str, ns: int) -> None:
-        """`unit` is busy for `ns` from now."""
+        """Add `ns` spent in `unit`."""
         if unit not in UNITS:
             check_unit(unit)
         self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
         self.now_ns += ns
 
     def until(self, unit: str, finish_ns: int) -> None:
-        """`unit` ends at `finish_ns`, or has ended."""
+        """Add the time until `finish_ns` to `unit`; nothing if that is in the past."""
         if unit not in UNITS:
             check_unit(unit)
         ns = finish_ns - self.now_ns if finish_ns > self.now_ns else 0

@@ -1,4 +1,4 @@
-"""Values of a tenant by key, for NVMe's Key Value commands: bytes of any length under keys of 1 to 16 bytes."""
+"""Values of a tenant by key, for NVMe's Key Value commands: byte strings under keys of 1 to 16 bytes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from ftl.kv.sequence import Sequence
 from ftl.kv.usage import Usage, table_bytes, usage_of
 from ftl.kv.values import VALUES, form_of_values, rows_of
 
-MAX_VALUE_BYTES = 4 << 20  # a store is one turn, which other tenants wait for
+MAX_VALUE_BYTES = 4 << 20  # a store is one turn of the lock, for which other tenants wait
 MAX_KEY_BYTES = 16
 
 
 class Values:
-    """One tenant's values. A key is its bytes and its length; it never meets a name of a prefix.
+    """One tenant's values. A key is identified by its bytes and length; it never collides with a prefix's name.
 
-    Requests are timed one after the other, apart from the clock of the commands. A store ends when its pages are in
-    flash, and survives a loss of power from the next flush on. If power is lost before that, an overwritten value is
-    the old or the new one as a whole.
+    Requests are timed one after the other, independently of commands. A store ends when its pages are in flash, and is
+    durable after the next flush. After an earlier power loss, an overwritten value is entirely the old or the new one.
     """
 
     def __init__(
         self, firmware: Firmware, tenant: str = DEFAULT, turns: AbstractContextManager[object] | None = None
     ) -> None:
-        """tenant: its name; its share of the drive is that of its `Tenant`. turns: entered for each request."""
+        """`tenant` is its name, which also determines its quota; `turns` is entered for each request."""
         self._firmware, self._ftl, self._state = firmware, firmware.ftl, firmware.state
         self._tenant, self._turn = label_of(tenant), turns or nullcontext()
         self._label = self._tenant | VALUES
@@ -42,22 +41,22 @@ class Values:
 
     @property
     def size_bytes(self) -> int:
-        """Flash that the tenant's sequences and values may fill, bytes."""
+        """Flash capacity available to the tenant's sequences and values, bytes."""
         return self._limit(max_pages(self._state)) * self._page_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Flash that its values fill, bytes."""
+        """Flash used by its values, bytes."""
         return self._ftl.kv.usage.of(self._label).pages * self._page_bytes
 
     @property
     def max_value_bytes(self) -> int:
-        """Most bytes of a value."""
+        """Maximum size of a value, bytes."""
         return min(MAX_VALUE_BYTES, self.size_bytes)
 
     @property
     def max_keys(self) -> int:
-        """Most values, if the tenant has no sequences."""
+        """Maximum number of values, if the tenant has no sequences."""
         return min(self._limit(max_sequences()), self._limit(max_names(self._state)))
 
     def _limit(self, whole: int) -> int:
@@ -67,19 +66,19 @@ class Values:
     def store(
         self, key: bytes, value: bytes | bytearray | memoryview, must_exist: bool = False, must_be_new: bool = False
     ) -> None:
-        """Store a value, in place of one that has the key.
+        """Store a value, replacing an existing one.
 
         Raises:
-            UnknownKeyError: No value has the key, and one must.
-            KeyExistsError: A value has the key, and none may.
-            FtlError: There is no room for it, or nothing can be written; the old value is unchanged.
+            UnknownKeyError: The key must exist, and does not.
+            KeyExistsError: The key must be new, and exists.
+            FtlError: There is no space, or the drive cannot be written; the old value is unchanged.
         """
         with self._request("Store", len(value)):
             old = self._ftl.kv.names.holder(self._label, key)
             if must_exist and old is None:
-                raise UnknownKeyError(f"no value has the key {key.hex()}")
+                raise UnknownKeyError(f"no value is stored under key {key.hex()}")
             if must_be_new and old is not None:
-                raise KeyExistsError(f"a value has the key {key.hex()}")
+                raise KeyExistsError(f"a value is already stored under key {key.hex()}")
             self._check_room(len(value), old)
             handle, self._now_ns = self._ftl.store_value(self._label, key, value, self._now_ns)
             self._state.open(handle)
@@ -87,7 +86,7 @@ class Values:
                 self._free(old)
 
     def _check_room(self, size_bytes: int, old: Sequence | None) -> None:
-        """Raise OutOfSpace for a value that the drive, or the tenant's quota, has no room for."""
+        """Raise OutOfSpaceError if the drive, or the tenant's quota, has no room for a value."""
         tables, pages = table_bytes(1, 1, form_of_values(self._page_bytes)), rows_of(size_bytes, self._page_bytes)
         wanted = Usage(1, tables, 2 * pages)
         if old is not None:
@@ -97,11 +96,11 @@ class Values:
         check_names(self._state, int(old is None))
 
     def retrieve(self, key: bytes, size_bytes: int = MAX_VALUE_BYTES) -> tuple[bytes, int]:
-        """The first `size_bytes` of a value, fewer if it has fewer, and its size in bytes.
+        """Return the first `size_bytes` of a value (or all, if it is shorter), and its size in bytes.
 
         Raises:
-            UnknownKeyError: No value has the key.
-            Uncorrectable: It is lost.
+            UnknownKeyError: The key does not exist.
+            UncorrectableReadError: The value is lost.
         """
         with self._turn:
             seq = self._holder(key)
@@ -113,31 +112,31 @@ class Values:
         return data, size
 
     def exist(self, key: bytes) -> int:
-        """Size of a value, bytes; raises UnknownKeyError."""
+        """Return the size of a value, bytes; raises UnknownKeyError."""
         with self._turn:
             return self._holder(key).names[key]
 
     def delete(self, key: bytes) -> None:
-        """Forget a value; raises UnknownKeyError, or FtlError if the drive has failed."""
+        """Delete a value; raises UnknownKeyError, or FtlError if the drive has failed."""
         with self._request("Delete", 0):
             self._free(self._holder(key))
 
     def keys(self, first: bytes = b"", count: int = 1 << 32) -> list[bytes]:
-        """Keys in the order of their bytes from `first` on, `count` of them at most."""
+        """Return at most `count` keys >= `first`, in byte order."""
         with self._turn:
             names = self._ftl.kv.names
             here = [first] if names.holder(self._label, first) else []
             return list(islice(chain(here, names.keys_after(self._label, first)), count))
 
     def flush(self) -> None:
-        """Make what was done survive a loss of power; raises FtlError if the drive has failed."""
+        """Make earlier changes durable; raises FtlError if the drive has failed."""
         with self._request("Flush", 0):
             self._now_ns = self._ftl.flush(self._now_ns)
 
     def _holder(self, key: bytes) -> Sequence:
         found = self._ftl.kv.names.holder(self._label, key)
         if found is None:
-            raise UnknownKeyError(f"no value has the key {key.hex()}")
+            raise UnknownKeyError(f"no value is stored under key {key.hex()}")
         return found
 
     def _free(self, seq: Sequence) -> None:
@@ -146,7 +145,7 @@ class Values:
 
     @contextmanager
     def _request(self, name: str, size_bytes: int) -> Iterator[None]:
-        """A request that changes something: its turn, its time, its refusal in the error log.
+        """Run a change: takes the lock, advances the time, and records an error in the error log.
 
         An unexpected exception fails the drive.
         """
@@ -164,7 +163,7 @@ class Values:
             self._count(name, start_ns)
 
     def _count(self, name: str, start_ns: int) -> None:
-        """For the latencies, and for the health of the drive."""
+        """Record a request in the latency log and the health counters."""
         counters, took_ns = self._ftl.counters, self._now_ns - start_ns
         counters.host_reads += name == "Retrieve"
         counters.host_writes += name == "Store"

@@ -1,1 +1,1 @@
-"""Files and blocks: what must outlive a process by `csd_io.folder`, blocks past the page cache by `csd_io.direct`."""
+"""File and block I/O: durable files through `csd_io.folder`, direct I/O on blocks through `csd_io.direct`."""

@@ -1,4 +1,4 @@
-"""Queues over what is open: by io_uring, or by threads where the kernel has none."""
+"""Block queues over an open target, through io_uring or, if the kernel does not offer it, threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from csd_io.queue import Ended, Request, address, check
+from csd_io.queue import IoCompletion, Request, address, check
 from csd_io.ring import Ring
 
 
@@ -18,41 +18,41 @@ class Target(Protocol):
     size_bytes: int
     block_bytes: int
     max_bytes: int
-    wide: bool  # whether its entries in a ring are commands of its driver
+    uses_sqe128: bool  # whether its ring entries are driver commands (128-byte SQEs)
 
     def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
-        """Give a ring a request; fixed: the number of its buffer among those registered."""
+        """Add a request to a ring; `fixed` is the index of its buffer if it is registered."""
         ...
 
     def move(self, request: Request) -> int:
-        """Carry out a request now; returns what a ring's completion would say."""
+        """Execute a request synchronously; returns the result that a ring's completion would have."""
         ...
 
-    def outcome(self, request: Request, result: int) -> Ended:
-        """What the result of a request means."""
+    def outcome(self, request: Request, result: int) -> IoCompletion:
+        """Convert the result of a request to a completion."""
         ...
 
     def discard(self, offset: int, size: int) -> None:
-        """As that of a queue."""
+        """See `Queue.discard`."""
         ...
 
     def sync(self) -> None:
-        """As that of a queue."""
+        """See `Queue.sync`."""
         ...
 
     def close(self) -> None:
-        """Let go."""
+        """Close the target."""
         ...
 
 
 class BlockQueue:
-    """A `Queue` of a target's blocks."""
+    """A `Queue` over the blocks of a target."""
 
     def __init__(self, target: Target, depth: int) -> None:
         self.name, self.size_bytes = target.name, target.size_bytes
         self.block_bytes, self.max_bytes, self.depth = target.block_bytes, target.max_bytes, depth
         self._target, self._engine = target, _engine(target, depth)
-        self._flying: dict[int, Request] = {}  # by number; keeps their buffers
+        self._in_flight: dict[int, Request] = {}  # by number; keeps their buffers alive
         self._number = 0
 
     @property
@@ -63,15 +63,15 @@ class BlockQueue:
         self._engine.register(buffers)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        check(self, requests, len(self._flying))
+        check(self, requests, len(self._in_flight))
         numbered = list(enumerate(requests, self._number))
         self._number += len(numbered)
-        self._flying.update(numbered)
+        self._in_flight.update(numbered)
         self._engine.begin(numbered)
 
-    def reap(self, at_least: int) -> list[Ended]:
-        ended = self._engine.reap(min(at_least, len(self._flying)))
-        return [self._target.outcome(self._flying.pop(number), result) for number, result in ended]
+    def reap(self, at_least: int) -> list[IoCompletion]:
+        ended = self._engine.reap(min(at_least, len(self._in_flight)))
+        return [self._target.outcome(self._in_flight.pop(number), result) for number, result in ended]
 
     def discard(self, offset: int, size: int) -> None:
         if (offset | size) % self.block_bytes or size < 1 or not 0 <= offset <= self.size_bytes - size:
@@ -82,7 +82,7 @@ class BlockQueue:
         self._target.sync()
 
     def close(self) -> None:
-        self.reap(len(self._flying))
+        self.reap(len(self._in_flight))
         self._engine.close()
         self._target.close()
 
@@ -90,14 +90,14 @@ class BlockQueue:
 class _RingEngine:
     def __init__(self, target: Target, depth: int) -> None:
         self.how = "io_uring"
-        self._target, self._ring = target, Ring(depth, target.wide)
+        self._target, self._ring = target, Ring(depth, target.uses_sqe128)
         self._fixed: dict[int, tuple[int, int]] = {}  # by address: number of a registered buffer, its bytes
-        self._found: list[tuple[int, int]] = []  # what an interrupt of a wait must not lose
+        self._found: list[tuple[int, int]] = []  # completions kept if a wait is interrupted
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         try:
             self._ring.register(buffers)
-        except OSError:  # more than this user may pin: they are used as any other
+        except OSError:  # RLIMIT_MEMLOCK: use them unregistered
             return
         self.how = "io_uring, registered buffers"
         self._fixed = {address(buffer): (number, buffer.nbytes) for number, buffer in enumerate(buffers)}
@@ -127,7 +127,7 @@ class _Threads:
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
     def register(self, buffers: Sequence[memoryview]) -> None:
-        """Nothing is gained."""
+        """No-op: threads gain nothing from registered buffers."""
 
     def begin(self, requests: Sequence[tuple[int, Request]]) -> None:
         for number, request in requests:
@@ -151,5 +151,5 @@ class _Threads:
 def _engine(target: Target, depth: int) -> _RingEngine | _Threads:
     try:
         return _RingEngine(target, depth)
-    except OSError as error:  # a kernel without io_uring, or one that allows none
+    except OSError as error:  # io_uring is missing or forbidden
         return _Threads(target, depth, str(error.strerror))

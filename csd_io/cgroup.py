@@ -1,4 +1,4 @@
-"""What the kernel allows a process to have of memory, by its control group of either version."""
+"""Memory limits of a process: its memory cgroup, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ _LIMITS: dict[How, tuple[str, ...]] = {
     "cgroup-v1": ("memory.limit_in_bytes",),
     "cgroup-v2": ("memory.max", "memory.high"),
 }
-_NO_LIMIT = 1 << 60  # version 1 says so by a number beyond all memory
+_NO_LIMIT = 1 << 60  # version 1 reports "unlimited" as a number beyond any memory size
 _ANON = {"cgroup-v1": ("total_rss", "total_shmem"), "cgroup-v2": ("anon", "shmem")}
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """A control group of memory. folder: its files. root: where the hierarchy is mounted."""
+class Cgroup:
+    """A memory cgroup.
+
+    Attributes:
+        how: Version of the hierarchy.
+        folder: Folder with its files.
+        root: Mount point of the hierarchy.
+    """
 
     how: How
     folder: Path
@@ -31,13 +37,13 @@ class Group:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The least limit of it and of those above it; None where there is none."""
+        """Lowest memory limit of this cgroup and its ancestors; None if unlimited."""
         found = [self._limit(folder / name) for folder in self._upwards() for name in _LIMITS[self.how]]
         return min((each for each in found if each is not None), default=None)
 
     @property
-    def kept_bytes(self) -> int:
-        """What it has of anonymous and shared memory, which is no page cache that could be dropped."""
+    def unreclaimable_bytes(self) -> int:
+        """Anonymous and shared memory of the cgroup, bytes, which the kernel cannot drop like page cache."""
         lines = (line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
         stat = {name: int(value) for name, value in lines}
         return sum(stat.get(name, stat.get(name.removeprefix("total_"), 0)) for name in _ANON[self.how])
@@ -50,13 +56,13 @@ class Group:
     def _limit(file: Path) -> int | None:
         try:
             text = file.read_text().strip()
-        except FileNotFoundError:  # the root has none
+        except FileNotFoundError:  # the root has no limit
             return None
         return None if text == "max" or int(text) >= _NO_LIMIT else int(text)
 
 
-def group_of(process: int | Literal["self"] = "self", proc: Path = PROC) -> Group | None:
-    """The group that limits a process's memory; None where no hierarchy has a memory controller."""
+def cgroup_of(process: int | Literal["self"] = "self", proc: Path = PROC) -> Cgroup | None:
+    """Return the memory cgroup of a process; None if no hierarchy has a memory controller."""
     names = [line.split(":", 2) for line in (proc / str(process) / "cgroup").read_text().splitlines()]
     for line in (proc / str(process) / "mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -66,9 +72,9 @@ def group_of(process: int | Literal["self"] = "self", proc: Path = PROC) -> Grou
             inside = Path(name).relative_to(root) if Path(name).is_relative_to(root) else Path(name.lstrip("/"))
             folder = Path(mount) / inside
             if kind == "cgroup" and "memory" in options.split(",") and "memory" in controllers.split(","):
-                return Group("cgroup-v1", folder, Path(mount))
+                return Cgroup("cgroup-v1", folder, Path(mount))
             if kind == "cgroup2" and not controllers and _has_memory(folder):
-                return Group("cgroup-v2", folder, Path(mount))
+                return Cgroup("cgroup-v2", folder, Path(mount))
     return None
 
 
@@ -77,21 +83,21 @@ def _has_memory(folder: Path) -> bool:
     return controllers.is_file() and "memory" in controllers.read_text().split()
 
 
-def available_bytes(group: Group | None, proc: Path = PROC) -> int:
-    """Memory that is left for page cache: of the machine, and of the group where that has a limit."""
+def available_bytes(group: Cgroup | None, proc: Path = PROC) -> int:
+    """Memory available for page cache, bytes: of the machine, and within the cgroup's limit."""
     lines = (proc / "meminfo").read_text().splitlines()
     (machine,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limit = group.limit_bytes if group else None
-    return machine if group is None or limit is None else max(0, min(machine, limit - group.kept_bytes))
+    return machine if group is None or limit is None else max(0, min(machine, limit - group.unreclaimable_bytes))
 
 
 @contextmanager
-def limited(limit_bytes: int) -> Iterator[Group]:
-    """A new group below this process's own, or below the root, with a limit; it is gone afterwards.
+def temporary_cgroup(limit_bytes: int) -> Iterator[Cgroup]:
+    """Create a cgroup with a limit below this process's own one, or below the root; it is removed afterwards.
 
-    Raises OSError where this process may not make one.
+    Raises OSError if this process may not create one.
     """
-    own = group_of()
+    own = cgroup_of()
     if own is None:
         raise FileNotFoundError("no hierarchy of control groups has a memory controller")
     group = _make(own)
@@ -102,8 +108,8 @@ def limited(limit_bytes: int) -> Iterator[Group]:
         _remove(group.folder)
 
 
-def _make(own: Group) -> Group:
-    """In version 2 a group that has processes has no groups with a controller below it, but for the root."""
+def _make(own: Cgroup) -> Cgroup:
+    """Create a cgroup; in version 2, a cgroup with processes has no controllers below it, except for the root."""
     for parent in dict.fromkeys((own.folder, own.root)):
         folder = parent / f"vcsd-{os.getpid()}"
         try:
@@ -113,17 +119,17 @@ def _make(own: Group) -> Group:
         except OSError as error:
             failure = error
         else:
-            return Group(own.how, folder, own.root)
+            return Cgroup(own.how, folder, own.root)
     raise failure
 
 
-def join(group: Group, process: int) -> None:
-    """Have a process in a group; memory that it has already is counted where it was."""
+def join(group: Cgroup, process: int) -> None:
+    """Move a process to a cgroup; memory that it already has stays charged to the old one."""
     (group.folder / "cgroup.procs").write_text(str(process))
 
 
 def _remove(folder: Path) -> None:
-    for _ in range(100):  # a process that has just ended may still be in it
+    for _ in range(100):  # a process that has just exited may still be in it
         with contextlib.suppress(OSError):
             folder.rmdir()
             return

@@ -1,8 +1,8 @@
-"""Compiled functions that are kept between runs, until anything they are made of changes.
+"""Numba cache that is invalidated when any imported source or constant changes.
 
-Numba asks for the content of a function's own file alone. Ours call functions, and have constants, of other files: with
-those unseen, a machine that has run an older version would go on with parts of it. A module asks for this by having
-`njit` from here; functions of others are kept as numba keeps them.
+Numba checks only the file of the function itself. Our kernels call functions and use constants of other modules, so a
+stale cache would keep running old code. A module opts in by importing `njit` from here; functions of other modules are
+cached as usual.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numba.core.caching import InTreeCacheLocator, UserProvidedCacheLocator, Use
 
 
 def njit(*args: Any, **kwargs: Any) -> Any:
-    """numba's."""
+    """`numba.njit`."""
     return numba.njit(*args, **kwargs)
 
 
 class _Compilations(event.Listener):
-    """Compilations that run now, nested ones included; a function that is loaded from the cache is not one."""
+    """Counts running compilations, nested ones included; loading a function from the cache does not count."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -43,16 +43,18 @@ event.register("numba:compile", _compilations)
 
 
 def is_compiling() -> bool:
-    """Whether Numba compiles a function now."""
+    """Whether Numba is compiling a function."""
     return _compilations.running > 0
 
 
 @cache
 def _stamp(name: str) -> bytes:
-    """A digest of all that a module's functions are made of. It is asked for while the module is made: what comes later
-    there is in its file."""
+    """Digest of everything that a module's functions depend on.
+
+    It is computed while the module is being imported; definitions that follow are covered by the digest of its file.
+    """
     digest = hashlib.sha256()
-    for module in (sys.modules[each] for each in _made_of(name)):
+    for module in (sys.modules[each] for each in _sources_of(name)):
         digest.update(Path(str(module.__file__)).read_bytes())
         for key, value in sorted(vars(module).items()):
             if isinstance(value, np.ndarray):
@@ -63,26 +65,30 @@ def _stamp(name: str) -> bytes:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value says by its text what it is."""
+    """Whether the repr of a value identifies it."""
     return isinstance(value, bool | int | float | str | np.generic) or (
         isinstance(value, tuple) and all(map(_is_plain, value))
     )
 
 
-def _made_of(name: str) -> list[str]:
-    """A module and those whose functions it has, of its own package or of who asks for stamps too, and theirs."""
+def _sources_of(name: str) -> list[str]:
+    """List a module and the modules whose functions it uses, recursively: its own package, and others that opt in."""
     found, left = set[str](), [name]
     while left:
         each = left.pop()
         if each not in found:
             found.add(each)
             package = each.partition(".")[0]
-            left += [other for other in _behind(sys.modules[each]) if other.startswith(f"{package}.") or _asks(other)]
+            left += [
+                other
+                for other in _dependencies(sys.modules[each])
+                if other.startswith(f"{package}.") or _uses_stamps(other)
+            ]
     return sorted(found)
 
 
-def _behind(module: ModuleType) -> set[str]:
-    """Modules that a module has, or functions of."""
+def _dependencies(module: ModuleType) -> set[str]:
+    """Modules that a module imports, or imports functions of."""
     values = [value for value in vars(module).values() if callable(value) or isinstance(value, ModuleType)]
     names = {
         value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
@@ -92,32 +98,32 @@ def _behind(module: ModuleType) -> set[str]:
     return {name for name in names if getattr(sys.modules.get(name), "__file__", None)}
 
 
-def _asks(name: str) -> bool:
+def _uses_stamps(name: str) -> bool:
     return getattr(sys.modules.get(name), "njit", None) is njit
 
 
-class _Stamped:
-    """A place for compiled functions that is asked with the module's stamp."""
+class _StampedCacheLocator:
+    """Cache locator that uses the stamp of the function's module."""
 
     def __init__(self, function: Any, path: str) -> None:
         super().__init__(function, path)  # type: ignore[call-arg]  # of the class beside this one
         self._module = function.__module__
 
     def get_source_stamp(self) -> Any:
-        return _stamp(self._module) if _asks(self._module) else super().get_source_stamp()  # type: ignore[misc]
+        return _stamp(self._module) if _uses_stamps(self._module) else super().get_source_stamp()  # type: ignore[misc]
 
 
-class Provided(_Stamped, UserProvidedCacheLocator):
-    """NUMBA_CACHE_DIR, where that is set."""
+class EnvironmentCacheLocator(_StampedCacheLocator, UserProvidedCacheLocator):
+    """Cache in NUMBA_CACHE_DIR, if it is set."""
 
 
-class InTree(_Stamped, InTreeCacheLocator):
-    """Beside the source."""
+class SourceTreeCacheLocator(_StampedCacheLocator, InTreeCacheLocator):
+    """Cache next to the source."""
 
 
-class UserWide(_Stamped, UserWideCacheLocator):
-    """In the user's cache, where the source's folder cannot be written."""
+class UserCacheLocator(_StampedCacheLocator, UserWideCacheLocator):
+    """Cache in the user's cache folder if the source folder is read-only."""
 
 
-_OURS = [f"{__name__}.{each.__name__}" for each in (Provided, InTree, UserWide)]
+_OURS = [f"{__name__}.{each.__name__}" for each in (EnvironmentCacheLocator, SourceTreeCacheLocator, UserCacheLocator)]
 numba.config.CACHE_LOCATOR_CLASSES = ",".join([*_OURS, "IPythonCacheLocator", "ZipCacheLocator"])  # in numba's order

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Parent-death signal: ends a process when the process that started it exits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent exits, on success or failure.
+    """Ask the kernel to signal this process when its parent exits, on success or failure.
 
     Args:
         parent: Process number of the parent. If it has exited already, this process exits at once.

@@ -1,4 +1,4 @@
-"""Queues past the page cache: a file of ours on a disk, a block device, an NVMe namespace, a mounted drive's."""
+"""Direct I/O queues: on a temporary file, a block device, an NVMe namespace, or a mounted drive's file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import tempfile
 from pathlib import Path
 
 from csd_io.blocks import BlockQueue
-from csd_io.folder import allocate, punch
+from csd_io.folder import allocate, punch_hole
 from csd_io.nvme import NvmeTarget
-from csd_io.queue import Ended, Queue, Request, address, aligned, carry_out, outcome, usable
+from csd_io.queue import IoCompletion, Queue, Request, address, aligned, carry_out, clamp_size, outcome
 from csd_io.ring import READ, READ_FIXED, WRITE, WRITE_FIXED, Ring
-from csd_io.signatures import LOOK_BYTES, blkid, held
+from csd_io.signatures import LOOK_BYTES, blkid, detect_signature
 
 DEPTH = 32
-FILE_BLOCK_BYTES = 4096  # what every disk's direct I/O is content with
-MAX_BYTES = 1 << 20  # of a request to a file or a block device, which the kernel cuts as the device wants it
+FILE_BLOCK_BYTES = 4096  # alignment that direct I/O accepts on every disk
+MAX_BYTES = 1 << 20  # per request to a file or block device; the kernel splits it as the device requires
 _BLOCK_BYTES, _DISCARD = 0x1268, 0x1277  # BLKSSZGET, BLKDISCARD, linux/fs.h
 _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}  # statfs(2); their O_DIRECT is the page cache
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
@@ -29,28 +29,31 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, force: bool = False) -> Queue:
-    """A queue over a folder's disk, a file, a block device or an NVMe character device (/dev/ng0n1).
+    """Open a queue over a folder's disk, a file, a block device or an NVMe character device (/dev/ng0n1).
 
-    path: a folder gets a file of `size_bytes` that has no name, with all its room kept from the start; so nothing is
-    left of it however this process ends. size_bytes: None is all of a file or device. force: even where something lies
-    there: a file system or the like on a device, anything but zeros at the beginning of a file.
+    Args:
+        path: A folder gets an unnamed, fully allocated file of `size_bytes`, which disappears when the process exits.
+        size_bytes: Bytes to use; None uses the whole file or device.
+        depth: Maximum number of requests in flight.
+        force: Overwrite existing content: a file system or the like on a device, nonzero bytes at the start of a file.
 
-    Raises OSError: no room (ENOSPC), in use or not empty (EBUSY), no direct I/O there (EINVAL).
+    Raises:
+        OSError: No space (ENOSPC), in use or not empty (EBUSY), direct I/O not supported (EINVAL).
     """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         if not size_bytes:
-            raise ValueError(f"{path}: how many bytes of this disk?")
-        return BlockQueue(FileTarget(_nameless(path), str(path), size_bytes, True), depth)
+            raise ValueError(f"{path}: is a folder: how many bytes of its disk are needed (size_bytes)")
+        return BlockQueue(FileTarget(_create_unnamed(path), str(path), size_bytes, True), depth)
     if stat.S_ISCHR(mode):
         queue = BlockQueue(NvmeTarget(path, size_bytes), depth)
     elif stat.S_ISBLK(mode) or stat.S_ISREG(mode):
-        held_alone = os.O_EXCL if stat.S_ISBLK(mode) else 0  # refused by the kernel while it is mounted
+        held_alone = os.O_EXCL if stat.S_ISBLK(mode) else 0  # the kernel refuses it if it is mounted
         queue = BlockQueue(FileTarget(_open(path, held_alone), str(path), size_bytes, False), depth)
     else:
         raise OSError(errno.EINVAL, "neither a folder, a file nor a device", str(path))
     try:
-        if not force and (what := _found(path, queue)):
+        if not force and (what := _existing_content(path, queue)):
             raise OSError(errno.EBUSY, f"holds {what}; it is only written to by force", str(path))
     except OSError:
         queue.close()
@@ -67,8 +70,8 @@ def _open(path: Path, flags: int) -> int:
         raise
 
 
-def _nameless(folder: Path) -> int:
-    """A new file without a name."""
+def _create_unnamed(folder: Path) -> int:
+    """Create a file without a name."""
     try:
         return _open(folder, os.O_TMPFILE)
     except OSError as error:
@@ -82,23 +85,23 @@ def _nameless(folder: Path) -> int:
         os.close(fd)
 
 
-def _found(path: Path, queue: Queue) -> str | None:
-    """What lies there already."""
+def _existing_content(path: Path, queue: Queue) -> str | None:
+    """Describe existing content; None if there is none."""
     begins = aligned(min(LOOK_BYTES, queue.size_bytes) // queue.block_bytes * queue.block_bytes)
     parts = range(0, begins.nbytes, queue.max_bytes)
     carry_out(queue, [Request("read", at, begins[at : at + queue.max_bytes]) for at in parts])
     if path.is_file():
-        return "something else than zeros" if any(begins) else None
-    return held(begins) or blkid(path.with_name(path.name.replace("ng", "nvme", 1)))
+        return "nonzero bytes" if any(begins) else None
+    return detect_signature(begins) or blkid(path.with_name(path.name.replace("ng", "nvme", 1)))
 
 
 class FileTarget:
-    """A file or block device that is open for direct I/O."""
+    """A file or block device, opened for direct I/O."""
 
-    wide = False
+    uses_sqe128 = False
 
     def __init__(self, fd: int, name: str, size_bytes: int | None, new: bool) -> None:
-        """new: a file that gets its size and its room; else size_bytes may be None for all that is there."""
+        """`new` marks a file that is to be allocated; otherwise size_bytes = None uses the existing size."""
         self._fd, self.name, self.max_bytes = fd, name, MAX_BYTES
         self._device = stat.S_ISBLK(os.fstat(fd).st_mode)
         try:
@@ -109,7 +112,7 @@ class FileTarget:
                 os.ftruncate(fd, -(-size_bytes // self.block_bytes) * self.block_bytes)
                 allocate(fd, 0, os.fstat(fd).st_size, name)
             there = os.lseek(fd, 0, os.SEEK_END)
-            self.size_bytes = usable(name, there // self.block_bytes * self.block_bytes, size_bytes)
+            self.size_bytes = clamp_size(name, there // self.block_bytes * self.block_bytes, size_bytes)
         except OSError:
             os.close(fd)
             raise
@@ -124,14 +127,14 @@ class FileTarget:
         move = os.preadv if request.op == "read" else os.pwritev
         return move(self._fd, [request.buffer], request.offset)
 
-    def outcome(self, request: Request, result: int) -> Ended:
+    def outcome(self, request: Request, result: int) -> IoCompletion:
         return outcome(self.name, request, result)
 
     def discard(self, offset: int, size: int) -> None:
         if self._device:
             fcntl.ioctl(self._fd, _DISCARD, struct.pack("<QQ", offset, size))
         else:
-            punch(self._fd, offset, size, self.name)
+            punch_hole(self._fd, offset, size, self.name)
 
     def sync(self) -> None:
         try:
@@ -144,7 +147,7 @@ class FileTarget:
 
 
 def _in_memory(fd: int) -> str | None:
-    """The file system that has no disk, where a file is on one; the type is the first word of `struct statfs`."""
+    """Name of a memory-backed file system if a file is on one; the type is the first word of `struct statfs`."""
     found = ctypes.create_string_buffer(256)
     _libc.fstatfs(fd, found)
     return _IN_MEMORY.get(struct.unpack_from("<l", found)[0])

@@ -1,4 +1,4 @@
-"""Tensors bound to extents of blocks, and their parts as requests (Dual-Blade, arXiv 2604.26557, Algorithm 2)."""
+"""Allocation of tensors to block extents, and their requests (Dual-Blade, arXiv 2604.26557, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from csd_io.queue import Op, Queue, Request
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Blocks that follow each other."""
+    """Consecutive blocks."""
 
     first_block: int
     blocks: int
 
     @property
     def end_block(self) -> int:
-        """The first block behind it."""
+        """First block after it."""
         return self.first_block + self.blocks
 
 
 def translate(
     extent: Extent, block_bytes: int, at_bytes: int, nbytes: int, max_bytes: int
 ) -> Iterator[tuple[int, int]]:
-    """The requests for `nbytes` from byte `at_bytes` of an extent on.
+    """Split `nbytes` from byte `at_bytes` of an extent on into requests of at most `max_bytes`, in whole blocks.
 
-    Each has as many whole blocks as `max_bytes` holds, the last those that are left. Raises ValueError for what is not
-    aligned to blocks or not within the extent.
+    Raises:
+        ValueError: The range is not aligned to blocks, or not within the extent.
     """
     chunk = max_bytes // block_bytes * block_bytes
     if (at_bytes | nbytes) % block_bytes or not 0 <= at_bytes <= extent.blocks * block_bytes - nbytes:
@@ -39,11 +39,11 @@ def translate(
 
 
 class Extents:
-    """Which blocks of a queue hold which tensor: disjoint, each from the first free place that is large enough."""
+    """First-fit allocator: maps tensors to disjoint extents of a queue's blocks."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
-        self._free = [Extent(0, queue.size_bytes // queue.block_bytes)]  # by first block, never side by side
+        self._free = [Extent(0, queue.size_bytes // queue.block_bytes)]  # by first block, never adjacent
         self._bound: dict[Hashable, Extent] = {}
 
     def __getitem__(self, key: Hashable) -> Extent:
@@ -53,9 +53,11 @@ class Extents:
         return key in self._bound
 
     def bind(self, key: Hashable, nbytes: int) -> Extent:
-        """Blocks for a tensor of so many bytes.
+        """Allocate blocks for a tensor of `nbytes` bytes.
 
-        Raises ValueError for a key that is bound, OSError (ENOSPC) where no free place is large enough.
+        Raises:
+            ValueError: The key is already bound, or the size is not positive.
+            OSError: No free extent is large enough (ENOSPC).
         """
         if key in self._bound or nbytes < 1:
             raise ValueError(f"{key}: {'is bound' if key in self._bound else f'{nbytes} bytes'}")
@@ -69,9 +71,9 @@ class Extents:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {nbytes} bytes of {key}", self.queue.name)
 
     def release(self, key: Hashable, discard: bool = True) -> None:
-        """Unbind a tensor. discard: and tell the device that nothing is needed of it, where it can be told."""
+        """Unbind a tensor, and optionally discard its blocks on the device, if it supports that."""
         extent = self._bound.pop(key)
-        self._free = _joined([*self._free, extent])
+        self._free = _merge([*self._free, extent])
         if discard:
             size = self.queue.block_bytes
             try:
@@ -81,7 +83,7 @@ class Extents:
                     raise
 
     def requests(self, op: Op, key: Hashable, at_bytes: int, buffer: memoryview) -> Iterator[Request]:
-        """Requests that move a buffer from or to byte `at_bytes` of a tensor on; raises ValueError as `translate`."""
+        """Yield requests that transfer a buffer from or to byte `at_bytes` of a tensor on; raises as `translate`."""
         queue, done = self.queue, 0
         parts = translate(self._bound[key], queue.block_bytes, at_bytes, buffer.nbytes, queue.max_bytes)
         for offset, size in parts:
@@ -89,8 +91,8 @@ class Extents:
             done += size
 
 
-def _joined(free: list[Extent]) -> list[Extent]:
-    """Free places, those side by side as one."""
+def _merge(free: list[Extent]) -> list[Extent]:
+    """Merge adjacent free extents."""
     found: list[Extent] = []
     for each in sorted(free, key=lambda extent: extent.first_block):
         if found and found[-1].end_block == each.first_block:

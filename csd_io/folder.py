@@ -1,7 +1,7 @@
-"""A folder of files: what a drive keeps beyond its process, on a disk or on a simulated one.
+"""Folder of files that outlive a drive's process, on a disk or on a simulated disk.
 
-Every failure is an OSError that names the file. Nothing is mapped: a full or failing disk is an error of the call that
-met it, never a signal.
+Every failure is an OSError with the file's name. Nothing is memory-mapped: a full or failing disk is an error of the
+call that hit it, never a signal.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _WAIT_BEFORE = 1  # Linux: sync_file_range(2)
 _NO_HOLES = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def remedy(error: OSError) -> str:
-    """What to do about a disk that could not be written to."""
+def suggest_fix(error: OSError) -> str:
+    """Suggest a fix for a disk that could not be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "free some of that disk" if full else "look after that disk"
+    return "free space on that disk" if full else "check that disk"
 
 
 class File(Protocol):
-    """Bytes at offsets, of a fixed size; what was never written reads as zeros."""
+    """Bytes at offsets, of a fixed size; bytes that were never written read as zeros."""
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` on."""
+        """Fill `into`, starting at `offset`."""
         ...
 
     def write(self, offset: int, data: Bytes) -> None:
@@ -39,11 +39,11 @@ class File(Protocol):
         ...
 
     def discard(self, offset: int, size: int) -> None:
-        """Let the bytes read as zeros, and give their space back."""
+        """Zero the bytes and release their space."""
         ...
 
     def written(self) -> list[tuple[int, int]]:
-        """Byte ranges [first, end), ascending, outside of which nothing was ever written."""
+        """Byte ranges [first, end), ascending; everything outside of them was never written."""
         ...
 
 
@@ -53,35 +53,35 @@ class Folder(Protocol):
     name: str
 
     def sizes(self) -> dict[str, int]:
-        """The files that there are, and their bytes."""
+        """Existing files and their sizes, bytes."""
         ...
 
     def open(self, name: str, size: int) -> File:
-        """A file, made with `size` bytes where there is none."""
+        """Open a file; create it with `size` bytes if it does not exist."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A small file whole; raises FileNotFoundError."""
+        """Read a small file; raises FileNotFoundError."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Make or replace a small file: at every moment there is the old one or the new one, whole."""
+        """Create or replace a small file atomically."""
         ...
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name, in place of one that has it."""
+        """Rename a file, replacing an existing one."""
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
         ...
 
     def free_bytes(self) -> int:
-        """Room on the disk."""
+        """Free space of the disk, bytes."""
         ...
 
     def sync(self) -> None:
-        """Return when all that was written is durable."""
+        """Make everything that was written durable."""
         ...
 
 
@@ -89,7 +89,7 @@ class DiskFile:
     """A file on a disk."""
 
     def __init__(self, path: Path, size: int | None, writable: bool) -> None:
-        """size: of a new file; None where it has to be there."""
+        """`size` is that of a new file; None opens an existing one."""
         made = os.O_CREAT if size is not None else 0
         flags = os.O_RDWR | made if writable else os.O_RDONLY
         self.path, self._fd = path, os.open(path, flags | os.O_CLOEXEC, 0o600)
@@ -117,7 +117,7 @@ class DiskFile:
 
     def discard(self, offset: int, size: int) -> None:
         try:
-            punch(self._fd, offset, size, str(self.path))
+            punch_hole(self._fd, offset, size, str(self.path))
         except OSError as error:
             if error.errno not in _NO_HOLES:
                 raise
@@ -137,26 +137,28 @@ class DiskFile:
             yield first, end
 
     def resize(self, size: int) -> None:
-        """Cut it, or let it end in zeros."""
+        """Truncate the file, or extend it with zeros."""
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        """Return when what was written is durable."""
+        """Make everything that was written durable."""
         try:
             os.fdatasync(self._fd)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._fd)
 
 
 class DiskFolder:
-    """A folder on a disk, for its owner only.
+    """A folder on a disk, accessible only to its owner.
 
-    durability: what `sync` is for. `process`: what was written outlives this process, however it ends, and nothing has
-    to be waited for; `host`: it outlives a power cut of this machine too. writable: whether it may be changed.
+    Args:
+        durability: What data survives after `sync`. `process`: the exit of this process, so nothing has to be waited
+            for; `host`: also a power loss of this machine.
+        writable: Whether files may be changed.
     """
 
     def __init__(self, path: Path, durability: Durability = "process", writable: bool = True) -> None:
@@ -213,7 +215,7 @@ class DiskFolder:
                 os.close(folder)
 
     def close(self) -> None:
-        """Let go of its files."""
+        """Close all files."""
         while self._open:
             self._open.pop().close()
 
@@ -224,17 +226,17 @@ _sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
 _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
-def punch(fd: int, offset: int, size: int, name: str) -> None:
-    """Let bytes of a file read as zeros and take no room; raises OSError, EOPNOTSUPP or ENOSYS where it cannot."""
+def punch_hole(fd: int, offset: int, size: int, name: str) -> None:
+    """Punch a hole: bytes read as zeros and take no space. Raises OSError, EOPNOTSUPP or ENOSYS if unsupported."""
     if _fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, offset, size):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), name)
 
 
 def check_written_back(fd: int, name: str) -> None:
-    """Raise OSError where the kernel could not write some of a file to its disk; of each failure it tells once.
+    """Raise OSError if the kernel could not write some of a file back to its disk; each failure is reported once.
 
-    Nothing is written for that. What could not be is in the page cache for a while, and then nowhere.
+    This writes nothing. Lost data stays in the page cache for a while, and then disappears.
     """
     if _sync_file_range(fd, 0, 0, _WAIT_BEFORE):
         code = ctypes.get_errno()
@@ -243,9 +245,9 @@ def check_written_back(fd: int, name: str) -> None:
 
 
 def allocate(fd: int, offset: int, size: int, name: str) -> None:
-    """Have the disk keep room for bytes of a file; raises OSError where it has not, nothing where it cannot say."""
+    """Reserve disk space for a byte range; raises OSError if there is too little, ignores unsupported file systems."""
     disk = os.fstatvfs(fd)
-    if size > disk.f_bavail * disk.f_frsize:  # asked in vain, a disk would be full afterwards
+    if size > disk.f_bavail * disk.f_frsize:  # a failed attempt would leave the disk full
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
     try:
         os.posix_fallocate(fd, offset, size)

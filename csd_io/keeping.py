@@ -1,4 +1,4 @@
-"""A folder whose every change keeps what was there before: for those who mend, and may be wrong."""
+"""Undo log: a folder that saves the old content before every change, for repairs that may be wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from csd_io.folder import Bytes, DiskFile, DiskFolder
 INDEX, OLD = "index.jsonl", "old.bin"
 
 
-class KeptFile:
-    """A file; what is overwritten goes to the folder of kept bytes first."""
+class UndoLogFile:
+    """A file that saves old bytes to the undo log before they are overwritten."""
 
-    def __init__(self, file: DiskFile, name: str, keeper: KeepingFolder) -> None:
+    def __init__(self, file: DiskFile, name: str, keeper: UndoLogFolder) -> None:
         self._file, self._name, self._keeper = file, name, keeper
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -33,15 +33,15 @@ class KeptFile:
     def _keep(self, offset: int, size: int) -> None:
         old = bytearray(size)
         self._file.read(offset, memoryview(old))
-        self._keeper.keep(self._name, offset, bytes(old))
+        self._keeper.log_undo(self._name, offset, bytes(old))
 
 
-class KeepingFolder:
-    """Every change is written down before it is made, in the order in which they are made.
+class UndoLogFolder:
+    """Folder with an undo log; every change is logged before it is made.
 
-    `index.jsonl` has a line for each: the file, the offset (null: the whole file), the number of bytes that were there
-    (null: there was no file). The bytes themselves follow each other in `old.bin`. Undone from last to first, a folder
-    is as it was.
+    `index.jsonl` has a line per change: file, offset (null: the whole file), and number of old bytes (null: the file
+    did not exist). The old bytes follow each other in `old.bin`. Undoing the changes from last to first restores the
+    folder.
     """
 
     def __init__(self, folder: DiskFolder, kept: DiskFolder) -> None:
@@ -49,8 +49,8 @@ class KeepingFolder:
         self._files: list[DiskFile] = []
         self._ends = [0, 0]
 
-    def keep(self, name: str, offset: int | None, old: bytes | None) -> None:
-        """Write down what is about to go."""
+    def log_undo(self, name: str, offset: int | None, old: bytes | None) -> None:
+        """Log the content that is about to be changed."""
         if not self._files:
             self._kept.path.mkdir(mode=0o700)
             self._files = [self._kept.open(each, 0) for each in (OLD, INDEX)]
@@ -61,16 +61,16 @@ class KeepingFolder:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was."""
+        """Whether anything was changed."""
         return bool(self._files)
 
     def sizes(self) -> dict[str, int]:
         return self._folder.sizes()
 
-    def open(self, name: str, size: int) -> KeptFile:
+    def open(self, name: str, size: int) -> UndoLogFile:
         if name not in self.sizes():
-            self.keep(name, None, None)
-        return KeptFile(self._folder.open(name, size), name, self)
+            self.log_undo(name, None, None)
+        return UndoLogFile(self._folder.open(name, size), name, self)
 
     def read(self, name: str) -> bytes:
         return self._folder.read(name)
@@ -90,10 +90,10 @@ class KeepingFolder:
 
     def _keep_whole(self, name: str) -> None:
         there = name in self.sizes()
-        self.keep(name, None, self._folder.read(name) if there else None)
+        self.log_undo(name, None, self._folder.read(name) if there else None)
 
     def resize(self, name: str, size: int) -> None:
-        """Cut a file, or let it end in zeros."""
+        """Truncate a file, or extend it with zeros."""
         have = self.sizes().get(name)
         if have is None:
             self.open(name, size)
@@ -101,7 +101,7 @@ class KeepingFolder:
         file = self._folder.open(name, size)
         tail = bytearray(max(0, have - size))
         file.read(min(have, size), memoryview(tail))
-        self.keep(name, min(have, size), bytes(tail))
+        self.log_undo(name, min(have, size), bytes(tail))
         file.resize(size)
 
     def free_bytes(self) -> int:

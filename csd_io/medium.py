@@ -1,4 +1,4 @@
-"""Where the pages of a drive are while it has power."""
+"""Medium of a drive's pages while it is powered."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Literal
 
 Kind = Literal["memory", "mapped", "direct"]
 KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
-BLOCK = 4096  # what direct I/O and the kernel's pages are made of
+BLOCK = 4096  # alignment of direct I/O, and the kernel's page size
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """kind: `memory` holds all pages; `mapped` leaves that to the kernel's page cache, and asks it for the pages of a
-    plan; `direct` reads those past it and keeps `cache_bytes` of those that are asked for most often, besides what a
-    command reads."""
+    """Storage of a drive's pages at run time.
+
+    Attributes:
+        kind: `memory` holds all pages in RAM; `mapped` uses the kernel's page cache, with readahead for the pages of a
+            plan; `direct` uses direct I/O and caches the most frequently read pages itself.
+        cache_bytes: Size of the cache of `direct`, bytes, in addition to the pages of the current command.
+    """
 
     kind: Kind = "memory"
     cache_bytes: int = 256 << 20
@@ -23,7 +27,7 @@ class Medium:
         if self.kind not in KINDS:
             raise ValueError(f"medium = {self.kind!r}: must be one of {', '.join(KINDS)}")
         if self.cache_bytes < BLOCK:
-            raise ValueError(f"cache_bytes = {self.cache_bytes}: at least {BLOCK} are needed")
+            raise ValueError(f"cache_bytes = {self.cache_bytes}: must be at least {BLOCK}")
 
 
 IN_MEMORY = Medium()

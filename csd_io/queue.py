@@ -1,7 +1,7 @@
-"""Blocks with several requests in flight: the asynchronous half of what this package offers.
+"""Asynchronous block I/O with several requests in flight.
 
-A `Queue` is used by one thread at a time. Every failure is an OSError that names the file; a request that cannot be
-right (unaligned, too long, beyond the end) is a ValueError before anything is begun.
+A `Queue` is used by one thread at a time. Every failure is an OSError with the file's name; an invalid request
+(unaligned, too long, beyond the end) is a ValueError before anything is submitted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Op = Literal["read", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Fill `buffer` from byte `offset` on, or write it there. The buffer belongs to the queue until that has ended."""
+    """Read to or write from `buffer` at byte `offset`. The queue owns the buffer until the request is complete."""
 
     op: Op
     offset: int
@@ -28,8 +28,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A request that has ended; error: None where all its bytes were moved."""
+class IoCompletion:
+    """A completed request; `error` is None if all of its bytes were transferred."""
 
     request: Request
     error: OSError | None
@@ -38,8 +38,11 @@ class Ended:
 class Queue(Protocol):
     """Blocks of a file or a device.
 
-    size_bytes: of all blocks. block_bytes: to which offsets, sizes and addresses of buffers are aligned. max_bytes: of
-    one request. depth: requests in flight at most.
+    Attributes:
+        size_bytes: Total size.
+        block_bytes: Required alignment of offsets, sizes and buffer addresses.
+        max_bytes: Maximum size of one request.
+        depth: Maximum number of requests in flight.
     """
 
     name: str
@@ -50,39 +53,41 @@ class Queue(Protocol):
 
     @property
     def how(self) -> str:
-        """What carries requests out, for people."""
+        """Name of the I/O interface in use, for display."""
         ...
 
     def register(self, buffers: Sequence[memoryview]) -> None:
-        """Name buffers that will be used again and again; a queue that gains nothing by that does nothing."""
+        """Register buffers for repeated use; a no-op if the queue does not benefit from it."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Begin requests; raises ValueError where more than `depth` would be in flight."""
+        """Submit requests; raises ValueError if more than `depth` would be in flight."""
         ...
 
-    def reap(self, at_least: int) -> list[Ended]:
-        """Requests that have ended, in any order, as soon as so many have; at most those that are in flight."""
+    def reap(self, at_least: int) -> list[IoCompletion]:
+        """Wait for `at_least` completions (at most those in flight); returns all available ones, in any order."""
         ...
 
     def discard(self, offset: int, size: int) -> None:
-        """Say that nothing is needed of these bytes any more; they read as anything then. EOPNOTSUPP where nobody can
-        be told."""
+        """Discard bytes, whose content is then undefined; raises OSError (EOPNOTSUPP) if unsupported."""
         ...
 
     def sync(self) -> None:
-        """Return when what was written is durable."""
+        """Make everything that was written durable."""
         ...
 
     def close(self) -> None:
-        """Wait for what is in flight, and let go."""
+        """Wait for all requests in flight, then close the file."""
         ...
 
 
 def carry_out(queue: Queue, requests: Iterable[Request], depth: int | None = None) -> None:
-    """Carry out requests, as many as may be in flight at once; raises OSError for the first that failed.
+    """Execute requests, up to `depth` in flight; raises the OSError of the first failure.
 
-    depth: fewer in flight than the queue allows. However it ends, no request is in flight afterwards.
+    On success or failure, no request is in flight afterwards.
+
+    Args:
+        depth: Limit below the queue's own one; None uses the queue's.
     """
     waiting, flying, failed = iter(requests), 0, None
     depth = min(depth or queue.depth, queue.depth)
@@ -103,7 +108,7 @@ def carry_out(queue: Queue, requests: Iterable[Request], depth: int | None = Non
 
 
 def check(queue: Queue, requests: Sequence[Request], flying: int) -> None:
-    """Raise ValueError for requests that cannot be carried out beside `flying` others."""
+    """Raise ValueError for requests that are invalid while `flying` others are in flight."""
     if flying + len(requests) > queue.depth:
         raise ValueError(f"{queue.name}: {flying + len(requests)} requests in flight, at most {queue.depth}")
     for each in requests:
@@ -115,51 +120,51 @@ def check(queue: Queue, requests: Sequence[Request], flying: int) -> None:
             raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: {limits}")
 
 
-def outcome(name: str, request: Request, result: int) -> Ended:
-    """A request that has moved `result` bytes, or failed with -errno; fewer bytes than all are a failure."""
+def outcome(name: str, request: Request, result: int) -> IoCompletion:
+    """Completion of a request that transferred `result` bytes, or failed with -errno; a short transfer is a failure."""
     if result == request.buffer.nbytes:
-        return Ended(request, None)
+        return IoCompletion(request, None)
     if result < 0:
-        return Ended(request, OSError(-result, os.strerror(-result), name))
+        return IoCompletion(request, OSError(-result, os.strerror(-result), name))
     short = f"{request.op} of {request.buffer.nbytes} bytes at {request.offset} ended after {result}"
-    return Ended(request, OSError(errno.EIO, short, name))
+    return IoCompletion(request, OSError(errno.EIO, short, name))
 
 
-def usable(name: str, there: int, wanted: int | None) -> int:
-    """Bytes to use of those that are there, None for all; raises OSError (ENOSPC) where they are fewer."""
+def clamp_size(name: str, there: int, wanted: int | None) -> int:
+    """Bytes to use of the available ones (None: all); raises OSError (ENOSPC) if there are too few."""
     if wanted is not None and wanted > there:
-        raise OSError(errno.ENOSPC, f"has {there} bytes, not {wanted}", name)
+        raise OSError(errno.ENOSPC, f"has {there} bytes, {wanted} are needed", name)
     return there if wanted is None else wanted
 
 
 def address(buffer: memoryview) -> int:
-    """Where a buffer lies in memory."""
+    """Memory address of a buffer."""
     return int(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
 def aligned(nbytes: int) -> memoryview:
-    """Memory that begins at a page, as direct I/O wants it; zeros."""
+    """Allocate zeroed, page-aligned memory, as direct I/O requires."""
     return memoryview(mmap.mmap(-1, nbytes))
 
 
 def pieces(buffer: memoryview, nbytes: int) -> Iterator[memoryview]:
-    """A buffer in parts of `nbytes`; the last may be shorter."""
+    """Split a buffer into parts of `nbytes` bytes; the last one may be shorter."""
     return (buffer[at : at + nbytes] for at in range(0, buffer.nbytes, nbytes))
 
 
-class Pool:
-    """Aligned buffers of one size, taken and given back."""
+class BufferPool:
+    """Pool of aligned buffers of one size."""
 
     def __init__(self, count: int, nbytes: int) -> None:
         self.buffers = tuple(aligned(nbytes) for _ in range(count))
         self._free = list(self.buffers)
 
-    def take(self) -> memoryview:
-        """A buffer; raises BufferError where all are taken."""
+    def acquire(self) -> memoryview:
+        """Take a free buffer; raises BufferError if there is none."""
         if not self._free:
-            raise BufferError(f"all {len(self.buffers)} buffers are taken")
+            raise BufferError(f"all {len(self.buffers)} buffers are in use")
         return self._free.pop()
 
-    def give(self, buffer: memoryview) -> None:
-        """Have it taken again."""
+    def release(self, buffer: memoryview) -> None:
+        """Return a buffer to the pool."""
         self._free.append(buffer)

@@ -1,6 +1,6 @@
-"""io_uring by its syscalls: entries in memory shared with the kernel, one call to begin many and wait for some.
+"""io_uring through its system calls: one call submits many requests and waits for completions.
 
-Layouts are those of linux/io_uring.h. Both rings are looked at right behind a syscall of ours, which orders memory.
+Structures are those of linux/io_uring.h. The shared rings are accessed right after a system call, which orders memory.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from csd_io.queue import address
 from csd_spec.arrays import I64
 
 READ_FIXED, WRITE_FIXED, READ, WRITE, URING_CMD = 4, 5, 22, 23, 46  # enum io_uring_op
-CMD_FIXED = 1  # IORING_URING_CMD_FIXED: the command's buffer is a registered one
+CMD_FIXED = 1  # IORING_URING_CMD_FIXED: the command's buffer is registered
 
 _LINK = 1 << 2  # IOSQE_IO_LINK
-_SETUP, _ENTER, _REGISTER = 425, 426, 427  # on every architecture
+_SETUP, _ENTER, _REGISTER = 425, 426, 427  # the same on every architecture
 _WIDE_SUBMISSIONS, _WIDE_COMPLETIONS = 1 << 10, 1 << 11  # IORING_SETUP_SQE128, IORING_SETUP_CQE32
 _SINGLE_MMAP = 1  # IORING_FEAT_SINGLE_MMAP
 _GET_EVENTS, _REGISTER_BUFFERS, _ENTRIES_AT = 1, 0, 0x10000000
-_PARAMS = struct.Struct("<10I 8IQ 8IQ")  # sizes, flags and features; offsets in the ring of submissions, of completions
+_PARAMS = struct.Struct("<10I 8IQ 8IQ")  # sizes, flags, features; offsets in the submission and completion rings
 # opcode, flags, ioprio, fd, offset or command, address, length, flags, user data, buffer index, personality, splice fd;
-# a driver's command begins behind that
+# a driver's command follows
 _ENTRY = struct.Struct("<BBHiQQIIQHHi")
 _ENTRY_BYTES, _WIDE_BYTES = 64, 128
 _MOVE = np.dtype(  # an entry of a plain read or write
@@ -47,14 +47,18 @@ _libc.syscall.restype = ctypes.c_long
 
 
 class Ring:
-    """Submissions and completions of one thread.
+    """Submission and completion rings of one thread.
 
-    entries: a submission for each; twice as many completions wait. wide: with room for commands of drivers. Raises
-    OSError where the kernel has no io_uring, or allows none.
+    Args:
+        entries: Submission entries; the completion ring has twice as many.
+        uses_sqe128: Use 128-byte entries, for driver commands.
+
+    Raises:
+        OSError: io_uring is not available, or not allowed.
     """
 
-    def __init__(self, entries: int, wide: bool = False) -> None:
-        flags = _WIDE_SUBMISSIONS | _WIDE_COMPLETIONS if wide else 0
+    def __init__(self, entries: int, uses_sqe128: bool = False) -> None:
+        flags = _WIDE_SUBMISSIONS | _WIDE_COMPLETIONS if uses_sqe128 else 0
         given = ctypes.create_string_buffer(_PARAMS.pack(0, 0, flags, *(0,) * 25), _PARAMS.size)
         self._fd = _call(_SETUP, entries, given)
         values = _PARAMS.unpack(given.raw)
@@ -63,7 +67,7 @@ class Ring:
             os.close(self._fd)
             raise OSError(errno.ENOSYS, "io_uring of a kernel before 5.4")
         submission, completion = values[10:19], values[19:28]
-        self._entry_bytes, self._completion_bytes = (_WIDE_BYTES, 32) if wide else (_ENTRY_BYTES, 16)
+        self._entry_bytes, self._completion_bytes = (_WIDE_BYTES, 32) if uses_sqe128 else (_ENTRY_BYTES, 16)
         array, self._completions_at = submission[6], completion[5]
         size = max(array + 4 * self.entries, self._completions_at + completions * self._completion_bytes)
         self._map = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -75,16 +79,20 @@ class Ring:
         self._completions = completions
         for number in range(self.entries):
             self._words[array // 4 + number] = number
-        self._prepared = 0  # entries that the kernel has not taken yet
+        self._prepared = 0  # entries not yet submitted
 
     def move(self, op: int, fd: int, offset: int, buffer: tuple[int, int, int], user: int) -> None:
-        """Prepare a read or a write; buffer: its address, bytes, and number among those registered."""
+        """Prepare a read or write; `buffer` is its address, its bytes, and its index among registered buffers."""
         where, size, index = buffer
         self._prepare(_ENTRY.pack(op, 0, 0, fd, offset, where, size, 0, user, index, 0, 0))
 
     def move_many(self, op: int, fd: int, offsets: I64, where: I64, sizes: I64, first: int) -> None:
-        """Prepare as many reads or writes as there are offsets, at most one for each entry; their numbers go from
-        `first` on. where: addresses."""
+        """Prepare one read or write per offset, at most `entries`.
+
+        Args:
+            where: Buffer addresses.
+            first: User data of the first request; the others are numbered consecutively.
+        """
         if self._prepared + offsets.size > self.entries:
             self.enter(0)
         entries = np.zeros(offsets.size, _MOVE)
@@ -97,9 +105,11 @@ class Ring:
         self._prepared += offsets.size
 
     def command(self, fd: int, code: int, command: bytes, fixed: int | None, user: int, linked: bool = False) -> None:
-        """Prepare a driver's command, at most 80 bytes.
+        """Prepare a driver command of at most 80 bytes.
 
-        fixed: number of its buffer among those registered. linked: the next one begins when this one has ended.
+        Args:
+            fixed: Index of its buffer if it is registered.
+            linked: Start the next command only when this one is complete.
         """
         flags, index = (0, 0) if fixed is None else (CMD_FIXED, fixed)
         entry = _ENTRY.pack(URING_CMD, _LINK * linked, 0, fd, code, 0, 0, flags, user, index, 0, 0)
@@ -115,7 +125,7 @@ class Ring:
         self._prepared += 1
 
     def enter(self, wait: int) -> None:
-        """Hand over what was prepared, and wait for so many completions, those that are there already counted."""
+        """Submit the prepared entries, and wait until `wait` completions are available."""
         while True:
             try:
                 self._prepared -= _call(_ENTER, self._fd, self._prepared, wait, _GET_EVENTS, None, 0)
@@ -128,7 +138,7 @@ class Ring:
                 return
 
     def completions(self) -> list[tuple[int, int]]:
-        """User data and result of all that has ended since the last time."""
+        """Return user data and result of all new completions."""
         found = []
         head, tail = self._words[self._head_of_completions], self._words[self._tail_of_completions]
         while head != tail:
@@ -139,15 +149,15 @@ class Ring:
         return found
 
     def register(self, buffers: Sequence[memoryview]) -> None:
-        """Pin buffers, numbered in this order; each a piece of its own, as one large one fails on Linux 6.1."""
+        """Pin buffers, in this order, one vector each: a single large one fails on Linux 6.1."""
         vectors = (ctypes.c_uint64 * (2 * len(buffers)))(*(x for b in buffers for x in (address(b), b.nbytes)))
         _call(_REGISTER, self._fd, _REGISTER_BUFFERS, vectors, len(buffers))
 
     def close(self) -> None:
-        """Let go; what is in flight goes on until it has ended."""
+        """Close the ring; requests in flight still complete."""
         self._words.release()
         for memory in (self._map, self._entry_map):
-            with suppress(BufferError):  # an array of an exception's traceback: unmapped with it
+            with suppress(BufferError):  # still referenced by a traceback's array, which unmaps it later
                 memory.close()
         os.close(self._fd)
 

@@ -1,4 +1,4 @@
-"""The rotation of rows of V in pages of progressive precision (`csd_spec.progressive`), there and back."""
+"""Rotation of rows of V in progressive-precision pages (`csd_spec.progressive`), and its inverse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from csd_spec.progressive import SIGNS
 
 @njit(cache=True, nogil=True)
 def butterflies(values):  # type: ignore[no-untyped-def]
-    """Multiply values (m,) in place by Hadamard matrices of the largest power of two that divides m, orthonormal."""
+    """Multiply values (m,) in place by orthonormal Hadamard matrices of the largest power of two that divides m."""
     m = values.size
     block, step = m & -m, 1
     while step < block:
@@ -28,7 +28,7 @@ def butterflies(values):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _turn_signs(values):  # type: ignore[no-untyped-def]
-    """Change the signs of the channels that `SIGNS` names."""
+    """Flip the signs of the channels in `SIGNS`."""
     for i in range(values.size):
         if SIGNS >> np.uint64(i % 64) & np.uint64(1):
             values[i] = -values[i]
@@ -43,6 +43,6 @@ def rotate(values):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def rotate_back(values):  # type: ignore[no-untyped-def]
-    """The inverse of `rotate`."""
+    """Inverse of `rotate`."""
     butterflies(values)
     _turn_signs(values)

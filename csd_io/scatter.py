@@ -1,4 +1,4 @@
-"""Many ranges of a file read at once, each to where it belongs in memory: past the page cache where that can be."""
+"""Scattered reads: many ranges of a file at once, each to its own address, with direct I/O if possible."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ import numpy as np
 from csd_io.ring import READ, Ring
 from csd_spec.arrays import I64
 
-DEPTH = 128  # measured: a virtual disk serves half as many small reads with 32
+DEPTH = 128  # measured: with 32, a virtual disk serves half as many small reads
 
 
 class Scatter:
-    """A file's ranges, `depth` of them in flight. how: what carries reads out. fallen: why that is not io_uring past
-    the page cache; empty where it is. most: that were in flight at once, where io_uring counts them.
+    """Reads ranges of a file, with `depth` requests in flight. For one thread at a time.
 
-    Offsets, sizes and addresses are those that direct I/O wants. Used by one thread at a time.
+    Offsets, sizes and addresses must be aligned for direct I/O.
+
+    Attributes:
+        how: Name of the interface in use.
+        fallback_reason: Why this is not io_uring with direct I/O; empty if it is.
+        max_in_flight: Largest number of requests in flight; counted with io_uring only.
     """
 
     def __init__(self, path: Path, depth: int = DEPTH, ring: bool = True, direct: bool = True) -> None:
-        """ring, direct: whether io_uring is tried, and direct I/O. Raises OSError for what cannot be opened."""
-        self.depth, self.most, why = depth, 0, list[str]()
+        """Open a file; `ring` and `direct` allow io_uring and direct I/O. Raises OSError if it cannot be opened."""
+        self.depth, self.max_in_flight, why = depth, 0, list[str]()
         self._fd = self._open(path, direct, why)
         self._ring: Ring | None = None
         self._pool: ThreadPoolExecutor | None = None
         try:
             if not ring:
-                raise OSError(errno.ENOSYS, "io_uring is not asked for")
+                raise OSError(errno.ENOSYS, "not requested")
             self._ring = Ring(depth)
         except OSError as error:
             why.append(f"no io_uring ({error.strerror}): threads read")
             self._pool = ThreadPoolExecutor(depth, "scatter")
-        self.fallen = "; ".join(why)
+        self.fallback_reason = "; ".join(why)
         self.how = "io_uring" if self._ring else "threads"
 
     @staticmethod
@@ -44,7 +48,7 @@ class Scatter:
         flags = os.O_RDONLY | os.O_CLOEXEC
         try:
             if not direct:
-                raise OSError(errno.EINVAL, "not asked for")
+                raise OSError(errno.EINVAL, "not requested")
             return os.open(path, flags | os.O_DIRECT)
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -53,13 +57,16 @@ class Scatter:
             return os.open(path, flags)
 
     def read(self, offsets: I64, where: I64, sizes: I64) -> I64:
-        """Read sizes (N,) bytes from offsets (N,) to addresses `where` (N,); returns of each how many bytes came, or
-        -errno."""
+        """Read sizes (N,) bytes from offsets (N,) to addresses `where` (N,).
+
+        Returns:
+            Bytes read per range, or -errno, (N,).
+        """
         results = np.zeros(offsets.size, np.int64)
         if self._ring:
             try:
                 self._by_ring(self._ring, (offsets, where, sizes), results)
-            except BaseException:  # completions of this call may still come, and must not be taken for later ones
+            except BaseException:  # late completions must not be mistaken for those of the next call
                 self._ring.close()
                 self._ring, self.how = None, "threads"
                 self._pool = ThreadPoolExecutor(self.depth, "scatter")
@@ -76,7 +83,7 @@ class Scatter:
             offsets, where, sizes = (column[batch] for column in columns)
             ring.move_many(READ, self._fd, offsets, where, sizes, begun)
             begun = batch.stop
-            self.most = max(self.most, begun - ended)
+            self.max_in_flight = max(self.max_in_flight, begun - ended)
             ring.enter(min(begun - ended, self.depth // 2))
             for number, result in ring.completions():
                 results[number] = result
@@ -89,7 +96,7 @@ class Scatter:
             return -(error.errno or errno.EIO)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._ring:
             self._ring.close()
         if self._pool:
@@ -97,9 +104,17 @@ class Scatter:
         os.close(self._fd)
 
 
-def bridged(numbers: I64, spare: int, longest: int) -> tuple[I64, I64]:
-    """Runs of ascending numbers, as firsts and ends (behind the last). Gaps of up to `longest` numbers between them are
-    bridged, the smallest first, as long as no more than `spare` others come with them."""
+def coalesce_ranges(numbers: I64, spare: int, longest: int) -> tuple[I64, I64]:
+    """Coalesce ascending numbers into ranges, smallest gaps first.
+
+    Args:
+        numbers: Numbers to cover, ascending.
+        spare: Maximum number of additional numbers that the ranges may cover.
+        longest: Largest gap that may be covered.
+
+    Returns:
+        First and end (exclusive) of each range.
+    """
     gaps = np.diff(numbers) - 1
     order = np.argsort(gaps, kind="stable")
     kept = np.zeros(gaps.size, bool)

@@ -1,4 +1,4 @@
-"""What a device holds, as far as its first bytes say: to be asked before anything is written there."""
+"""Detection of file systems and the like on a device, to avoid overwriting them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-LOOK_BYTES = 1 << 17  # that hold every place below
+LOOK_BYTES = 1 << 17  # covers every offset below
 
-# offset, bytes, what they say: the places that blkid(8) looks at
+# offset, magic bytes, description: the offsets that blkid(8) checks
 _KNOWN = (
     (0, b"XFSB", "an XFS file system"),
     (0, b"hsqs", "a squashfs file system"),
@@ -30,19 +30,19 @@ _KNOWN = (
 )
 
 
-def held(begins: memoryview) -> str | None:
-    """What the first bytes of a device say that it holds; None where nothing is known."""
+def detect_signature(begins: memoryview) -> str | None:
+    """Describe the content of a device by its first bytes; None if no signature is known."""
     found = (what for at, mark, what in _KNOWN if begins[at : at + len(mark)] == mark)
     return next(found, None)
 
 
 def blkid(path: Path) -> str | None:
-    """What `blkid -p` says that a block device holds; None where it finds nothing, or is not there."""
+    """Describe the content of a block device by `blkid -p`; None if it finds nothing or is not installed."""
     if not (program := shutil.which("blkid") or shutil.which("blkid", path="/usr/sbin:/sbin")):
         return None
     asked = subprocess.run([program, "-p", "-o", "export", path], capture_output=True, text=True, check=False)
     values = dict(line.split("=", 1) for line in asked.stdout.splitlines() if "=" in line)
     kind = values.get("TYPE") or values.get("PTTYPE")
-    if asked.returncode == 8:  # several
+    if asked.returncode == 8:  # ambivalent: several signatures
         return "more than one file system"
     return f"{kind} (blkid)" if kind else None

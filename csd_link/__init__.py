@@ -1,1 +1,1 @@
-"""The link between host and drive: commands as bytes, windows of blocks, both ends, and the ways to reach drives."""
+"""Link between host and drive: command encoding, block windows with host and controller sides, and transports."""

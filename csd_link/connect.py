@@ -1,4 +1,4 @@
-"""Attaching to drives that other processes serve."""
+"""Attaches to drives that other processes serve."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.host_end import PATIENCE_S, AttachedDevice, Lost, WindowDevice
-from csd_link.lease import HeldError, Lease, closing_both
+from csd_link.host_end import HEARTBEAT_TIMEOUT_S, AttachedDevice, DriveLostError, WindowDevice
+from csd_link.lease import HeldError, Lease, close_both
 from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
 from csd_link.run_dir import doorbell_path, window_path
@@ -21,32 +21,33 @@ Connect = Callable[[], AttachedDevice]
 
 
 def connect(window: Path) -> WindowDevice:
-    """Attach to the drive behind a window in shared memory, with a doorbell.
+    """Attach to a drive through its window in shared memory, with a doorbell.
 
     Raises:
-        Lost: No drive answers, or another host holds the window.
+        DriveLostError: No drive answers, or another host holds the window.
     """
     with ExitStack() as undo:
         try:
             lease = Lease(window)
             undo.callback(lease.close)
-            line = call(doorbell_path(window))  # after the lease: the drive hangs up on the host before
+            line = call(doorbell_path(window))  # after the lease: the drive closes the previous host's connection
             undo.callback(line.close)
-            device = WindowDevice(MappedMedium(window), SocketDoorbell(line), closing_both(lease, line.close))
+            device = WindowDevice(MappedMedium(window), SocketDoorbell(line), close_both(lease, line.close))
         except HeldError as error:
-            raise Lost(str(error)) from error
+            raise DriveLostError(str(error)) from error
         except (OSError, ValueError) as error:
-            raise Lost(f"no drive is served at {window}: {error}") from error
+            raise DriveLostError(f"no drive is served at {window}: {error}") from error
         undo.pop_all()
     return device
 
 
 def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDevice:
-    """Drive `number` of those whose windows follow each other in a file, a block device, or an NVMe character device,
-    by reads and writes alone.
+    """Attach to drive `number` through windows that follow each other in a file, block device or NVMe character device.
+
+    The windows are accessed with reads and writes only, without a doorbell.
 
     Raises:
-        Lost: No drive answers, or another host holds the window.
+        DriveLostError: No drive answers, or another host holds the window.
     """
     at = offset_bytes
     for _ in range(number):
@@ -60,9 +61,9 @@ def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDev
         try:
             lease = Lease(path, at)
         except HeldError as error:
-            raise Lost(str(error)) from error
+            raise DriveLostError(str(error)) from error
         undo.callback(lease.close)
-        device = WindowDevice(medium, close=closing_both(lease, medium.close))
+        device = WindowDevice(medium, close=close_both(lease, medium.close))
         undo.pop_all()
     return device
 
@@ -72,10 +73,10 @@ def _medium(path: Path, offset_bytes: int) -> FileMedium | PassthroughMedium:
     return kind(path, offset_bytes)
 
 
-def beating(medium: Medium) -> Identity | None:
-    """Who serves a window at present, as the beat in its header says; None where it stands still."""
+def find_live_drive(medium: Medium) -> Identity | None:
+    """Identify the drive that serves a window; None if its heartbeat has stopped."""
     with contextlib.suppress(ValueError, OSError):
-        before, deadline = unpack(medium.read(DRIVE_HEADER)), time.monotonic() + PATIENCE_S
+        before, deadline = unpack(medium.read(DRIVE_HEADER)), time.monotonic() + HEARTBEAT_TIMEOUT_S
         while before and before.kind is Kind.DRIVE and time.monotonic() < deadline:
             now = unpack(medium.read(DRIVE_HEADER))
             if now and (now.drive, now.sequence) != (before.drive, before.sequence):
@@ -84,19 +85,19 @@ def beating(medium: Medium) -> Identity | None:
     return None
 
 
-def who_serves(name: str) -> Identity | None:
-    """Who answers as the drive of this name at present."""
+def find_server(name: str) -> Identity | None:
+    """Identify the process that currently serves the drive with this name; None if there is none."""
     window = window_path(name, ADMIN)
-    return beating(MappedMedium(window)) if window.exists() else None
+    return find_live_drive(MappedMedium(window)) if window.exists() else None
 
 
 def _identity(medium: Medium, path: Path) -> Identity:
-    """What the header says of a drive, alive or not."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Read the drive's header, even if the drive is not running; waits while it is being written."""
+    deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
     while True:
         header = unpack(medium.read(DRIVE_HEADER)) if medium.blocks else None
         if header and header.kind is Kind.DRIVE:
             return Identity.from_json(header.body)
         if time.monotonic() > deadline:
-            raise Lost(f"{path} holds no drive's window: serve one there first (vcsd serve --window {path})")
+            raise DriveLostError(f"{path} holds no drive's window: serve one there first (vcsd serve --window {path})")
         time.sleep(0.02)

@@ -1,9 +1,9 @@
-"""Commands that are larger than a drive takes, cut into parts that are all under way at once and end as one.
+"""Splits commands that exceed a drive's limit into parts that are in flight concurrently and complete as one.
 
-A drive behind a window takes `max_bytes` of payload and of data in a command: a slot. Devices cut by themselves what
-tells its size (`submit_in_parts`); a host that reads K and V knows how many bytes a token has, and cuts by tokens
-(`submit_reads`). A command that fits goes as it is. Parts are carried out in order; where one is refused,
-others may have been carried out, as when one of several drives refuses: the host crops or frees such sequences.
+A drive behind a window takes at most `max_bytes` of payload and of data per command: the size of a slot. Devices split
+commands whose size is known from their arrays (`submit_in_parts`); a host that reads KV data knows the bytes per token,
+and splits by tokens (`submit_reads`). Commands that fit are not changed. Parts are carried out in order; if one is
+rejected, others may have been carried out, as with several drives: the host truncates or frees such sequences.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ import numpy as np
 
 from csd_link.window import BLOCK_BYTES
 from csd_spec import Attend, Command, Completion, Device, FlashCounters, KvAppend, KvGather, KvRead, Status
-from csd_spec.verbs import VERBS, Binds, Crops, Frees, Kind, Stores, Verb
+from csd_spec.verbs import VERBS, AppendsRows, ArrayType, CommandSpec, FreesSequences, NamesPrefixes, TruncatesSequences
 
 NO_LIMIT = 1 << 62
 Submit = Callable[[Command, int], Future[Completion]]
 
-_HANDLE_BYTES = Kind.HANDLES.value.itemsize
-_COUNT_BYTES = Kind.COUNTS.value.itemsize
+_HANDLE_BYTES = ArrayType.HANDLES.value.itemsize
+_COUNT_BYTES = ArrayType.COUNTS.value.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A command that reads K and V, and what it does not tell.
+    """A command that reads KV data, with the sizes that it does not contain.
 
-    token_bytes: of K and V of a token in a layer. lengths: tokens that are stored of each sequence; a KvGather says
-    itself how many it reads. max_bytes: of data in a part, where the host wants less than the device sends.
+    Attributes:
+        token_bytes: Bytes of keys and values of a token in a layer.
+        lengths: Stored tokens of each sequence; not needed for KvGather, which has explicit ranges.
+        max_bytes: Limit on the data of a part, if the host's is lower than the device's.
     """
 
     device: Device
@@ -45,7 +47,7 @@ class Read:
 
 
 class Deferred(Future[Completion]):
-    """A completion that is made by the first thread that waits for it."""
+    """A completion that is computed by the first thread that waits for it."""
 
     def __init__(self, make: Callable[[], Completion]) -> None:
         super().__init__()
@@ -70,56 +72,59 @@ class Deferred(Future[Completion]):
 
 
 def max_bytes_of(device: Device) -> int:
-    """Bytes of payload, and of data, that a device takes in a command."""
+    """Limit on the payload and on the data of a command, bytes."""
     limit: int = getattr(device, "max_bytes", NO_LIMIT)
     return limit
 
 
 def check_device(device: Device, example: Command) -> None:
-    """Raise ValueError where a device takes less than the smallest part of a command of this kind.
+    """Raise ValueError if a device's limit is below the smallest part of a command of this kind.
 
-    example: a command on one sequence, with one token.
+    Args:
+        example: A command on one sequence with one token.
     """
     limit, need = max_bytes_of(device), max(_bytes_of(VERBS[type(example)], example))
     if need > limit:
         raise ValueError(
-            f"drive {device.name} takes {limit:,} bytes in a command, one token of this model needs {need:,}: "
+            f"drive {device.name} takes {limit:,} bytes per command, one token of this model needs {need:,}: "
             f"serve it with larger slots (layout: slot_blocks: {-(-need // BLOCK_BYTES)} or more)"
         )
 
 
 def submit_in_parts(submit: Submit, command: Command, submit_ns: int, max_bytes: int) -> Future[Completion]:
-    """Submit a command, in parts where it is too large; `submit` takes what fits."""
-    return _ended(command, [submit(part, submit_ns) for part in parts_of(command, max_bytes)])
+    """Submit a command through `submit`, in parts if it is too large."""
+    return _join_parts(command, [submit(part, submit_ns) for part in parts_of(command, max_bytes)])
 
 
 def submit_reads(reads: Sequence[Read], submit_ns: int) -> list[Future[Completion]]:
-    """Submit reads, one of each device, in parts where one is too large: first parts first."""
+    """Submit one read per device, in parts if necessary; all first parts go before second parts."""
     parts = [read_parts(each) for each in reads]
     submitted = [list[Future[Completion]]() for _ in reads]
     for number in range(max(map(len, parts))):
         for each, mine, futures in zip(reads, parts, submitted, strict=True):
             futures += [each.device.submit(part, submit_ns) for part in mine[number : number + 1]]
-    return [_ended(each.command, futures) for each, futures in zip(reads, submitted, strict=True)]
+    return [_join_parts(each.command, futures) for each, futures in zip(reads, submitted, strict=True)]
 
 
-def _ended(whole: Command, parts: list[Future[Completion]]) -> Future[Completion]:
-    """The end of a command whose parts are under way."""
-    return parts[0] if len(parts) == 1 else Deferred(lambda: joined(whole, [each.result() for each in parts]))
+def _join_parts(whole: Command, parts: list[Future[Completion]]) -> Future[Completion]:
+    """Join the completions of parts that are in flight."""
+    return parts[0] if len(parts) == 1 else Deferred(lambda: join_completions(whole, [each.result() for each in parts]))
 
 
 def parts_of(command: Command, max_bytes: int) -> list[Command]:
-    """A command, or the parts of it that fit into so many bytes.
+    """Split a command into parts of at most `max_bytes`, if it exceeds that.
 
-    What has no such parts is left as it is: a row that is too large, sequences that are made, what is found by a key,
-    K and V that are read; and what is no good command, which the drive refuses.
+    Commands without such parts are returned unchanged: a row that is too large, SeqCreate, key look-ups, KvRead and
+    KvGather; also invalid commands, which the drive rejects.
     """
     try:
-        # A decode step looks no further: even with one head of one channel all else is less than 63 times q
+        # Shortcut for decode steps: even with one head of one channel, the rest is less than 63 times q
         if isinstance(command, Attend) and 64 * command.q.nbytes < max_bytes:
             return [command]
         verb = VERBS[type(command)]
-        if max(_bytes_of(verb, command)) <= max_bytes or not isinstance(verb.effect, Stores | Crops | Frees | Binds):
+        if max(_bytes_of(verb, command)) <= max_bytes or not isinstance(
+            verb.effect, AppendsRows | TruncatesSequences | FreesSequences | NamesPrefixes
+        ):
             return [command]
         parts = _appends(command, max_bytes) if isinstance(command, KvAppend) else _by_rows(command, verb, max_bytes)
         return list(parts) or [command]
@@ -132,23 +137,23 @@ def payload_bytes(command: Command) -> int:
     return _bytes_of(VERBS[type(command)], command)[0]
 
 
-def _bytes_of(verb: Verb, command: Command) -> tuple[int, int]:
-    """Of a command's payload, and of its completion's data as far as the command tells."""
+def _bytes_of(verb: CommandSpec, command: Command) -> tuple[int, int]:
+    """Bytes of a command's payload, and of its completion's data as far as the command determines it."""
     nbytes = 0
     for array in verb.arrays:
         value = getattr(command, array.name)
-        if array.kind is Kind.HANDLES:
+        if array.kind is ArrayType.HANDLES:
             nbytes += len(value) * _HANDLE_BYTES
-        elif array.kind is Kind.TEXT:
+        elif array.kind is ArrayType.TEXT:
             nbytes += array.sized({})[0]
         elif value is not None:
             nbytes += value.nbytes
     return nbytes, verb.reply_bytes(verb.sizes(command)) if verb.reply else 0
 
 
-def _by_rows(command: Any, verb: Verb, max_bytes: int) -> Iterator[Command]:
-    """Parts with some of the sequences each, or of the keys that are bound; none where a row alone is too large."""
-    axis = "N" if isinstance(verb.effect, Binds) else "B"
+def _by_rows(command: Any, verb: CommandSpec, max_bytes: int) -> Iterator[Command]:
+    """Split by sequences, or by keys that are bound; yields nothing if a single row is too large."""
+    axis = "N" if isinstance(verb.effect, NamesPrefixes) else "B"
     columns = {array.name: getattr(command, array.name) for array in verb.arrays if array.symbols[0] == axis}
     (rows,) = set(map(len, columns.values()))
 
@@ -165,13 +170,13 @@ def _by_rows(command: Any, verb: Verb, max_bytes: int) -> Iterator[Command]:
 
 
 def _appends(command: KvAppend, max_bytes: int) -> Iterator[Command]:
-    """Parts with some of the tokens each; none where a token alone is too large."""
+    """Split by tokens; yields nothing if a single token is too large."""
     token = max(1, (command.k.nbytes + command.v.nbytes) // max(1, len(command.k)))
     lengths = command.lengths.tolist()
     fits = _HANDLE_BYTES + _COUNT_BYTES + token <= max_bytes
     if fits and min(lengths) >= 0 and sum(lengths) == len(command.k) == len(command.v) and _each_once(command):
         first = 0
-        for rows in _filled(command.seqs, lengths, token, max_bytes):
+        for rows in _batch_rows(command.seqs, lengths, token, max_bytes):
             seqs, counts = zip(*rows, strict=True)
             end = first + sum(counts)
             yield KvAppend(seqs, command.layer, np.array(counts), command.k[first:end], command.v[first:end])
@@ -179,12 +184,14 @@ def _appends(command: KvAppend, max_bytes: int) -> Iterator[Command]:
 
 
 def _each_once(command: Any) -> bool:
-    """Whether a command names no sequence twice: of two parts the drive could not know."""
+    """Whether no sequence is named twice; the drive could not check this across parts."""
     return len(set(getattr(command, "seqs", ()))) == len(getattr(command, "seqs", ()))
 
 
-def _filled(seqs: Sequence[int], lengths: Sequence[int], token: int, max_bytes: int) -> Iterator[list[tuple[int, int]]]:
-    """Sequences, and how many tokens of each, that fit together; token: bytes of one."""
+def _batch_rows(
+    seqs: Sequence[int], lengths: Sequence[int], token: int, max_bytes: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield batches of (sequence, tokens) that fit `max_bytes`, with `token` bytes per token."""
     head = _HANDLE_BYTES + _COUNT_BYTES
     rows, left = list[tuple[int, int]](), max_bytes
     for seq, length in zip(seqs, lengths, strict=True):
@@ -200,7 +207,7 @@ def _filled(seqs: Sequence[int], lengths: Sequence[int], token: int, max_bytes: 
 
 
 def read_parts(read: Read) -> list[Command]:
-    """The command, or the parts of it whose data fits."""
+    """Split a read into parts whose data fits the limit."""
     command, limit = read.command, min(read.max_bytes, max_bytes_of(read.device))
     most, most_seqs = max(1, limit // read.token_bytes), max(1, limit // _HANDLE_BYTES)
     if isinstance(command, KvGather):
@@ -230,7 +237,7 @@ def read_parts(read: Read) -> list[Command]:
 
 
 def _gathers(command: KvGather, most: int) -> list[Command]:
-    """Parts with whole layers each, or with some of a layer's tokens."""
+    """Split a KvGather by layers, or by tokens if a layer is too large."""
     total = int(command.tokens.sum())
     if layers := most // max(1, total):
         ends = command.layer + command.layers
@@ -250,8 +257,8 @@ def _gathers(command: KvGather, most: int) -> list[Command]:
     ]
 
 
-def joined(whole: Command, done: Sequence[Completion]) -> Completion:
-    """The completion of a command whose parts have ended; a drive that is gone comes before what it refused."""
+def join_completions(whole: Command, done: Sequence[Completion]) -> Completion:
+    """Join the completions of a command's parts; a lost drive takes precedence over a rejected part."""
     failed = [each for each in done if each.status is not Status.SUCCESS]
     if failed:
         lost = [each for each in failed if each.status is Status.PATH_LOST]
@@ -263,7 +270,7 @@ def joined(whole: Command, done: Sequence[Completion]) -> Completion:
         status=Status.SUCCESS,
         submit_ns=last.submit_ns,
         finish_ns=last.finish_ns,
-        breakdown_ns=_chained(done),
+        breakdown_ns=_sum_breakdowns(done),
         flash=reduce(add, (each.flash for each in done), FlashCounters()),
         link_bytes=sum(each.link_bytes for each in done),
         data=tuple(_data(whole, parts) for parts in zip(*(each.data for each in done), strict=True)),
@@ -271,18 +278,18 @@ def joined(whole: Command, done: Sequence[Completion]) -> Completion:
 
 
 def _data(whole: Command, parts: Sequence[Any]) -> Any:
-    """An array of a reply; of a KvGather parts follow each other by layer, then by token."""
+    """Join an array of a reply; parts of a KvGather are ordered by layer, then by token."""
     if not isinstance(whole, KvGather):
         return np.concatenate(parts)
     rows = np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts])
     return rows.reshape(whole.layers, -1, *rows.shape[1:])
 
 
-def _chained(done: Sequence[Completion]) -> dict[str, int]:
-    """Time by unit: of each part what comes after the end of those before it. It adds up to the whole."""
+def _sum_breakdowns(done: Sequence[Completion]) -> dict[str, int]:
+    """Breakdown of the whole: of each part, the time after the end of the earlier parts. Sums to the total latency."""
     sums, before_ns = dict[str, int](), done[0].submit_ns
     for part in sorted(done, key=lambda each: each.finish_ns):
-        over_ns = before_ns - part.submit_ns  # went under the parts before, waiting first
+        over_ns = before_ns - part.submit_ns  # overlapped with earlier parts; queueing is overlapped first
         for unit, ns in sorted(part.breakdown_ns.items(), key=lambda each: each[0] != "queue"):
             under_ns = min(ns, over_ns)
             over_ns -= under_ns

@@ -1,4 +1,4 @@
-"""How one end of a window tells the other that there is something to read."""
+"""Doorbells: notify the other side of a window that there is something to read."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Protocol
 
 
 class Doorbell(Protocol):
-    """Both methods raise ConnectionError once the other end is known to be gone."""
+    """Both methods raise ConnectionError once the other side is known to be gone."""
 
     def ring(self) -> None:
-        """Wake the other end."""
+        """Wake the other side."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Return when it has rung, or after a while."""
+        """Wait until the other side rings, or until the timeout."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the doorbell."""
         ...
 
 
 class Polling:
-    """No doorbell: look again after a short sleep, a longer one when nothing comes for long."""
+    """No doorbell: poll after a short sleep that grows while nothing arrives."""
 
     def __init__(self, min_s: float = 2e-5, max_s: float = 2e-3) -> None:
         self._min_s, self._max_s, self._next_s = min_s, max_s, min_s
@@ -46,7 +46,7 @@ class Polling:
 
 @contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """A socket's address by way of its folder: an address has at most 108 bytes, a path may have more."""
+    """Address a socket through its folder: addresses are limited to 108 bytes, paths are not."""
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -55,7 +55,7 @@ def _address(path: Path) -> Iterator[str]:
 
 
 def call(path: Path) -> socket.socket:
-    """A connection to the doorbell at a path; raises OSError where nobody listens."""
+    """Connect to the doorbell at a path; raises OSError if no process listens."""
     line = socket.socket(socket.AF_UNIX)
     try:
         with _address(path) as address:
@@ -67,7 +67,7 @@ def call(path: Path) -> socket.socket:
 
 
 class SocketDoorbell:
-    """A byte over a connected Unix socket; when the other process dies its end closes at once."""
+    """Sends a byte over a connected Unix socket, which closes at once when the other process dies."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -76,7 +76,7 @@ class SocketDoorbell:
         self._poll.register(connection, select.POLLIN)
 
     def ring(self) -> None:
-        with suppress(BlockingIOError):  # full: it has not looked for long, and will
+        with suppress(BlockingIOError):  # full: a wake-up is already pending
             self._socket.send(b"!", socket.MSG_NOSIGNAL)
 
     def wait(self, timeout_s: float) -> None:
@@ -90,9 +90,9 @@ class SocketDoorbell:
 
 
 class ListeningDoorbell:
-    """The drive's end of a `SocketDoorbell`: a Unix socket that hosts connect to, the last one counts.
+    """The drive's side of a `SocketDoorbell`: a Unix socket; the most recently connected host is used.
 
-    A host that has none, behind a block device, is looked after by polling.
+    Hosts without a doorbell (behind a block device) are served by polling.
     """
 
     def __init__(self, path: Path) -> None:

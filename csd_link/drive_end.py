@@ -1,4 +1,4 @@
-"""The drive's end of a window: takes requests in order, carries them out, completes them."""
+"""Controller side of a window: takes requests in order, carries them out and completes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from csd_link.wire import (
     Buffer,
     Request,
     WireError,
-    checked,
+    check_payload,
     decode,
     encode_completion,
     unpack_entry,
@@ -37,30 +37,31 @@ from csd_spec import Command, Completion, Status
 
 
 class Service(Protocol):
-    """What a window leads to."""
+    """Command processor behind a window."""
 
     def attach(self) -> None:
-        """Another host begins."""
+        """Called when a new host attaches."""
         ...
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
-        """The completion of what is no good command; it goes into the error log."""
+        """Completion for an invalid command; recorded in the error log."""
         ...
 
     def step(self, command: Command, submit_ns: int, max_bytes: int) -> Completion:
-        """Carry a command out; refuse one whose completion would have more data than that."""
+        """Carry out a command; reject one whose completion would have more than `max_bytes` of data."""
         ...
 
 
-BEAT_S = 0.1
-SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
-LOOK_S = 0.002  # for a new host, while one is attached
+HEARTBEAT_INTERVAL_S = 0.1
+SPIN_S = 200e-6  # spin time before a wait; the processor is yielded to other processes meanwhile
+POLL_INTERVAL_S = 0.002  # check for a new host while one is attached
 
 
 def carry_out(service: Service, read: Callable[[], tuple[Request, int]], max_bytes: int) -> Completion:
-    """A request's completion, whatever it says: nothing that a host sends stops the drive.
+    """Return the completion of a request. Any input gives a completion: a host cannot stop the drive.
 
-    read: the request and when it is submitted, in ns of modelled time; raises WireError.
+    Args:
+        read: Returns the request and its submission time (simulated, ns); raises WireError.
     """
     submit_ns = 0
     try:
@@ -73,29 +74,29 @@ def carry_out(service: Service, read: Callable[[], tuple[Request, int]], max_byt
         return service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
 
 
-class DriveEnd:
-    """One window's requests, carried out one after the other; no threads and no clock."""
+class WindowController:
+    """Processes one window's requests one after the other; has no threads and no clock."""
 
     def __init__(self, medium: Medium, identity: Identity, service: Service) -> None:
-        """Begin a new generation: what was under way is forgotten, and a host has to attach anew."""
+        """Start a new generation: requests in flight are dropped, and a host has to attach again."""
         if identity.layout.blocks > medium.blocks:
             raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {medium.blocks}")
         self.medium, self.layout, self.service = medium, identity.layout, service
         self._identity = identity.to_json()
         before = unpack(medium.read(DRIVE_HEADER))
         self.drive = next_generation(before.drive if before and before.kind is Kind.DRIVE else 0)
-        self.host = 0  # generation of the host that is attached
+        self.host = 0  # generation of the attached host
         self.sequence = self._beats = 0
         self.beat()
 
     def beat(self) -> None:
-        """Show that the firmware lives."""
+        """Write the heartbeat."""
         self._beats += 1
         header = Block(Kind.DRIVE, self.host, self.drive, self._beats, self._identity)
         self.medium.write(DRIVE_HEADER, header.pack())
 
     def accept_host(self) -> bool:
-        """Attach the host whose header is new; whether there was one."""
+        """Attach a new host if its header has appeared; returns whether there was one."""
         header = unpack(self.medium.read(HOST_HEADER))
         if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
             return False
@@ -105,7 +106,7 @@ class DriveEnd:
         return True
 
     def serve(self) -> bool:
-        """Carry out the next request; whether there was one."""
+        """Carry out the next request; returns whether there was one."""
         block = unpack(self.medium.read(self.layout.request(self.sequence)))
         awaited = Kind.REQUEST, self.host, self.drive, self.sequence
         if not self.host or block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
@@ -117,7 +118,7 @@ class DriveEnd:
         else:
             try:
                 self.medium.write(self.layout.to_host(self.sequence), data)
-            except OSError as error:  # the window's memory or disk is full: say so in the block that is there
+            except OSError as error:  # memory or disk is full: report it in the completion's block, which exists
                 reason = f"window: {error.strerror}: {len(data):,} bytes do not fit"
                 refused = self.service.refuse("data", Status.TRANSFER_ERROR, reason, done.submit_ns)
                 body, _ = encode_completion(refused, crc32)
@@ -137,13 +138,13 @@ class DriveEnd:
             payload = blocks
         else:
             raise WireError(f"payload of {size} bytes: this window's slots hold {self.layout.slot_bytes}")
-        return checked(Request(opcode, parameters, payload), size, crc), submit_ns
+        return check_payload(Request(opcode, parameters, payload), size, crc), submit_ns
 
 
 class WindowServer:
-    """Serves a drive end in a thread of its own, with a beat from another one."""
+    """Serves a window controller in a thread, with a heartbeat from a second thread."""
 
-    def __init__(self, end: DriveEnd, doorbell: Doorbell) -> None:
+    def __init__(self, end: WindowController, doorbell: Doorbell) -> None:
         self.end, self._doorbell = end, doorbell
         self._stopping = threading.Event()
         self._header = threading.Lock()
@@ -154,7 +155,7 @@ class WindowServer:
             thread.start()
 
     def stop(self) -> None:
-        """Finish the request at hand."""
+        """Finish the current request and stop."""
         self._stopping.set()
         for thread in self._threads:
             thread.join()
@@ -164,7 +165,7 @@ class WindowServer:
         try:
             self._work()
         finally:
-            self._stopping.set()  # whatever ends this, the beat shall not go on without it
+            self._stopping.set()  # no heartbeat without a serving thread
 
     def _work(self) -> None:
         busy = looked = 0.0
@@ -174,7 +175,7 @@ class WindowServer:
                 busy = time.perf_counter()
                 self._doorbell.ring()
                 continue
-            if now - looked > LOOK_S:
+            if now - looked > POLL_INTERVAL_S:
                 looked = now
                 with self._header:
                     if self.end.accept_host():
@@ -182,11 +183,11 @@ class WindowServer:
                         self._doorbell.ring()
                         continue
             if now - busy > SPIN_S:
-                self._doorbell.wait(BEAT_S)
+                self._doorbell.wait(HEARTBEAT_INTERVAL_S)
             else:
                 os.sched_yield()
 
     def _beat(self) -> None:
-        while not self._stopping.wait(BEAT_S):
+        while not self._stopping.wait(HEARTBEAT_INTERVAL_S):
             with self._header:
                 self.end.beat()

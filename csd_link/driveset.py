@@ -1,11 +1,11 @@
-"""What it runs on, as one value: how many drives of which kind, where they are, how they live."""
+"""Configuration of a set of drives: number, description, transport, lifetime."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from csd_link.hosted import Hosted
+from csd_link.hosted import HostingOptions
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -14,18 +14,22 @@ MIN_CTRL_LOSS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriveSet(Hosted):
-    """count drives, each a `spec`.
+class DriveSet(HostingOptions):
+    """A set of `count` identical drives.
 
-    transport: the way to them as a user writes it, `inproc` or `window:PATH`; `csd_link.transports` has the table.
-    keep: a folder in which drives that are made for this outlive it, one folder each; None is memory.
-    restart: whether a drive with a process of its own is restarted when it dies.
-    spares: drives in addition to `count`, which are empty until they replace lost ones.
-    recovery_s: seconds that a host waits for a drive that has died, for which it keeps rows; 0: it does neither.
-    methods: a Python file with methods of attention for drives that are made for this (docs/methods.md).
-    layouts: a Python file with layouts of K and V for drives that are made for this (docs/layouts.md); the host that
-    makes them loads it too (`csd_spec.load_layouts`).
-    The other fields, of drives that are made for this: `csd_link.hosted.Hosted`.
+    The remaining fields, for drives created by this process, are those of `csd_link.hosted.HostingOptions`.
+
+    Attributes:
+        count: Number of drives.
+        spec: Description of each drive.
+        transport: Transport as in the command line, `inproc` or `window:PATH`; see `csd_link.transports`.
+        keep: Folder that keeps created drives, one subfolder each; None keeps them in memory.
+        restart: Whether a drive with its own process is restarted when it dies.
+        spares: Additional drives, which stay empty until they replace lost ones.
+        recovery_s: Seconds to wait for the restart of a drive, for which rows are kept; 0 disables both.
+        methods: Python file with attention methods for created drives (docs/methods.md).
+        layouts: Python file with KV layouts for created drives (docs/layouts.md); the host loads it, too
+            (`csd_spec.load_layouts`).
     """
 
     count: int = 1
@@ -41,7 +45,7 @@ class DriveSet(Hosted):
     def __post_init__(self) -> None:
         self._check(self.keep)
         if self.count < 1:
-            raise ValueError(f"drives = {self.count}: at least 1 is needed")
+            raise ValueError(f"drives = {self.count}: must be at least 1")
         if self.spares < 0:
             raise ValueError(f"spares = {self.spares}: must be at least 0")
         for path, what in ((self.methods, "methods"), (self.layouts, "layouts")):
@@ -50,17 +54,17 @@ class DriveSet(Hosted):
 
     @property
     def kind(self) -> str:
-        """The transport's name."""
+        """Name of the transport."""
         return self.transport.partition(":")[0]
 
     @property
     def where(self) -> str:
-        """What stands behind the transport's name."""
+        """Part of `transport` after the name and colon."""
         return self.transport.partition(":")[2]
 
     @property
     def ctrl_loss_s(self) -> float:
-        """Seconds for which a lost NVMe/TCP connection is tried to be made again."""
+        """Time for which a lost NVMe/TCP connection is retried, seconds."""
         return max(MIN_CTRL_LOSS_S, 3 * self.recovery_s)
 
     @property
@@ -70,5 +74,5 @@ class DriveSet(Hosted):
 
     @property
     def folders(self) -> list[Path | None]:
-        """Where each drive's flash lies."""
+        """Folder of each drive's flash; None in memory."""
         return [self.keep / f"drive{number}" if self.keep else None for number in range(self.total)]

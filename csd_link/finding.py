@@ -1,4 +1,4 @@
-"""What is so on this machine, and what makes it so where it is not."""
+"""Results of checks of this machine, with suggested fixes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """found: what is there instead. fix: the command or the step that helps."""
+class MissingDependency:
+    """A missing requirement.
+
+    Attributes:
+        found: State that was found.
+        fix: Command or step that fixes it.
+    """
 
     found: str
     fix: str
@@ -15,7 +20,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that must be so."""
+    """Result of checking one requirement."""
 
     what: str
     ok: bool

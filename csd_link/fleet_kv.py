@@ -1,4 +1,4 @@
-"""`python -m csd_link.fleet_kv ADDRESS [KEY TEXT]`: print a fleet's keys and the cluster's nodes, or store a key."""
+"""Access to a fleet's keys in Ray's store: `python -m csd_link.fleet_kv ADDRESS [KEY TEXT]` prints or stores keys."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 import sys
 from typing import Any
 
-NAMESPACE = b"vcsd-fleet"  # of Ray's key-value store
+NAMESPACE = b"vcsd-fleet"  # in Ray's key-value store
 CONNECT_TIMEOUT_S = 3.0
 _ALIVE = 0  # Ray's GcsNodeInfo.ALIVE
 
 
 def main() -> None:
-    """Print one JSON object, or an error of one line."""
+    """Print one JSON object; on failure, a one-line error."""
     address, *pair = sys.argv[1:]
     try:
         client = _client(address)
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def _client(address: str) -> Any:
-    """Ray's client of the store, which needs no Ray node on this machine, unless the address is `auto`."""
+    """Return Ray's store client, which needs no Ray node on this machine, unless the address is `auto`."""
     if address == "auto":
         import ray
 
@@ -42,7 +42,7 @@ def _client(address: str) -> Any:
 
 
 def dump(client: Any) -> dict[str, Any]:
-    """Keys of the fleet with their texts, and identifiers of the nodes that are alive."""
+    """Return the fleet's keys with their texts, and the identifiers of nodes that are alive."""
     keys = client.internal_kv_keys(b"", NAMESPACE)
     values = {key.decode(): client.internal_kv_get(key, NAMESPACE) for key in keys}
     nodes = [node.hex() for node, info in client.get_all_node_info().items() if info.state == _ALIVE]

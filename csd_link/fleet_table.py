@@ -1,7 +1,7 @@
-"""The table of a fleet: its drives, their addresses, and the host NQN that they accept.
+"""Fleet table: drives of a fleet, their addresses, and the host NQN that they accept.
 
-Ray's key-value store holds it. A process of its own reads and writes it (`csd_link.fleet_kv`): in the host's process
-Ray would keep its memory and its threads.
+Ray's key-value store holds it. A separate process reads and writes it (`csd_link.fleet_kv`), since Ray's memory and
+threads would otherwise stay in the host process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from csd_link.finding import Missing
-from csd_link.host_end import Lost
-from csd_link.hosted import Hosted
-from csd_link.liveness import running
+from csd_link.finding import MissingDependency
+from csd_link.host_end import DriveLostError
+from csd_link.hosted import HostingOptions
+from csd_link.liveness import is_running
 from csd_link.nvmeof.device import Endpoint
 from csd_link.run_dir import run_dir
 from csd_spec.drive import DriveSpec
@@ -25,14 +25,14 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 READ_TIMEOUT_S = 20.0
 HOW_TO_GET_RAY = "pip install 'vcsd[ray]'"
-FLEET, DRIVE, DRAIN = "fleet", "drive/", "drain/"  # keys, and how those of each drive begin
+FLEET, DRIVE, DRAIN = "fleet", "drive/", "drain/"  # keys, and prefixes of per-drive keys
 MAX_DRIVES = 1024
 
 State = Literal["starting", "up", "draining", "lost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetPlan(Hosted):
+class FleetPlan(HostingOptions):
     """A fleet to start.
 
     Attributes:
@@ -90,40 +90,44 @@ class Member:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens."""
+        """Address for NVMe/TCP hosts."""
         return Endpoint(self.host, self.port, self.nqn)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetTable:
-    """A fleet as its table has it. host_nqn: name of the only host that drives accept."""
+    """Content of the table.
+
+    Attributes:
+        host_nqn: NQN of the only host that the drives accept.
+    """
 
     fleet: str
     host_nqn: str
     members: tuple[Member, ...]
 
     def find(self, name_or_nqn: str) -> Member:
-        """The drive of a name or an NQN; raises ValueError if there is none."""
+        """Return the drive with a name or NQN; raises ValueError if it is unknown."""
         for each in self.members:
             if name_or_nqn in (each.name, each.nqn):
                 return each
         raise ValueError(f"no drive {name_or_nqn!r} in the fleet: there are {', '.join(m.name for m in self.members)}")
 
     def usable(self, spares: bool) -> list[Member]:
-        """Drives, or spares, that are up."""
+        """Return the drives (or spares) in state `up`."""
         return [each for each in self.members if each.is_spare is spares and each.state == "up"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """A Ray cluster: address of its GCS, or `auto`, and the environment in which to reach it."""
+    """A Ray cluster: address of its GCS, or `auto`, and its authentication token."""
 
     address: str
     token: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for a process that connects."""
+        """Environment for a process that connects to it."""
         more = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token} if self.token else {}
         return {**os.environ, **more}
 
@@ -134,7 +138,7 @@ def local_file() -> Path:
 
 
 def read_local() -> dict[str, Any] | None:
-    """Content of the local fleet's file; None if there is no local fleet."""
+    """Return the content of the local fleet's file; None if there is no local fleet."""
     try:
         found: dict[str, Any] = json.loads(local_file().read_text())
     except FileNotFoundError:
@@ -143,15 +147,17 @@ def read_local() -> dict[str, Any] | None:
 
 
 def find_cluster(address: str = "") -> ClusterAddress:
-    """The cluster at an address; without one the local fleet's, then that of `RAY_ADDRESS`, then one on this machine.
+    """Find a cluster: at the address, else the local fleet's, else that of `RAY_ADDRESS`, else one on this machine.
 
     Raises:
-        Lost: The local fleet's process has ended.
+        DriveLostError: The local fleet's process has ended.
         ValueError: An address is not HOST:PORT.
     """
     if not address and (local := read_local()):
-        if not running(local["pid"]):
-            raise Lost("the process of the local fleet has ended, and its drives with it: vcsd fleet down removes it")
+        if not is_running(local["pid"]):
+            raise DriveLostError(
+                "the process of the local fleet has exited, and its drives with it: vcsd fleet down removes it"
+            )
         return ClusterAddress(local["address"], local["token"])
     found = (address or os.environ.get("RAY_ADDRESS") or "auto").removeprefix("//")
     host, _, port = found.rpartition(":")
@@ -160,29 +166,29 @@ def find_cluster(address: str = "") -> ClusterAddress:
     return ClusterAddress(found)
 
 
-def missing_ray() -> Missing | None:
-    """A finding if Ray is not installed; Ray is not imported for that."""
+def missing_ray() -> MissingDependency | None:
+    """Return a finding if Ray is not installed, without importing it."""
     from importlib.util import find_spec
 
     try:
         found = find_spec("ray")
-    except ValueError:  # set to None, as one that may not be imported
+    except ValueError:  # sys.modules has None for it
         found = None
-    return None if found else Missing("Ray is not installed", HOW_TO_GET_RAY)
+    return None if found else MissingDependency("Ray is not installed", HOW_TO_GET_RAY)
 
 
 def read_table(cluster: ClusterAddress) -> FleetTable | None:
-    """The table of a cluster's fleet; None if no fleet is up. Raises Lost if the cluster does not answer."""
+    """Read the table of a cluster's fleet; None if no fleet is up. Raises DriveLostError if the cluster is down."""
     return parse_table(json.loads(_run(cluster, [])))
 
 
 def mark_draining(cluster: ClusterAddress, member: Member) -> None:
-    """Mark a generation of a drive as draining; raises Lost if the cluster does not answer."""
+    """Mark a generation of a drive as draining; raises DriveLostError if the cluster does not answer."""
     _run(cluster, [f"{DRAIN}{member.name}", str(member.generation)])
 
 
 def parse_table(found: dict[str, Any]) -> FleetTable | None:
-    """A table from the store's content: keys with their texts, and identifiers of the nodes that are alive."""
+    """Parse the store's content: keys with their texts, and identifiers of nodes that are alive."""
     keys, alive = found["keys"], set(found["nodes"])
     if FLEET not in keys:
         return None
@@ -200,13 +206,13 @@ def parse_table(found: dict[str, Any]) -> FleetTable | None:
 
 
 def _unplaced(name: str) -> Member:
-    """A drive that has no node yet."""
+    """Member for a drive without a node."""
     is_spare = name.startswith("spare")
     return Member(name=name, generation=0, state="starting", node="", host="", port=0, nqn="", is_spare=is_spare)
 
 
 def _run(cluster: ClusterAddress, words: list[str]) -> str:
-    """Output of the process that speaks with Ray's store; raises ValueError without Ray, Lost if it fails."""
+    """Run the process that accesses Ray's store; raises ValueError without Ray, DriveLostError if it fails."""
     if missing := missing_ray():
         raise ValueError(f"a fleet needs Ray: {missing.fix}")
     command = [sys.executable, "-m", "csd_link.fleet_kv", cluster.address, *words]
@@ -215,10 +221,14 @@ def _run(cluster: ClusterAddress, words: list[str]) -> str:
             command, env=cluster.environment, capture_output=True, text=True, timeout=READ_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Lost(f"the Ray cluster at {cluster.address} did not answer within {READ_TIMEOUT_S:g} s") from None
+        raise DriveLostError(
+            f"the Ray cluster at {cluster.address} did not answer within {READ_TIMEOUT_S:g} s"
+        ) from None
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["no reason given"]
         if cluster.address == "auto":
-            raise Lost(f"no fleet is up on this machine: vcsd fleet up --local N starts one ({said[-1][:200]})")
-        raise Lost(f"no Ray cluster answers at {cluster.address}: {said[-1][:200]}")
+            raise DriveLostError(
+                f"no fleet is up on this machine: vcsd fleet up --local N starts one ({said[-1][:200]})"
+            )
+        raise DriveLostError(f"no Ray cluster answers at {cluster.address}: {said[-1][:200]}")
     return done.stdout

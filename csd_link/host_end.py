@@ -1,4 +1,4 @@
-"""The host's end of a window, and a `Device` behind it."""
+"""Host side of a window, and a `Device` that uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from csd_io.crc import crc32
 from csd_link.cutting import submit_in_parts
 from csd_link.doorbell import Doorbell, Polling
-from csd_link.lease import holder, own_words
+from csd_link.lease import describe_process, holder
 from csd_link.liveness import Liveness
 from csd_link.window import (
     BLOCK_BYTES,
@@ -32,40 +32,40 @@ from csd_link.window import (
 from csd_link.wire import ENTRY, Request, WireError, decode_completion, encode, pack_entry
 from csd_spec import Command, Completion, DriveSpec, Status
 
-LOOK_S = 0.05  # at the drive's header, while waiting
-SPIN_S = 200e-6  # look again without a pause for so long, and give way to whoever else wants the processor
+POLL_INTERVAL_S = 0.05  # check the drive's heartbeat while waiting
+SPIN_S = 200e-6  # spin time before a wait; the processor is yielded to other processes meanwhile
 HANDOVER_S = 0.3  # from a closed doorbell until the next host has attached
-PATIENCE_S = 0.8  # a drive whose beat stands still for so long may have ended
-SILENCE_S = 60.0  # one of which no more is known is given up after so long
+HEARTBEAT_TIMEOUT_S = 0.8  # without a heartbeat for this time, the drive's process is checked
+LOST_TIMEOUT_S = 60.0  # after this time without a heartbeat, a drive of unknown state is lost
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Lost(ConnectionError):
-    """The drive's firmware went away or began anew, or another host took the window."""
+class DriveLostError(ConnectionError):
+    """The drive's firmware exited or restarted, or another host took the window."""
 
 
-class TakenError(Lost):
-    """Another host has the window; a host that attached again would take it back, and so on."""
+class TakenError(DriveLostError):
+    """Another host has the window; attaching again would take it back, in a loop."""
 
 
-class Silent(Lost):
-    """Nothing is known of the drive: it may have ended, or stand still and go on later."""
+class HeartbeatTimeoutError(DriveLostError):
+    """No heartbeat within the timeout: the drive may have exited, or be stopped and continue later."""
 
 
 class AttachedDevice(ABC):
     """A served drive that a host has attached to. A subclass sets `identity`, and `_lost` when the drive is lost.
 
     Attributes:
-        identity: What the drive has said of itself.
+        identity: Description from the drive's header.
 
     """
 
     identity: Identity
-    _lost: Lost | None = None
+    _lost: DriveLostError | None = None
 
     @property
-    def lost(self) -> Lost | None:
-        """Why the drive is lost; None while it is not."""
+    def lost(self) -> DriveLostError | None:
+        """Why the drive is lost; None if it is not."""
         return self._lost
 
     @property
@@ -78,7 +78,7 @@ class AttachedDevice(ABC):
 
     @property
     def max_bytes(self) -> int:
-        """Of a command's payload, and of its data: what a slot holds."""
+        """Limit on a command's payload and on its data, bytes: the size of a slot."""
         return self.identity.layout.slot_bytes
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
@@ -90,27 +90,27 @@ class AttachedDevice(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for what is under way, and let go."""
+        """Wait for all requests in flight, then close the connection."""
 
 
-class HostEnd:
-    """Requests in, completions out, in order; no threads and no clock. What it asks of time is to be called again."""
+class WindowHost:
+    """Submits requests and returns completions in order; has no threads and no clock, and must be polled."""
 
     def __init__(self, medium: Medium) -> None:
         self.medium = medium
         self.identity: Identity | None = None
         self.host = self.drive = 0  # generations
-        self.begun = self.ended = 0  # requests of this generation
+        self.begun = self.ended = 0  # requests submitted, completed in this generation
         self.attached = False
         self.beat = -1
 
     def attach(self) -> bool:
-        """One step of attaching: whether the drive has answered."""
+        """Try to attach; returns whether the drive has answered."""
         header = self._header()
         if header is None or not header.drive:
             return False
         if self.attached:
-            raise Lost("attached before: make another end")
+            raise DriveLostError("attached before: make another end")
         if header.drive != self.drive:
             identity = Identity.from_json(header.body)
             if identity.layout.blocks > self.medium.blocks:
@@ -119,19 +119,19 @@ class HostEnd:
             mine = before.host if before and before.kind is Kind.HOST else 0
             self.identity, self.drive = identity, header.drive
             self.host = next_generation(mine, header.host)
-            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0, own_words()).pack())
+            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0, describe_process()).pack())
         self.attached = header.host == self.host
         return self.attached
 
     @property
-    def room(self) -> bool:
-        """Whether another request may begin."""
+    def has_free_slot(self) -> bool:
+        """Whether another request may be submitted."""
         assert self.identity is not None
         return self.begun - self.ended < self.identity.layout.depth
 
     def submit(self, request: Request, submit_ns: int) -> int:
-        """Begin a request where there is room; returns its sequence number. Raises ValueError for one too large."""
-        assert self.attached and self.room and self.identity is not None
+        """Submit a request if a slot is free; returns its sequence number. Raises ValueError if it is too large."""
+        assert self.attached and self.has_free_slot and self.identity is not None
         layout, sequence, payload = self.identity.layout, self.begun, request.payload
         inline = len(payload) <= BODY_BYTES - ENTRY.size
         if len(payload) > layout.slot_bytes:
@@ -150,7 +150,7 @@ class HostEnd:
         return sequence
 
     def poll(self) -> Completion | None:
-        """The completion of the oldest request under way, when it is there."""
+        """Return the completion of the oldest request in flight; None if it is not available."""
         assert self.identity is not None
         if self.ended == self.begun:
             return None
@@ -164,10 +164,10 @@ class HostEnd:
         except WireError as error:
             return Completion(status=Status.TRANSFER_ERROR, reason=f"from the drive: {error}")
         finally:
-            self.ended += 1  # only now: another thread may submit meanwhile, and its completion would take the slot
+            self.ended += 1  # last: another thread may submit, and its completion would reuse the slot
 
     def _completed(self, block: Block, sequence: int) -> Completion:
-        """The completion that a block announces, with its data; raises WireError."""
+        """Decode the completion in a block, and read its data; raises WireError."""
         assert self.identity is not None
         layout, head = self.identity.layout, decode_completion(block.body)
         data = block.body[head.size :]
@@ -179,13 +179,13 @@ class HostEnd:
             raise WireError("data that does not match its checksum")
         return head.with_data(data)
 
-    def look(self) -> int:
-        """The drive's beat; raises Lost when it is not the one that was attached to."""
+    def check_heartbeat(self) -> int:
+        """Return the drive's heartbeat; raises DriveLostError if another drive or host has the window."""
         header = self._header()
-        if header is None:  # being written
+        if header is None:  # torn: being written
             return self.beat
         if header.drive != self.drive:
-            raise Lost("its firmware has begun anew")
+            raise DriveLostError("its firmware has restarted")
         if header.host != self.host:
             raise TakenError(f"another host has taken its window: {holder(self.medium.read(HOST_HEADER))}")
         self.beat = header.sequence
@@ -197,41 +197,41 @@ class HostEnd:
 
 
 class Pending(Future[Completion]):
-    """A completion that is looked for by whoever waits for it, so that no other thread has to be woken."""
+    """A completion that the waiting thread polls for, so that no other thread has to be woken."""
 
     def __init__(self, reap: Callable[[Future[Completion]], None]) -> None:
         super().__init__()
-        self._reap = reap
+        self._poll_completions = reap
 
     def result(self, timeout: float | None = None) -> Completion:
-        self._reap(self)
+        self._poll_completions(self)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._reap(self)
+        self._poll_completions(self)
         return super().exception(0)
 
 
 class WindowDevice(AttachedDevice):
     """A drive behind a window.
 
-    When the drive is lost, every command under way and every later one ends with PATH_LOST.
+    When the drive is lost, all commands in flight and all later ones complete with PATH_LOST.
     """
 
     def __init__(
         self, medium: Medium, doorbell: Doorbell | None = None, close: Callable[[], None] | None = None
     ) -> None:
-        """Attach to the drive; raises Lost when it does not answer."""
-        self._doorbell, self._close, self._end = doorbell or Polling(), close, HostEnd(medium)
+        """Attach to the drive; raises DriveLostError if it does not answer."""
+        self._doorbell, self._close, self._end = doorbell or Polling(), close, WindowHost(medium)
         self._turn, self._reaping = threading.Condition(), False
         self._submitting, self._ending = threading.Lock(), threading.Lock()
         self._waiting: deque[Future[Completion]] = deque()
         try:
             self._attach()
         except OSError as error:
-            if isinstance(error, Lost) or error.errno in _FULL:
+            if isinstance(error, DriveLostError) or error.errno in _FULL:
                 raise
-            raise Lost(f"its firmware is gone ({error})") from error
+            raise DriveLostError(f"its firmware is gone ({error})") from error
         self._liveness = Liveness(self.name)
 
     def _attach(self) -> None:
@@ -239,9 +239,9 @@ class WindowDevice(AttachedDevice):
         while not self._end.attach():
             liveness = liveness or (self._end.identity and Liveness(self._end.identity.name))
             waited = time.monotonic() - began
-            stands_still = liveness and liveness.known and not liveness.ended() and waited < SILENCE_S
-            if waited > PATIENCE_S and not stands_still:
-                raise Lost("no drive answers at its window")
+            stands_still = liveness and liveness.is_known and not liveness.has_exited() and waited < LOST_TIMEOUT_S
+            if waited > HEARTBEAT_TIMEOUT_S and not stands_still:
+                raise DriveLostError("no drive answers at its window")
             self._doorbell.ring()
             self._doorbell.wait(1e-3)
         assert self._end.identity is not None
@@ -252,12 +252,12 @@ class WindowDevice(AttachedDevice):
         return self.request(encode(command), submit_ns)
 
     def request(self, request: Request, submit_ns: int) -> Future[Completion]:
-        """The same for a request that is encoded already, whatever it says."""
-        future = Pending(self._reap)
+        """Submit an encoded request, without validating it."""
+        future = Pending(self._poll_completions)
         with self._submitting:
-            while not self.lost and not self._end.room:
-                with suppress(IndexError):  # another thread has ended the last one
-                    self._reap(self._waiting[0])
+            while not self.lost and not self._end.has_free_slot:
+                with suppress(IndexError):  # another thread has completed the last one
+                    self._poll_completions(self._waiting[0])
             if self.lost:
                 future.set_result(path_lost(self.lost))
                 return future
@@ -269,20 +269,20 @@ class WindowDevice(AttachedDevice):
                 if isinstance(error, OSError) and error.errno not in _FULL:
                     self._fail(error)
                     return future
-                with suppress(ValueError):  # nothing was begun: it did not fit, or the window's memory is full
+                with suppress(ValueError):  # nothing was submitted: it did not fit, or memory is full
                     self._waiting.remove(future)
                 raise
         return future
 
     def close(self) -> None:
-        """Let what is under way end, then let go of the window."""
+        """Wait for all requests in flight, then close the window."""
         for future in list(self._waiting):
-            self._reap(future)
+            self._poll_completions(future)
         if self._close:
             self._close()
 
-    def _reap(self, future: Future[Completion]) -> None:
-        """Complete requests until this one is; one thread at a time looks for completions."""
+    def _poll_completions(self, future: Future[Completion]) -> None:
+        """Poll completions until `future` is done; one thread polls at a time."""
         while not future.done():
             with self._turn:
                 self._turn.wait_for(lambda: future.done() or not self._reaping)
@@ -292,7 +292,7 @@ class WindowDevice(AttachedDevice):
             try:
                 done = self._next()
                 with self._ending:
-                    if not self.lost:  # else it has ended with the others
+                    if not self.lost:  # otherwise `_fail` has completed it
                         self._waiting.popleft().set_result(done)
             except OSError as error:
                 self._fail(error)
@@ -302,8 +302,10 @@ class WindowDevice(AttachedDevice):
                     self._turn.notify_all()
 
     def _next(self) -> Completion:
-        """The next completion; raises Lost when the drive has ended. One that stands still is waited for: it goes on
-        where it was, and to give it anything again would cost modelled time."""
+        """Wait for the next completion; raises DriveLostError if the drive has exited.
+
+        A stopped drive is waited for: it continues where it was, and submitting again would cost simulated time.
+        """
         if self.lost:
             raise self.lost
         began = looked = moved = time.perf_counter()
@@ -314,37 +316,37 @@ class WindowDevice(AttachedDevice):
                 self._doorbell.wait(0.02)
             else:
                 os.sched_yield()
-            if now - looked > LOOK_S:
-                looked, before, beat = now, beat, self._end.look()
+            if now - looked > POLL_INTERVAL_S:
+                looked, before, beat = now, beat, self._end.check_heartbeat()
                 if beat != before:
                     moved = now
-                elif now - moved > PATIENCE_S and self._liveness.ended():
-                    raise Lost("its process has ended")
-                elif now - moved > SILENCE_S:
-                    raise Silent(f"its firmware has not been heard of for {SILENCE_S:g} s")
+                elif now - moved > HEARTBEAT_TIMEOUT_S and self._liveness.has_exited():
+                    raise DriveLostError("its process has exited")
+                elif now - moved > LOST_TIMEOUT_S:
+                    raise HeartbeatTimeoutError(f"no heartbeat from its firmware for {LOST_TIMEOUT_S:g} s")
         return done
 
     def _fail(self, error: OSError) -> None:
-        """The drive is gone: end everything that is under way."""
+        """Mark the drive as lost, and complete all requests in flight."""
         with self._ending:
-            self._lost = self._lost or (error if isinstance(error, Lost) else self._reason(error))
+            self._lost = self._lost or (error if isinstance(error, DriveLostError) else self._reason(error))
             while self._waiting:
                 self._waiting.popleft().set_result(path_lost(self._lost))
 
-    def _reason(self, error: OSError) -> Lost:
-        """Why the drive's end of the doorbell closed: it has ended, or another host is about to attach."""
+    def _reason(self, error: OSError) -> DriveLostError:
+        """Determine why the doorbell closed: the drive has exited, or another host is attaching."""
         deadline = time.monotonic() + HANDOVER_S
-        while time.monotonic() < deadline and not self._liveness.ended():
+        while time.monotonic() < deadline and not self._liveness.has_exited():
             try:
-                self._end.look()
-            except Lost as lost:
+                self._end.check_heartbeat()
+            except DriveLostError as lost:
                 return lost
             except OSError:
                 break
             time.sleep(0.002)
-        return Lost(f"its firmware is gone ({error})")
+        return DriveLostError(f"its firmware is gone ({error})")
 
 
-def path_lost(lost: Lost) -> Completion:
-    """The completion of a command whose drive is lost."""
+def path_lost(lost: DriveLostError) -> Completion:
+    """Completion of a command whose drive is lost."""
     return Completion(status=Status.PATH_LOST, reason=str(lost))

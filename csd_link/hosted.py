@@ -1,4 +1,4 @@
-"""What a machine gives the drives that run on it: the same for drives in this process and in processes of their own."""
+"""Hosting options: resources of the machine for its drives, in this process or in their own processes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 from csd_io.folder import DURABILITIES, Durability
 from csd_io.medium import IN_MEMORY, Medium
 
-MAX_MIB, MAX_THREADS = 1 << 24, 1024  # of what users may ask for
+MAX_MIB, MAX_THREADS = 1 << 24, 1024  # limits of user settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosted:
-    """Fields of whatever says how drives run; no figure of a drive depends on them.
+class HostingOptions:
+    """How drives are run; simulated results do not depend on these options.
 
-    durability: what a flush to files outlives: `process`, the drive's own; `host`, a power cut of this machine.
-    medium: where pages are while a drive has power: in memory, or in the files of its folder.
-    threads: of a drive's kernels; None is its share of the cores.
+    Attributes:
+        durability: What flushed files survive: `process`, the exit of the drive's process; `host`, a power loss.
+        medium: Storage of pages at run time: in memory, or in the files of the drive's folder.
+        threads: Kernel threads per drive; None divides the cores among the drives.
     """
 
     durability: Durability = "process"
@@ -27,20 +28,20 @@ class Hosted:
     threads: int | None = None
 
     @property
-    def asked(self) -> bool:
-        """Whether anything but the defaults is asked for."""
-        return any(getattr(self, each.name) != each.default for each in fields(Hosted))
+    def has_overrides(self) -> bool:
+        """Whether any option differs from its default."""
+        return any(getattr(self, each.name) != each.default for each in fields(HostingOptions))
 
-    def hosted(self, drives: int) -> dict[str, Any]:
-        """These fields, for one of so many drives."""
+    def hosting_fields(self, drives: int) -> dict[str, Any]:
+        """Return these options as a dict, for one of `drives` drives."""
         threads = self.threads or max(1, len(os.sched_getaffinity(0)) // drives)
         return {"durability": self.durability, "medium": self.medium, "threads": threads}
 
     def _check(self, folder: Path | None) -> None:
-        """Raise ValueError for what is off; folder: where the files would be."""
+        """Raise ValueError for an invalid option; `folder` is where the files would be stored."""
         if self.durability not in DURABILITIES:
             raise ValueError(f"durability = {self.durability!r}: must be one of {', '.join(DURABILITIES)}")
         if self.medium.kind != "memory" and not folder:
             raise ValueError(f"medium = {self.medium.kind}: needs a folder to keep drives in")
         if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads = {self.threads}: at least 1 is needed")
+            raise ValueError(f"threads = {self.threads}: must be at least 1")

@@ -1,7 +1,7 @@
-"""One host for a window at a time: a lock that the kernel drops with the process that holds it.
+"""Exclusive access of one host to a window: a lock that the kernel releases when its process exits.
 
-Hosts that reach a window through the same file or device of one machine see each other's locks. For others, behind a
-guest's driver say, the window itself decides: the last host has it, and the one before is told who that is.
+Hosts that reach a window through the same file or device of one machine see each other's locks. For other hosts (behind
+a guest's driver, for example), the window itself decides: the last host gets it, and the previous one is told who has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from csd_link.window import BLOCK_BYTES, HOST_HEADER, Kind, unpack
 
-HANDOVER_S = 0.8  # a host that closes may take as long to drop its lock
+HANDOVER_S = 0.8  # time for which a closing host may still hold its lock
 MAX_WORDS = 200  # characters of a command line
 _LOCK = struct.Struct("hhqqi4x")  # struct flock with 64-bit offsets: type, whence, start, length, pid
 _HELD = (errno.EAGAIN, errno.EACCES)
@@ -34,19 +34,19 @@ class Lease:
     """The lock of a window, on the block that its host writes."""
 
     def __init__(self, path: Path, offset_bytes: int = 0, patience_s: float = HANDOVER_S) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Args:
-            path: File or device that the window is in.
-            offset_bytes: Where it begins there.
-            patience_s: How long to wait for a host that holds it, s.
+            path: File or device that contains the window.
+            offset_bytes: Offset of the window in it.
+            patience_s: How long to wait for a host that holds the lock, seconds.
 
         Raises:
-            HeldError: Another host holds it; the message says which.
+            HeldError: Another host holds it; the message names it.
             OSError: The file cannot be opened.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._drop = weakref.finalize(self, os.close, self._fd)  # of a connection that nobody closes too
+        self._drop = weakref.finalize(self, os.close, self._fd)  # also if the connection is never closed
         at = offset_bytes + HOST_HEADER * BLOCK_BYTES
         lock = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, BLOCK_BYTES, 0)
         deadline = time.monotonic() + patience_s
@@ -66,17 +66,17 @@ class Lease:
     def _holder(self, at: int) -> str:
         try:
             return holder(os.pread(self._fd, BLOCK_BYTES, at))
-        except OSError:  # a character device is read by commands alone
+        except OSError:  # character devices do not support pread
             return holder(bytes(BLOCK_BYTES))
 
     def close(self) -> None:
-        """Drop the lock; nothing happens if that was done."""
-        with suppress(OSError):  # of a mount whose drive has died; the descriptor is gone all the same
+        """Release the lock; does nothing if it is already released."""
+        with suppress(OSError):  # the mount's drive has died; the descriptor is closed anyway
             self._drop()
 
 
-def closing_both(lease: Lease, close: Callable[[], None]) -> Callable[[], None]:
-    """What closes a connection and then drops its lock."""
+def close_both(lease: Lease, close: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that closes a connection and then releases its lock."""
 
     def both() -> None:
         try:
@@ -87,8 +87,8 @@ def closing_both(lease: Lease, close: Callable[[], None]) -> Callable[[], None]:
     return both
 
 
-def own_words() -> bytes:
-    """What a host's header says of this process: JSON."""
+def describe_process() -> bytes:
+    """Description of this process for a host header, as JSON."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -97,7 +97,7 @@ def own_words() -> bytes:
 
 
 def holder(raw: bytes | bytearray) -> str:
-    """Which host has written a header, as words for people.
+    """Describe the host that wrote a header, for messages.
 
     Args:
         raw: The block of the host's header, 4 KiB.

@@ -1,4 +1,4 @@
-"""Where windows lie: memory that both ends map, and files or block devices that the host reads and writes."""
+"""Storage of windows: memory mapped by both sides, and files or block devices that the host reads and writes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from csd_io.folder import allocate
 from csd_link.window import BLOCK_BYTES, MAGIC
 
 Buffer = bytes | bytearray | memoryview
-_PART = 256  # blocks for which room is kept at once
+_PART = 256  # blocks that are allocated at once
 
 
 class MappedMedium:
-    """Blocks of a file that is mapped, from `offset_bytes` on: shared memory, or a device's backing memory.
+    """Blocks of a memory-mapped file from `offset_bytes` on: shared memory, or a device's backing memory.
 
-    blocks: None is all that the file has. A new file gets its size from `create`.
+    `blocks` = None uses the whole file. `create` makes a new file.
     """
 
     def __init__(self, path: Path, offset_bytes: int = 0, blocks: int | None = None) -> None:
         with path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
-            if blocks is not None and path.is_char_device():  # memory has no end
+            if blocks is not None and path.is_char_device():  # a memory device has no size
                 size = offset_bytes + blocks * BLOCK_BYTES
             self.blocks = (size - offset_bytes) // BLOCK_BYTES if blocks is None else blocks
             if self.blocks < 1 or offset_bytes % BLOCK_BYTES or offset_bytes + self.blocks * BLOCK_BYTES > size:
@@ -39,9 +39,9 @@ class MappedMedium:
 
     @staticmethod
     def create(path: Path, size_bytes: int) -> None:
-        """Make a sparse file that only its owner may open; nobody sees it before it has its size.
+        """Create a sparse file, accessible only to its owner, which appears atomically with its full size.
 
-        Raises FileExistsError for one that is there.
+        Raises FileExistsError if it exists.
         """
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         os.close(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -52,7 +52,7 @@ class MappedMedium:
             aside.unlink()
 
     def _keep(self, block: int, count: int) -> None:
-        """Have room for blocks before they are touched; raises OSError where the disk or the memory is full."""
+        """Allocate blocks before they are touched; raises OSError if the disk or memory is full."""
         for part in range(block // _PART, (block + count - 1) // _PART + 1):
             if self._fd is not None and part not in self._kept:
                 size = min(_PART, self.blocks - part * _PART) * BLOCK_BYTES
@@ -70,10 +70,10 @@ class MappedMedium:
 
 
 class FileMedium:
-    """Blocks of a file or a block device, by aligned reads and writes of whole blocks.
+    """Blocks of a file or a block device, accessed with aligned reads and writes of whole blocks.
 
-    A block device is opened with O_DIRECT, so that each goes to the drive; a regular file shares the page cache with
-    whoever maps it.
+    A block device is opened with O_DIRECT, so that each access reaches the drive; a regular file shares the page cache
+    with processes that map it.
     """
 
     def __init__(self, path: Path, offset_bytes: int = 0, max_bytes: int = 1 << 20) -> None:
@@ -86,7 +86,7 @@ class FileMedium:
     def read(self, block: int, count: int = 1) -> bytearray:
         out = bytearray()
         for at, size in self._parts(block, count * BLOCK_BYTES):
-            buffer = mmap.mmap(-1, size)  # aligned to a page, as O_DIRECT wants it
+            buffer = mmap.mmap(-1, size)  # page-aligned, as O_DIRECT requires
             if os.preadv(self._fd, [buffer], at) != size:
                 raise OSError(f"window: short read at byte {at}")
             out += buffer
@@ -113,12 +113,12 @@ class FileMedium:
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        with contextlib.suppress(OSError):  # of a mount whose drive has died; the descriptor is gone all the same
+        with contextlib.suppress(OSError):  # the mount's drive has died; the descriptor is closed anyway
             os.close(fd)
 
 
 def make_window_file(path: Path, size_bytes: int) -> None:
-    """Make a file for windows, or let one that holds windows have the size; raises ValueError for any other."""
+    """Create a file for windows, or extend an existing one; raises ValueError for a file with other content."""
     if not path.exists():
         MappedMedium.create(path, size_bytes)
     elif path.is_file():

@@ -1,4 +1,4 @@
-"""Drives at the other end of a modelled network: the same commands, with the time that they take to cross it."""
+"""Drives reached through a simulated network: adds the transfer time to commands and completions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from csd_link.cutting import Deferred, max_bytes_of, payload_bytes
 from csd_spec import Command, Completion, Device, DriveSpec, Status
 from csd_spec.network import Network
 
-COMMAND_BYTES, COMPLETION_BYTES = 72, 48  # of an NVMe/TCP capsule; of the headers of data and of a response
-MAX_KEPT = 64  # transfers of each direction after which others are searched for gaps
+COMMAND_BYTES, COMPLETION_BYTES = 72, 48  # NVMe/TCP command capsule; headers of data and response
+MAX_KEPT = 64  # recorded transfers per direction; gaps before them are not used
 
 
 class Port:
-    """The network port of a host, which all of its drives share; a direction moves one transfer at a time."""
+    """Network port of a host, shared by its drives; each direction carries one transfer at a time."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._busy: dict[str, list[tuple[int, int]]] = {"out": [], "in": []}  # begin and end of transfers, ns
-        self._from_ns = {"out": 0, "in": 0}  # before which a direction is taken: ends of transfers that are not kept
+        self._from_ns = {"out": 0, "in": 0}  # end of the last transfer that is no longer recorded
         self._lock = Lock()
 
     def send(self, nbytes: int, at_ns: int) -> int:
-        """Simulated time at which a drive has a message that the host sends at `at_ns`."""
+        """Simulated time at which a drive receives a message that the host sends at `at_ns`."""
         return self._move("out", nbytes, at_ns) + self.network.message_ns
 
     def receive(self, nbytes: int, at_ns: int) -> int:
-        """Simulated time at which the host has a message that a drive sends at `at_ns`."""
+        """Simulated time at which the host receives a message that a drive sends at `at_ns`."""
         return self._move("in", nbytes, at_ns + self.network.message_ns)
 
     def _move(self, direction: str, nbytes: int, at_ns: int) -> int:
-        """End of a transfer in the first gap from `at_ns` on that is large enough."""
+        """Book a transfer in the first sufficient gap from `at_ns` on; returns its end."""
         span_ns = self.network.transfer_ns(nbytes)
         with self._lock:
             busy, at_ns = self._busy[direction], max(at_ns, self._from_ns[direction])
@@ -48,7 +48,7 @@ class Port:
 
 
 class NetworkDevice:
-    """A drive that is reached through a port. Completions include the time of both messages, as unit `network`."""
+    """A drive reached through a port. Breakdowns of completions include both messages, as unit `network`."""
 
     def __init__(self, device: Device, port: Port) -> None:
         self._device, self._port = device, port

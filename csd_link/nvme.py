@@ -1,4 +1,4 @@
-"""Blocks of a window by NVMe commands, instead of reads and writes of a file."""
+"""Window access through NVMe commands instead of file reads and writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from csd_link.window import BLOCK_BYTES
 
 
 class PassthroughMedium:
-    """Blocks of an NVMe namespace by read and write commands over its character device, as /dev/ng0n1."""
+    """Blocks of an NVMe namespace, accessed with read and write commands on its character device (/dev/ng0n1)."""
 
     def __init__(self, path: Path, offset_bytes: int = 0, max_bytes: int = 1 << 17) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Drives of a run's own in a server process of its own, for as long as they are needed."""
+"""Private drives of a run, served by a child process for the duration of the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.liveness import cpu_ticks
 from csd_link.plain import PlainDevice
 from csd_link.recovery import RecoveringDevice
@@ -23,25 +23,27 @@ from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Device
 
-IDLE_START_S = 60.0  # without an answer, and without any CPU time used
-COMPILES = "compiling kernels (first run only)"  # said by a server on its standard error
-compiling = 0  # servers that this process waits for and that compile
+IDLE_START_S = 60.0  # startup timeout without any CPU time used, seconds
+COMPILES = "compiling kernels (first run only)"  # printed by a server to stderr
+compiling = 0  # number of starting servers that are compiling
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """A drive to serve, and how to connect to it then."""
+class ServerEndpoint:
+    """A drive to serve, and how to connect to it."""
 
     drive: ServedDrive
     connect: Connect
 
 
-Place = Callable[[ServedDrive, int, Path], Placed]  # a drive, its number in the set, a folder for what the run needs
+Place = Callable[
+    [ServedDrive, int, Path], ServerEndpoint
+]  # arguments: drive, its number in the set, temporary folder of the run
 
 
 @contextmanager
-def connected(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[Device]]:
-    """Devices of served drives, which may die and come back meanwhile. recovery_s: see `DriveSet`."""
+def open_devices(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[Device]]:
+    """Open served drives, which may die and be restarted meanwhile; recovery_s: see `DriveSet`."""
     with ExitStack() as undo:
         devices = list[Device]()
         for connect in connects:
@@ -52,7 +54,7 @@ def connected(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[D
 
 @contextmanager
 def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterator[list[Device]]:
-    """A set of drives, served by a process that lives as long as the block."""
+    """Serve a set of drives in a child process for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=private_dir(run_dir())) as folder:
         scratch = Path(folder)
         placed = [
@@ -64,7 +66,7 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
                     restarts=drives.restart,
                     methods=drives.methods.absolute() if drives.methods else None,
                     layouts=drives.layouts.absolute() if drives.layouts else None,
-                    **drives.hosted(drives.total),
+                    **drives.hosting_fields(drives.total),
                 ),
                 number,
                 scratch,
@@ -72,16 +74,21 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
             for number, path in enumerate(drives.folders)
         ]
         connects = [each.connect for each in placed]
-        with own_server(placed, scratch, server), connected(connects, drives.recovery_s) as devices:
+        with own_server(placed, scratch, server), open_devices(connects, drives.recovery_s) as devices:
             yield devices
 
 
 @contextmanager
-def own_server(placed: Sequence[Placed], scratch: Path, server: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A server process for the time of the block; it has begun when every drive answers.
+def own_server(
+    placed: Sequence[ServerEndpoint], scratch: Path, server: Sequence[str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a server process for the duration of the block, which begins when every drive answers.
 
-    server: the command; the file that says what it serves is put behind it, into `scratch`. Our number
-    comes behind that: when this process has ended, however that was, it stops and removes `scratch`.
+    Args:
+        placed: Drives to serve.
+        scratch: Temporary folder; the server removes it.
+        server: Command. The configuration file and this process's PID are appended as arguments: the server stops and
+            removes `scratch` when this process exits for any reason.
     """
     drives = ServedDrives(tuple(each.drive for each in placed))
     file, log = scratch / "serve.json", scratch / "serve.log"
@@ -100,7 +107,7 @@ def own_server(placed: Sequence[Placed], scratch: Path, server: Sequence[str]) -
 
 
 def _await(connect: Connect, server: subprocess.Popen[str], log: Path) -> None:
-    """Wait for a drive as long as its server works; raises ConnectionError if it ends, or hangs."""
+    """Wait for a drive while its server makes progress; raises ConnectionError if the server exits or hangs."""
     global compiling
     worked, ticks, told = time.monotonic(), 0, False
     try:
@@ -108,7 +115,7 @@ def _await(connect: Connect, server: subprocess.Popen[str], log: Path) -> None:
             try:
                 connect().close()
                 return
-            except (Lost, OSError) as error:
+            except (DriveLostError, OSError) as error:
                 if (now := cpu_ticks(server.pid)) != ticks:
                     worked, ticks = time.monotonic(), now
                 said = log.read_text().strip().splitlines()

@@ -1,4 +1,4 @@
-"""A served drive that is not waited for when it dies: other drives store the same."""
+"""A served drive without recovery, for redundant sets: other drives store the same data."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import suppress
 from csd_link.connect import Connect
 from csd_spec import Command, Completion, Device, DriveSpec
 
-RECONNECT_S = 5.0  # in which a drive that is restarted answers again
-_LOOK_S = 0.05
+RECONNECT_S = 5.0  # time for a restarted drive to answer
+_POLL_INTERVAL_S = 0.05
 
 
 class PlainDevice:
-    """A served drive. After it died, its commands end with PATH_LOST; `reconnect` may reach it again."""
+    """A served drive. After it died, its commands complete with PATH_LOST; `reconnect` may reach it again."""
 
     def __init__(self, connect: Connect) -> None:
-        """Attach to a drive; raises Lost if it does not answer."""
+        """Attach to a drive; raises DriveLostError if it does not answer."""
         self._connect, self._device = connect, connect()
         self.name, self.spec, self.max_bytes = self._device.name, self._device.spec, self._device.max_bytes
-        self.node: str = getattr(connect, "node", "")  # the machine, if it is known
+        self.node: str = getattr(connect, "node", "")  # name of the machine, if known
         self._again: PlainDevice | None = None
 
     spec: DriveSpec
@@ -29,7 +29,7 @@ class PlainDevice:
         return self._device.submit(command, submit_ns)
 
     def reconnect(self) -> Device | None:
-        """The drive after a restart, whatever it still stores; None if it runs, or is not back in RECONNECT_S."""
+        """Return the restarted drive, with or without its data; None if it runs, or is not back within RECONNECT_S."""
         if self._device.lost is None or not self._device.identity.restarts:
             return None
         self._device.close()
@@ -38,7 +38,7 @@ class PlainDevice:
             try:
                 self._again = PlainDevice(self._connect)
             except OSError:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
         return self._again
 
     def close(self) -> None:

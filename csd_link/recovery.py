@@ -1,4 +1,4 @@
-"""A drive that may die: what it has not acknowledged as flushed is kept here, and given to it again."""
+"""Recovery from drive restarts: keeps unflushed data on the host and replays it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from csd_link.cutting import Deferred
 from csd_link.driveset import RECOVERY_S
-from csd_link.host_end import AttachedDevice, Lost, Silent, TakenError
+from csd_link.host_end import AttachedDevice, DriveLostError, HeartbeatTimeoutError, TakenError
 from csd_spec import (
     Command,
     Completion,
@@ -30,12 +30,25 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, U64, key_list, keys_of
 from csd_spec.layouts import layout_of
-from csd_spec.verbs import VERBS, Array, Binds, Creates, Crops, Forks, Frees, Kind, Names, Settles, Stores, Sweeps
+from csd_spec.verbs import (
+    VERBS,
+    AppendsRows,
+    Array,
+    ArrayType,
+    CreatesSequences,
+    ForksSequences,
+    FreesSequences,
+    FreesUnnamed,
+    MakesDurable,
+    NamesPrefixes,
+    SequenceAccess,
+    TruncatesSequences,
+)
 
 
 @dataclass(slots=True)
-class Layer:
-    """A layer of a sequence: at least `kept` tokens are in flash; those after them are here too."""
+class UnflushedLayer:
+    """A layer of a sequence: the first `kept` tokens are in flash; the later ones are kept here."""
 
     kept: int = 0
     rows: list[tuple[F16, F16]] = field(default_factory=list)  # k, v, each (tokens, H, d)
@@ -45,7 +58,7 @@ class Layer:
         return self.kept + sum(len(k) for k, _ in self.rows)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens."""
+        """Truncate to the first `length` tokens."""
         while self.rows and self.length > length:
             k, v = self.rows.pop()
             left = length - self.length
@@ -55,44 +68,41 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Held:
-    """A sequence: how it was made, its handle on the drive as it is now, what the drive could lose of it.
+class SequenceJournal:
+    """Replay state of one sequence."""
 
-    create: or forked from which sequence, as far as which token; None of one that was found under a key. layers: none
-    of one that was found, or forked from such a one: what it has is not known here. names: prefixes by key, in tokens.
-    lossy: whether its layout rounds the rows of a full group.
-    """
-
-    create: SeqCreate | tuple[int, int] | None
-    handle: int
-    layers: list[Layer]
-    flushed: bool = False  # whether the drive knows it after a restart
-    names: dict[bytes, int] = field(default_factory=dict)
-    lossy: bool = False
+    create: SeqCreate | tuple[int, int] | None  # or (parent, length) of a fork; None: found under a key
+    handle: int  # current one on the drive
+    layers: list[UnflushedLayer]  # empty if it was found under a key, or forked from one that was
+    flushed: bool = False  # whether the drive still has it after a restart
+    names: dict[bytes, int] = field(default_factory=dict)  # keys of prefixes -> tokens
+    lossy: bool = False  # whether its layout rounds the rows of a full group
 
 
 class RecoveringDevice:
-    """A `Device` whose drive may die and come back at any moment.
+    """A `Device` whose drive may die and be restarted at any time.
 
-    Rows of K and V stay here until a flush acknowledges them. After a restart the drive is brought to where it was:
-    what was flushed is there, what was freed since is freed, the rest is made and appended again. Then the command that
-    was under way is given again. Before a crop in a layout that rounds rows, all is flushed. Forks and changes of
-    sequences that were found under a key are flushed at once: by the next flush what they began with may be gone.
-    Methods that remember something between steps (`h2o`) begin anew.
-    Handles that the host sees are made here: a drive may give one twice that it has forgotten.
+    KV rows are kept here until a flush acknowledges them. After a restart, the state is replayed: flushed
+    sequences are present, those freed since are freed, the rest is created and appended again. Then the command that
+    was in flight is submitted again. Before a truncation in a layout that rounds rows, everything is flushed. Forks,
+    and changes of sequences that were found under a key, are flushed at once: by the next flush, their origin may be
+    gone. Methods that keep state between steps (`h2o`) start again. The handles that the host sees are assigned here: a
+    drive may reuse handles that it has forgotten.
 
-    connect: attaches to the drive, or raises Lost. recovery_s: wall-clock seconds within which it has to come back.
+    Args:
+        connect: Attaches to the drive, or raises DriveLostError.
+        recovery_s: Wall-clock time within which the drive has to be restarted, seconds.
     """
 
     def __init__(self, connect: Callable[[], AttachedDevice], recovery_s: float = RECOVERY_S) -> None:
         self._connect, self._device, self._recovery_s = connect, connect(), recovery_s
-        self.node: str = getattr(connect, "node", "")  # the machine, if it is known
+        self.node: str = getattr(connect, "node", "")  # name of the machine, if known
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
-        self._held: dict[int, Held] = {}  # by the handle that the host knows
+        self._held: dict[int, SequenceJournal] = {}  # by the handle that the host knows
         self._created = 0
-        self._freed: list[int] = []  # handles that are flushed and were freed since
-        self._dropped: set[bytes] = set()  # keys, since the last flush
-        self._gone: Lost | None = None
+        self._freed: list[int] = []  # flushed handles that were freed since
+        self._dropped: set[bytes] = set()  # keys unbound since the last flush
+        self._gone: DriveLostError | None = None
         self.recoveries: list[tuple[float, float]] = []  # wall time at which each began and ended, time.monotonic()
 
     @property
@@ -115,11 +125,11 @@ class RecoveringDevice:
         return self._worker.submit(self._run, command, submit_ns)
 
     def _begin(self, command: Command, submit_ns: int) -> Future[Completion]:
-        """Give the drive a command that changes nothing, and may be under way beside others."""
-        return self._device.submit(self._translated(command), submit_ns)
+        """Submit a command that changes nothing; it may be in flight concurrently with others."""
+        return self._device.submit(self._with_drive_handles(command), submit_ns)
 
     def _end(self, done: Completion, command: Command, submit_ns: int) -> Completion:
-        """Its completion; where the drive died it is given again."""
+        """Return its completion; if the drive died, the command is submitted again."""
         return self._worker.submit(self._run, command, submit_ns).result() if done.status is Status.PATH_LOST else done
 
     def close(self) -> None:
@@ -127,127 +137,131 @@ class RecoveringDevice:
         self._device.close()
 
     def _run(self, command: Command, submit_ns: int) -> Completion:
-        """Give a command to the drive until it has an answer, or is gone for good."""
+        """Submit a command until it completes or the drive is lost permanently."""
         try:
             while True:
                 if self._gone:
                     raise self._gone
                 if self._rounds_unflushed(command):
                     return self._after_flush(command, submit_ns)
-                done = self._device.submit(self._translated(command), submit_ns).result()
+                done = self._device.submit(self._with_drive_handles(command), submit_ns).result()
                 if done.status is not Status.PATH_LOST:
                     done = self._remember(command, done)
-                    return self._flushed(command, done) if self._is_unsure(command, done) else done
-                if isinstance(self._device.lost, Silent | TakenError):  # it has what it had, for whom it goes on
+                    return self._flush_after(command, done) if self._needs_flush(command, done) else done
+                if isinstance(
+                    self._device.lost, HeartbeatTimeoutError | TakenError
+                ):  # the drive still has its state: nothing to replay
                     raise self._device.lost
-                if isinstance(VERBS[type(command)].effect, Frees):
-                    return self._free_anew(command, done.reason, submit_ns)
+                if isinstance(VERBS[type(command)].effect, FreesSequences):
+                    return self._retry_free(command, done.reason, submit_ns)
                 self._recover(done.reason, submit_ns)
-        except Lost as lost:
+        except DriveLostError as lost:
             self._gone = lost
             return Completion(status=Status.PATH_LOST, reason=str(lost), submit_ns=submit_ns, finish_ns=submit_ns)
 
-    def _translated(self, command: Command) -> Command:
-        """The command with the handles that the drive knows at present."""
-        if VERBS[type(command)].names is Names.NONE:
+    def _with_drive_handles(self, command: Command) -> Command:
+        """Replace the host's handles with the drive's current ones."""
+        if VERBS[type(command)].access is SequenceAccess.NONE:
             return command
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb names sequences have them
         now = tuple(self._held[handle].handle if handle in self._held else 0 for handle in seqs)
         return replace(command, seqs=now)  # type: ignore[arg-type]  # as above
 
     def _remember(self, command: Command, done: Completion) -> Completion:
-        """Note what the drive now holds, and could lose; the completion with our handles."""
+        """Update the replay state after a command; returns the completion with the host's handles."""
         if done.status is not Status.SUCCESS:
             return done
-        c: Any = command  # the row says what it has
+        c: Any = command  # fields depend on the effect
         match VERBS[type(command)].effect:
-            case Forks():
+            case ForksSequences():
                 return replace(done, data=(self._hold_forks(c, done),))
-            case Binds():
+            case NamesPrefixes():
                 self._bind(key_list(c.keys), c)
-            case Creates():
+            case CreatesSequences():
                 return replace(done, data=(self._hold(c, done),))
-            case Stores(lengths):
+            case AppendsRows(lengths):
                 counts = getattr(c, lengths) if lengths else np.ones(len(c.seqs), np.int64)
                 cuts = np.cumsum(counts)[:-1]
                 rows = zip(np.split(c.k, cuts), np.split(c.v, cuts), strict=True)
                 for handle, row in zip(c.seqs, rows, strict=True):
                     if self._held[handle].layers:
                         self._held[handle].layers[c.layer].rows.append(row)
-            case Crops():
+            case TruncatesSequences():
                 for handle, length in zip(c.seqs, c.lengths.tolist(), strict=True):
                     held = self._held[handle]
                     if held.layers:
                         held.layers[c.layer].crop(length)
                     self._unname(held, [key for key, tokens in held.names.items() if tokens > length])
-            case Frees():
+            case FreesSequences():
                 gone = [self._held.pop(handle) for handle in c.seqs]
                 self._freed += [each.handle for each in gone if each.flushed]
                 for each in gone:
                     self._unname(each, list(each.names))
-            case Sweeps():
-                self._held.clear()  # what has names is found by them again
-            case Settles():
+            case FreesUnnamed():
+                self._held.clear()  # sequences with keys are found again by key
+            case MakesDurable():
                 for each in self._held.values():
                     each.flushed = True
-                    each.layers = [Layer(layer.length) for layer in each.layers]
+                    each.layers = [UnflushedLayer(layer.length) for layer in each.layers]
                     each.names.clear()
                 self._freed.clear()
                 self._dropped.clear()
             case None:
                 pairs = zip(VERBS[type(command)].reply, done.data, strict=True)
-                return replace(done, data=tuple(self._known(array, data) for array, data in pairs))
+                return replace(done, data=tuple(self._with_host_handles(array, data) for array, data in pairs))
         return done
 
-    def _is_unsure(self, command: Command, done: Completion) -> bool:
-        """Whether what was done could not be done again after the drive has died."""
+    def _needs_flush(self, command: Command, done: Completion) -> bool:
+        """Whether the command could not be replayed after a restart, so that it needs a flush."""
         if done.status is not Status.SUCCESS:
             return False
         effect = VERBS[type(command)].effect
         seqs: Sequence[int] = getattr(command, "seqs", ())
         held = [self._held[handle] for handle in seqs if handle in self._held]
         unknown = any(not each.layers for each in held)
-        return isinstance(effect, Forks | Sweeps) or (unknown and isinstance(effect, Crops | Stores))
+        return isinstance(effect, ForksSequences | FreesUnnamed) or (
+            unknown and isinstance(effect, TruncatesSequences | AppendsRows)
+        )
 
     def _rounds_unflushed(self, command: Command) -> bool:
-        """Whether a crop may open a full group of rounded rows, which would not be rounded if they were given again."""
+        """Whether a truncation may reopen a full group of rounded rows, which a replay would not round."""
         if not isinstance(command, KvCrop):
             return False
         held = [self._held[handle] for handle in command.seqs if handle in self._held]
         return any(each.lossy and (not each.flushed or any(layer.rows for layer in each.layers)) for each in held)
 
     def _after_flush(self, command: Command, submit_ns: int) -> Completion:
-        """The completion of a command that is executed after a flush."""
+        """Carry out a command after a flush."""
         flushed = self._run(Flush(), submit_ns)
         if flushed.status is not Status.SUCCESS:
             return flushed
         done = self._run(command, flushed.finish_ns)
         return replace(done, submit_ns=submit_ns, breakdown_ns=_sum(flushed.breakdown_ns, done.breakdown_ns))
 
-    def _flushed(self, command: Command, done: Completion) -> Completion:
-        """The completion once all so far survives a loss of power."""
+    def _flush_after(self, command: Command, done: Completion) -> Completion:
+        """Flush after a command; returns its completion once it is durable."""
         flushed = self._run(Flush(), done.finish_ns)
         if flushed.status is not Status.SUCCESS:
-            if isinstance(VERBS[type(command)].effect, Forks):
+            if isinstance(VERBS[type(command)].effect, ForksSequences):
                 self._undo(done.data[0].tolist(), flushed.finish_ns)
             return flushed
         return replace(done, finish_ns=flushed.finish_ns, breakdown_ns=_sum(done.breakdown_ns, flushed.breakdown_ns))
 
     def _undo(self, forks: list[int], submit_ns: int) -> None:
-        """Free sequences of which the host does not hear."""
+        """Free sequences that are not reported to the host."""
         for handle in forks:
             theirs = self._held.pop(handle).handle
             self._freed.append(theirs)
             self._device.submit(KvFree((theirs,)), submit_ns).result()
 
-    def _unname(self, held: Held, keys: list[bytes]) -> None:
-        """Names are gone with what they named; before the last flush they may have been another's."""
+    def _unname(self, held: SequenceJournal, keys: list[bytes]) -> None:
+        """Unbind keys of freed or truncated tokens; before the last flush they may have named another sequence."""
         for key in keys:
             del held.names[key]
         self._dropped |= set(keys)
 
     def _bind(self, keys: list[bytes], command: Any) -> None:
-        """Keys name prefixes of a sequence, or nothing."""
+        """Bind keys to a sequence, or unbind them."""
         for held in self._held.values():
             for key in keys:
                 held.names.pop(key, None)
@@ -257,40 +271,40 @@ class RecoveringDevice:
         else:
             self._dropped |= set(keys)
 
-    def _known(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
-        """An array of a reply, with our handles: a sequence that was not made here gets one."""
-        if array.kind is not Kind.HANDLES:
+    def _with_host_handles(self, array: Array, data: NDArray[Any]) -> NDArray[Any]:
+        """Convert an array of a reply to the host's handles; unknown sequences get new ones."""
+        if array.kind is not ArrayType.HANDLES:
             return data
         ours = {held.handle: handle for handle, held in self._held.items()}
         for theirs in data.tolist():
             if theirs and theirs not in ours:
                 self._created += 1
                 ours[theirs] = self._created
-                self._held[self._created] = Held(None, theirs, [], flushed=True)
+                self._held[self._created] = SequenceJournal(None, theirs, [], flushed=True)
         return np.array([ours.get(theirs, 0) for theirs in data.tolist()], np.uint64)
 
     def _hold_forks(self, fork: SeqFork, done: Completion) -> U64:
-        """Handles of our own for sequences that begin as others."""
+        """Assign handles to forks."""
         ours = np.arange(self._created + 1, self._created + 1 + len(fork.seqs), dtype=np.uint64)
         self._created += len(fork.seqs)
         each = zip(fork.seqs, fork.lengths.tolist(), ours.tolist(), done.data[0].tolist(), strict=True)
         for parent, length, handle, theirs in each:
-            layers = [Layer(min(layer.length, length)) for layer in self._held[parent].layers]
-            self._held[handle] = Held((parent, length), theirs, layers, lossy=self._held[parent].lossy)
+            layers = [UnflushedLayer(min(layer.length, length)) for layer in self._held[parent].layers]
+            self._held[handle] = SequenceJournal((parent, length), theirs, layers, lossy=self._held[parent].lossy)
         return ours
 
     def _hold(self, create: SeqCreate, done: Completion) -> U64:
-        """Handles of our own for sequences that a drive has made."""
+        """Assign handles to created sequences."""
         ours = np.arange(self._created + 1, self._created + 1 + create.count, dtype=np.uint64)
         self._created += create.count
         single = replace(create, count=1)
         for handle, theirs in zip(ours.tolist(), done.data[0].tolist(), strict=True):
-            layers = [Layer() for _ in range(create.layers)]
-            self._held[handle] = Held(single, theirs, layers, lossy=not layout_of(create.layout).keeps_rows)
+            layers = [UnflushedLayer() for _ in range(create.layers)]
+            self._held[handle] = SequenceJournal(single, theirs, layers, lossy=not layout_of(create.layout).keeps_rows)
         return ours
 
-    def _free_anew(self, command: Command, reason: str, submit_ns: int) -> Completion:
-        """Sequences were being freed when the drive died: whether it knows them yet or not, they are freed with it."""
+    def _retry_free(self, command: Command, reason: str, submit_ns: int) -> Completion:
+        """Complete a free that was in flight when the drive died: the replay frees the sequences in any case."""
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb frees sequences name them
         gone = [self._held.pop(handle) for handle in seqs if handle in self._held]
         self._freed += [each.handle for each in gone]
@@ -300,7 +314,7 @@ class RecoveringDevice:
         return Completion(status=Status.SUCCESS, submit_ns=submit_ns, finish_ns=submit_ns)
 
     def _recover(self, reason: str, submit_ns: int) -> None:
-        """Wait for the drive and bring it to where it was, however often it dies meanwhile; raises Lost."""
+        """Wait for the drive and replay its state, even if it dies again; raises DriveLostError."""
         began = time.monotonic()
         while True:
             self._device.close()
@@ -311,72 +325,75 @@ class RecoveringDevice:
 
     def _reconnect(self, reason: str) -> None:
         if not self._device.identity.restarts:
-            raise Lost(f"{self.name}: {reason}, and it is not restarted")
+            raise DriveLostError(f"{self.name}: {reason}, and it is not restarted")
         deadline = time.monotonic() + self._recovery_s
         while True:
             try:
                 self._device = self._connect()
                 return
-            except OSError as error:  # Lost, or what lies in a mount that is not back yet
+            except OSError as error:  # DriveLostError, or a missing mount
                 if time.monotonic() > deadline:
-                    raise Lost(
+                    raise DriveLostError(
                         f"{self.name}: {reason}, and no attempt in {self._recovery_s:g} s attached: {error}"
                     ) from None
                 time.sleep(0.01)
 
     def _replay(self, submit_ns: int) -> bool:
-        """Give the drive what it lost; False where it died again. Raises Lost where it has not what it acknowledged."""
+        """Replay lost state; returns False if the drive died again.
+
+        Raises DriveLostError if the drive lacks data that it had acknowledged.
+        """
         try:
-            # Those that are made again, should the drive have them yet; all of them first, since numbers come back
+            # Free first what is created again, since the drive may have it, and handles are reused
             unsure = [held.handle for held in self._held.values() if not held.flushed]
             for handle in (*self._freed, *unsure):
-                self._again(KvFree((handle,)), submit_ns, Status.UNKNOWN_SEQUENCE)
+                self._resubmit(KvFree((handle,)), submit_ns, Status.UNKNOWN_SEQUENCE)
             for held in self._held.values():
                 if not held.flushed:
-                    held.handle = int(self._again(self._made(held), submit_ns).data[0][0])
+                    held.handle = int(self._resubmit(self._recreate_command(held), submit_ns).data[0][0])
                 for number, layer in enumerate(held.layers):
                     self._replay_layer(held, number, layer, submit_ns)
             if self._dropped:
-                self._again(KvDrop(keys_of(self._dropped)), submit_ns)
+                self._resubmit(KvDrop(keys_of(self._dropped)), submit_ns)
             for held in self._held.values():
                 if held.names:
                     tokens = np.array([*held.names.values()])
-                    self._again(KvName((held.handle,), tokens, keys_of(held.names)), submit_ns)
+                    self._resubmit(KvName((held.handle,), tokens, keys_of(held.names)), submit_ns)
             return True
-        except _DiedAgain:
+        except _DriveLostDuringReplay:
             return False
 
-    def _made(self, held: Held) -> Command:
-        """What makes a sequence again that the drive has forgotten."""
+    def _recreate_command(self, held: SequenceJournal) -> Command:
+        """Return the command that creates a lost sequence again."""
         if isinstance(held.create, SeqCreate):
             return held.create
         assert held.create is not None, "a sequence that was found is known to the drive"
         parent, length = held.create
         return SeqFork((self._held[parent].handle,), np.array([length]))
 
-    def _replay_layer(self, held: Held, number: int, layer: Layer, submit_ns: int) -> None:
+    def _replay_layer(self, held: SequenceJournal, number: int, layer: UnflushedLayer, submit_ns: int) -> None:
         seqs = (held.handle,)
         if held.flushed or isinstance(held.create, tuple):
-            self._again(KvCrop(seqs, number, np.array([layer.kept])), submit_ns)
+            self._resubmit(KvCrop(seqs, number, np.array([layer.kept])), submit_ns)
         if layer.rows:
             k, v = (np.concatenate(parts) for parts in zip(*layer.rows, strict=True))
-            self._again(KvAppend(seqs, number, np.array([len(k)]), k, v), submit_ns)
+            self._resubmit(KvAppend(seqs, number, np.array([len(k)]), k, v), submit_ns)
 
-    def _again(self, command: Command, submit_ns: int, also: Status = Status.SUCCESS) -> Completion:
+    def _resubmit(self, command: Command, submit_ns: int, also: Status = Status.SUCCESS) -> Completion:
         done = self._device.submit(command, submit_ns).result()
         if done.status is Status.PATH_LOST:
-            raise _DiedAgain
+            raise _DriveLostDuringReplay
         if done.status in (Status.WRITE_FAULT, Status.CAPACITY_EXCEEDED):
-            raise Lost(f"{self.name} came back and cannot take what it has lost again: {done.reason}")
+            raise DriveLostError(f"{self.name} came back and cannot take what it has lost again: {done.reason}")
         if done.status not in (Status.SUCCESS, also):
-            raise Lost(f"{self.name} came back without what it had acknowledged: {done.reason}")
+            raise DriveLostError(f"{self.name} came back without what it had acknowledged: {done.reason}")
         return done
 
 
 def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Times by unit, of both."""
+    """Sum two breakdowns by unit."""
     return {unit: first.get(unit, 0) + second.get(unit, 0) for unit in {**first, **second}}
 
 
-class _DiedAgain(Exception):
-    """The drive died while it was brought back."""
+class _DriveLostDuringReplay(Exception):
+    """The drive died during the replay."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from csd_spec import Attend, Command, Completion, Device, Flush, KvAppend, SeqCreate, Status
-from csd_spec.verbs import VERBS, Frees, Names
+from csd_spec.verbs import VERBS, FreesSequences, SequenceAccess
 
 MAX_PENDING = 64  # commands that another replica has executed and this one has not
 
@@ -72,9 +72,9 @@ class Replica:
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         """Submit a command with this drive's handles in place of the host's."""
         verb, translated = VERBS[type(command)], command
-        if verb.names is not Names.NONE:
+        if verb.access is not SequenceAccess.NONE:
             seqs: Sequence[int] = getattr(command, "seqs", ())
-            if isinstance(verb.effect, Frees):
+            if isinstance(verb.effect, FreesSequences):
                 theirs = tuple(self.handles.pop(seq, 0) for seq in seqs)
             else:
                 theirs = tuple(self.handles.get(seq, 0) for seq in seqs)

@@ -22,9 +22,9 @@ import numpy as np
 
 from csd_link.cutting import Deferred, Read, max_bytes_of, submit_reads
 from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
-from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status
+from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status, verbs
 from csd_spec.model import FP16_BYTES
-from csd_spec.verbs import VERBS, Binds, Creates, Crops, Forks, Frees, Settles, Stores, Sweeps
+from csd_spec.verbs import VERBS
 
 Redundancy = Literal["none", "mirror", "recompute"]
 REDUNDANCIES: tuple[Redundancy, ...] = get_args(Redundancy)
@@ -114,7 +114,7 @@ class ReplicatedDevice:
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         verb = VERBS[type(command)]
-        if isinstance(verb.effect, Binds | Sweeps) or verb.name in ("KvExist", "KvList"):
+        if isinstance(verb.effect, verbs.NamesPrefixes | verbs.FreesUnnamed) or verb.name in ("KvExist", "KvList"):
             return ended(not_executed(Status.INVALID_OPCODE, submit_ns, f"{verb.name}: prefixes have no redundancy"))
         with self._lock:
             if unserved := self._unserved(command, submit_ns):
@@ -192,7 +192,7 @@ class ReplicatedDevice:
         if effect is None:
             return done
         others = [replica for replica in self._live if replica is not reader]
-        if isinstance(effect, Settles):
+        if isinstance(effect, verbs.MakesDurable):
             return max([done, *self._flushed(others, done.submit_ns)], key=lambda each: each.finish_ns)
         created = self._note(command)
         if created:
@@ -210,7 +210,7 @@ class ReplicatedDevice:
         return done
 
     def _flushed(self, replicas: Sequence[Replica], submit_ns: int) -> list[Completion]:
-        """Flush replicas; completions of those that did not fail."""
+        """Flush replicas; returns the completions of successful flushes."""
         done = [self._guarded(replica, lambda each: each.flush(submit_ns)) for replica in replicas]
         return [each for each in done if each]
 
@@ -226,26 +226,26 @@ class ReplicatedDevice:
         """Note what is stored after a command; returns the host's handles of sequences that it creates."""
         created = list[int]()
         match VERBS[type(command)].effect:
-            case Creates():
+            case verbs.CreatesSequences():
                 created = self._new_handles(command.count)
                 one = replace(command, count=1)
                 self._sequences |= {handle: Stored(one, [0] * command.layers) for handle in created}
-            case Forks():
+            case verbs.ForksSequences():
                 created = self._new_handles(len(command.seqs))
                 for handle, parent, length in zip(created, command.seqs, command.lengths.tolist(), strict=True):
                     stored = self._sequences[parent]
                     self._sequences[handle] = Stored(stored.create, [min(each, length) for each in stored.lengths])
-            case Stores():
+            case verbs.AppendsRows():
                 part: Any = stored_part(command)
                 for seq, count in zip(part.seqs, part.lengths.tolist(), strict=True):
                     self._sequences[seq].lengths[part.layer] += count
                 if self.recent is not None:
                     self.recent.append(part)
-            case Crops():
+            case verbs.TruncatesSequences():
                 for seq, length in zip(command.seqs, command.lengths.tolist(), strict=True):
                     lengths = self._sequences[seq].lengths
                     lengths[command.layer] = min(lengths[command.layer], length)
-            case Frees():
+            case verbs.FreesSequences():
                 for seq in command.seqs:
                     self._sequences.pop(seq, None)
         return created
@@ -310,7 +310,7 @@ class ReplicatedDevice:
                     pass
             else:
                 failure = "no drive is free to replace it"
-        except Exception as error:  # whatever it is, the group goes on, and another drive is tried
+        except Exception as error:  # on any failure, the group stays in use, and another drive is tried
             failure = str(error) or type(error).__name__
         with self._filled:
             if failure:
@@ -350,7 +350,7 @@ class ReplicatedDevice:
                 first += len(rows[0])
 
     def _read(self, handle: int, layer: int, first: int, tokens: int) -> tuple[Any, Any] | None:
-        """K and V of tokens, (tokens, H, d) each; None if the sequence was freed. Raises ReplicaError."""
+        """Keys and values of tokens, (tokens, H, d) each; None if the sequence was freed. Raises ReplicaError."""
         while True:
             with self._lock:
                 if self._closed or not self._live:

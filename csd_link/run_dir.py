@@ -1,4 +1,4 @@
-"""Where served drives of this user meet their hosts: run folders in shared memory, and the files in them."""
+"""Run folder: files in shared memory through which this user's served drives and hosts meet."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from csd_link.served_drive import DEFAULT
 
 
 def run_dir() -> Path:
-    """Shared memory of this user's drives: $VCSD_RUN_DIR, or a folder in /dev/shm."""
+    """Run folder of this user's drives: $VCSD_RUN_DIR, or a folder in /dev/shm."""
     return Path(os.environ.get("VCSD_RUN_DIR") or f"/dev/shm/vcsd-{os.getuid()}")
 
 
 def drive_dir(name: str) -> Path:
-    """Where a drive's windows and doorbells are while it is served."""
+    """Folder with the windows and doorbells of a served drive."""
     return run_dir() / name
 
 
 def window_path(name: str, tenant: str = DEFAULT) -> Path:
-    """A tenant's window, where it lies in shared memory."""
+    """A tenant's window in shared memory."""
     return drive_dir(name) / f"window-{tenant}"
 
 
 def doorbell_path(window: Path) -> Path:
-    """The socket beside a window in shared memory; its suffix is what hosts of any age look for."""
+    """Socket of a window in shared memory; hosts of all versions look for this suffix."""
     return window.with_name(f"{window.name}.bell")
 
 
 def pid_path(name: str) -> Path:
-    """What holds the number of a served drive's process."""
+    """File with the PID of a served drive's process."""
     return drive_dir(name) / "pid"
 
 
@@ -39,9 +39,9 @@ def port_path(name: str) -> Path:
 
 
 def private_dir(path: Path) -> Path:
-    """A folder that is its owner's only; raises PermissionError for one that is another's, or open to others."""
+    """Create a folder that only its owner can access; raises PermissionError if another user owns or can access it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{path}: must be a folder that belongs to you and to nobody else: chmod 700 it")
+        raise PermissionError(f"{path}: must be a folder that only you own and can access: chmod 700 it")
     return path

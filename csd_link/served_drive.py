@@ -1,4 +1,4 @@
-"""Drives with a process of their own, as values: what each is, who may use it, how it is reached."""
+"""Configuration of drives with their own process: description, tenants, addresses."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from csd_io.medium import Medium
-from csd_link.hosted import Hosted
+from csd_link.hosted import HostingOptions
 from csd_link.nvmeof.listen import Listen
 from csd_link.window import WindowLayout
 from csd_spec.drive import DriveSpec
 
-DEFAULT = "default"  # the tenant of drives that say nothing of tenants
-SHARED = WindowLayout(slot_blocks=512)  # of drives with several tenants: a slot is what the others wait for
-ADMIN = "_admin"  # a tenant that every drive has, with no sequences: it reads logs
+DEFAULT = "default"  # tenant of drives that configure none
+SHARED = WindowLayout(slot_blocks=512)  # default with several tenants: a smaller slot keeps waits of the others short
+ADMIN = "_admin"  # built-in tenant without sequences, which reads logs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATHS = ("path", "device", "mount", "methods", "layouts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedDrive(Hosted):
-    """path: a folder with its flash; None is memory. mount: a folder to mount it on. shares: of the drive that each
-    tenant may use, above 0, together at most 1; left out: equal ones.
+class ServedDrive(HostingOptions):
+    """A drive to serve. The remaining fields are those of `csd_link.hosted.HostingOptions`.
 
-    device, offset_bytes: a file or memory device in which its window lies for a host behind a block device; None is
-    shared memory. With several tenants their windows follow each other. restarts: whether it is restarted when it is
-    killed. methods, layouts: its operator's Python files with methods of attention and with layouts of K and V, in
-    addition to those that every drive knows.
-    listen: where it listens for NVMe/TCP hosts; None is nowhere.
-    The other fields: `csd_link.hosted.Hosted`.
+    Attributes:
+        path: Folder of its flash; None keeps it in memory.
+        tenants: Names of tenants.
+        shares: Fraction of the drive that each tenant may use, above 0, with a sum of at most 1; empty for equal ones.
+        device, offset_bytes: File or memory device that holds its windows, one per tenant, for a host behind a block
+            device; None uses shared memory.
+        mount: Folder to mount it on.
+        restarts: Whether it is restarted when it is killed.
+        methods, layouts: Python files with the operator's attention methods and KV layouts.
+        listen: Address for NVMe/TCP hosts; None does not listen.
     """
 
     name: str
@@ -55,7 +58,7 @@ class ServedDrive(Hosted):
                     f"name {name!r}: letters, digits, '.', '_' and '-', at most 64, a letter or digit first"
                 )
         if not self.tenants or len(set(self.tenants)) != len(self.tenants):
-            raise ValueError(f"{self.name}: tenants {', '.join(self.tenants)}: at least one, and each once")
+            raise ValueError(f"{self.name}: tenants {', '.join(self.tenants)}: at least one is needed, each once")
         if self.shares:
             if len(self.shares) != len(self.tenants):
                 raise ValueError(f"{self.name}: {len(self.shares)} shares of {len(self.tenants)} tenants")
@@ -70,18 +73,18 @@ class ServedDrive(Hosted):
         self._check(self.path)
 
     def share_of(self, tenant: str) -> float:
-        """What a tenant may use of the drive, above 0 to 1; the administrator, who has no sequences, all of it."""
+        """Fraction of the drive that a tenant may use; 1 for the administrator, which has no sequences."""
         if tenant == ADMIN:
             return 1.0
         return self.shares[self.tenants.index(tenant)] if self.shares else 1 / len(self.tenants)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its fields as JSON takes them."""
+        """Return its fields in a form that JSON supports."""
         return asdict(self) | {name: str(path) for name in _PATHS if (path := getattr(self, name))}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ServedDrive:
-        """What `to_dict` has made."""
+        """Read the output of `to_dict`."""
         paths = {name: Path(values[name]) for name in _PATHS if values[name]}
         made = {
             "spec": DriveSpec.from_dict(values["spec"]),
@@ -96,7 +99,7 @@ class ServedDrive(Hosted):
 
 @dataclass(frozen=True, slots=True)
 class ServedDrives:
-    """What one server process serves."""
+    """Drives of one server process."""
 
     drives: tuple[ServedDrive, ...]
 
@@ -111,5 +114,5 @@ class ServedDrives:
 
     @classmethod
     def from_json(cls, text: str) -> ServedDrives:
-        """What `to_json` has made."""
+        """Read the output of `to_json`."""
         return cls(tuple(map(ServedDrive.from_dict, json.loads(text)["drives"])))

@@ -1,4 +1,4 @@
-"""Drives that take the place of lost ones."""
+"""Selection of replacement drives for lost ones."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def _no_more(known: Collection[str]) -> Device | None:
 
 
 class Spares:
-    """Finds a drive for each group of KV heads that has lost one: a `csd_link.replication.Replacement`.
+    """Finds a replacement for each group of KV heads that has lost a drive: a `csd_link.replication.Replacement`.
 
-    It is a spare drive; or one that was added since; or the same drive, if it can be reached again; or one that stores
-    other groups. Groups that have lost the same drive get the same one.
+    Candidates, in this order: a spare; a drive that was added since; the lost drive itself, if it is reachable again; a
+    drive that stores other groups. Groups that have lost the same drive get the same replacement.
     """
 
     def __init__(self, drives: Sequence[Device], spares: Sequence[Device] = (), more: More = _no_more) -> None:
-        """Create it.
+        """Create the selection.
 
         Args:
             drives: Drives that store groups.
-            spares: Drives that are empty.
+            spares: Empty drives.
             more: Opens an unused drive; its argument is the names of the used ones.
         """
         self._drives, self._spares, self._more = list(drives), list(spares), more
@@ -38,7 +38,7 @@ class Spares:
         self._lock = Lock()
 
     def __call__(self, lost: Device, in_use: Sequence[Device]) -> Device | None:
-        """A drive to fill in place of a lost one, not one in use; None if there is none."""
+        """Return a drive to fill in place of a lost one, which is not in use; None if there is none."""
         with self._lock:
             if not _contains(self._lost, lost):
                 self._lost.append(lost)
@@ -55,7 +55,7 @@ class Spares:
                 return spare
         known = [each.name for each in (*self._drives, *self._spares)]
         for find in (lambda: self._more(known), getattr(lost, "reconnect", None)):
-            with suppress(OSError, ValueError):  # it does not answer: there may be others
+            with suppress(OSError, ValueError):  # no answer: try the next candidate
                 if find and (found := find()):
                     self._drives.append(found)
                     return found

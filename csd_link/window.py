@@ -1,19 +1,19 @@
-"""The window: a range of 4 KiB blocks through which a host and a drive's firmware talk.
+"""Window: a range of 4 KiB blocks through which a host and a drive's firmware communicate.
 
-| blocks                 | what                                                    | written by |
+| blocks                 | content                                                 | written by |
 |------------------------|---------------------------------------------------------|------------|
-| 0                      | the drive's header: what it is, its generation, a beat  | drive      |
-| 1                      | the host's header: its generation, whom it attaches to  | host       |
-| 8 to 8 + depth         | submission ring, one request a block                    | host       |
-| then depth             | completion ring, one completion a block                 | drive      |
+| 0                      | drive header: identity, generation, heartbeat           | drive      |
+| 1                      | host header: generation, drive that it attaches to      | host       |
+| 8 to 8 + depth         | submission ring, one request per block                  | host       |
+| then depth             | completion ring, one completion per block               | drive      |
 | then depth x slot      | payloads to the drive that do not fit their block       | host       |
 | then depth x slot      | data to the host that does not fit its block            | drive      |
 
-Nothing stronger is assumed than that an aligned block is written whole or not at all, and that what was written first
-is seen first. Every block has one writer. A control block carries its kind, both generations, a sequence number and a
-CRC-32; a payload's CRC stands in the block that announces it. A generation is a number that its end never used before:
-after either end has come back, blocks of the time before match no more. Request number s of a host's generation lies at
-s modulo depth, its completion too, so that a block tells by itself whether it is the one that is awaited.
+The protocol only assumes that an aligned block is written atomically, and that earlier writes are visible before later
+ones. Every block has one writer. A control block carries its kind, both generations, a sequence number and a CRC-32; a
+payload's CRC is in the block that announces it. A generation is a number that its side has never used before: after a
+restart of either side, old blocks no longer match. Request s of a host's generation and its completion are stored at
+index s modulo depth, so a block itself shows whether it is the expected one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from csd_io.crc import crc32
-from csd_spec._check import at_least
+from csd_spec._bounds import at_least
 from csd_spec.drive import DriveSpec
 
 BLOCK_BYTES = 4096
 VERSION = 1
 MAGIC = b"vcsdwin\0"
-_HEAD = struct.Struct("<8sHHIQQQI")  # magic, version, kind, bytes of body, host, drive, sequence, CRC of all but itself
+_HEAD = struct.Struct("<8sHHIQQQI")  # magic, version, kind, body bytes, host, drive, sequence, CRC of the rest
 BODY_BYTES = BLOCK_BYTES - _HEAD.size
 _BEFORE_CRC = _HEAD.size - 4
 _RINGS = 8  # first block of the rings
@@ -40,22 +40,22 @@ MAX_DEPTH, MAX_SLOT_BLOCKS = 1024, 1 << 18
 
 
 class Medium(Protocol):
-    """Where a window lies: blocks of 4 KiB, of which each is read and written whole."""
+    """Storage of a window: blocks of 4 KiB that are read and written as a whole."""
 
     @property
     def blocks(self) -> int: ...
 
     def read(self, block: int, count: int = 1) -> bytearray:
-        """A private copy of blocks."""
+        """Read a private copy of blocks."""
         ...
 
     def write(self, block: int, data: bytes | bytearray | memoryview) -> None:
-        """Write blocks; what is short of the last one's end may be left as it was."""
+        """Write blocks; the rest of the last block may keep its old content."""
         ...
 
 
 class Kind(IntEnum):
-    """What a control block is."""
+    """Kind of a control block."""
 
     DRIVE = 1
     HOST = 2
@@ -65,7 +65,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A control block. `host` and `drive` are the generations that it belongs to."""
+    """A control block. `host` and `drive` are the generations to which it belongs."""
 
     kind: Kind
     host: int
@@ -74,14 +74,14 @@ class Block:
     body: bytes | bytearray | memoryview = b""
 
     def pack(self) -> bytes:
-        """Its bytes, at most 4 KiB."""
+        """Encode the block, at most 4 KiB."""
         head = _HEAD.pack(MAGIC, VERSION, self.kind, len(self.body), self.host, self.drive, self.sequence, 0)
         crc = crc32(self.body, crc32(head[:_BEFORE_CRC]))
         return b"".join((head[:_BEFORE_CRC], crc.to_bytes(4, "little"), self.body))
 
 
 def unpack(raw: bytearray) -> Block | None:
-    """The control block in 4 KiB of bytes; None where there is none, or a torn one."""
+    """Decode a control block; None if it is invalid or torn."""
     magic, version, kind, size, host, drive, sequence, crc = _HEAD.unpack_from(raw)
     if magic != MAGIC or version != VERSION or size > BODY_BYTES or not Kind.DRIVE <= kind <= Kind.COMPLETION:
         return None
@@ -93,7 +93,12 @@ def unpack(raw: bytearray) -> Block | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLayout:
-    """depth: requests under way. slot_blocks: the largest payload of a request, and of its completion."""
+    """Size of a window.
+
+    Attributes:
+        depth: Maximum number of requests in flight.
+        slot_blocks: Maximum payload of a request and data of a completion, in 4 KiB blocks.
+    """
 
     depth: int = 8
     slot_blocks: int = 8192
@@ -131,7 +136,7 @@ DRIVE_HEADER, HOST_HEADER = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a drive's header says of it. restarts: whether it is restarted when it dies."""
+    """Description of a drive in its header; `restarts` is whether it is restarted when it dies."""
 
     name: str
     spec: DriveSpec
@@ -143,7 +148,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, text: bytes | bytearray | memoryview) -> Identity:
-        """Raises ValueError for what no drive has written."""
+        """Decode an identity; raises ValueError for invalid JSON."""
         values: Any = json.loads(bytes(text))
         try:
             spec = DriveSpec.from_dict(values["spec"])
@@ -153,8 +158,8 @@ class Identity:
 
 
 def next_generation(*used: int) -> int:
-    """A number above those that are known to have been used on this window.
+    """Return a generation number above the used ones.
 
-    Where none is known, or another has written one that leaves no room above it, a drawn one.
+    If none is known, or a corrupt one leaves no room above it, the number is drawn at random.
     """
     return max(used) + 1 if 0 < max(used) < 1 << 62 else int.from_bytes(os.urandom(6), "little") + 1

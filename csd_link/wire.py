@@ -1,10 +1,9 @@
-"""Commands and completions as bytes: an entry of 64 bytes like NVMe's, ten parameters in it, and one payload.
+"""Wire format of commands and completions: a 64-byte entry like NVMe's with ten parameters, and one payload.
 
-What a command's parameters and arrays are is a row of `csd_spec.verbs`. A payload holds its arrays one after the other,
-little endian, wide items first so that each is aligned: handles (uint64), counts (int64), then names and FP16 values.
-A completion's data is its arrays one after the other in the order of the verb's reply, each with its dtype and shape.
-Sizes are computed from the parameters and must be met exactly; nothing is allocated before. Whoever decodes trusts no
-number.
+The row of a command in `csd_spec.verbs` defines its parameters and arrays. A payload holds its arrays one after the
+other, little endian, wide items first for alignment: handles (uint64), counts (int64), then keys and FP16 values. A
+completion's data holds the arrays of the reply in order, each with dtype and shape in the header. Sizes are computed
+from the parameters and must match exactly before anything is allocated. The decoder does not trust any number.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from csd_spec.arrays import KEY
 from csd_spec.commands import Command, Completion, FlashCounters
 from csd_spec.status import Status
 from csd_spec.units import MAX_UNIT_BYTES, UNITS, check_unit
-from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, OMITTED, VERBS, Array, Kind, verb_of
+from csd_spec.verbs import MAX_SEQUENCES, MAX_TOKENS, OMITTED, VERBS, Array, ArrayType, verb_of
 
 Buffer = bytes | bytearray | memoryview
 
 PARAMETERS = 10
-MAX_VALUES = 1 << 40  # of an array, its empty dimensions left out
-MAX_NS = 1 << 53  # of modelled time, a hundred days
+MAX_VALUES = 1 << 40  # per array, without counting empty dimensions
+MAX_NS = 1 << 53  # of simulated time, about a hundred days
 ENTRY = struct.Struct(
     f"<BBHIQII{PARAMETERS}I"
 )  # opcode, flags, id, namespace, time, payload bytes, its CRC, parameters
 assert ENTRY.size == 64
 
-_DONE = struct.Struct("<HHHHQQ4QQII")  # status, bytes of reason, units, arrays, 2 times, flash, link, data bytes, CRC
+_DONE = struct.Struct("<HHHHQQ4QQII")  # status, reason bytes, units, arrays, 2 times, flash, link, data bytes, CRC
 _UNIT = struct.Struct(f"<{MAX_UNIT_BYTES}sQ")
 assert all(len(unit) <= MAX_UNIT_BYTES for unit in UNITS)
 _ARRAY = struct.Struct("<cB2x4I")
@@ -53,7 +52,7 @@ _REASON_BYTES = 512
 
 
 class WireError(Exception):
-    """Bytes that are no command or no completion."""
+    """Bytes that are not a valid command or completion."""
 
     def __init__(self, reason: str, status: Status = Status.INVALID_FIELD) -> None:
         super().__init__(reason)
@@ -62,7 +61,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command as it travels: opcode, at most ten 32-bit parameters, payload."""
+    """An encoded command: opcode, at most ten 32-bit parameters, payload."""
 
     opcode: int
     parameters: tuple[int, ...]
@@ -70,52 +69,52 @@ class Request:
 
 
 def encode(command: Command) -> Request:
-    """The request of a command; raises ValueError for a number or a name that has no place in it."""
+    """Encode a command; raises ValueError for a number or a name that is too large."""
     opcode, parameters, arrays = encode_arrays(command)
     return Request(opcode, parameters, b"".join(arrays))
 
 
 def encode_arrays(command: Command) -> tuple[int, tuple[int, ...], list[Buffer]]:
-    """Opcode, parameters and payload of a command; the payload's arrays are bytes where they lie. Raises ValueError."""
+    """Encode a command to opcode, parameters and payload arrays (zero-copy). Raises ValueError."""
     verb = VERBS[type(command)]
     sizes = verb.sizes(command)
     parameters = tuple(
         sizes.get(each, 0) if isinstance(each, str) else getattr(command, each.name) for each in verb.parameters
     )
     if any(not 0 <= value < 1 << 32 for value in parameters):
-        raise ValueError(f"{verb.name} {parameters}: parameters are 32-bit numbers from 0 on")
-    return verb.opcode, parameters, [_packed(array, getattr(command, array.name)) for array in verb.arrays]
+        raise ValueError(f"{verb.name} {parameters}: parameters must be from 0 to 2^32 - 1")
+    return verb.opcode, parameters, [_pack_array(array, getattr(command, array.name)) for array in verb.arrays]
 
 
 def pack_entry(opcode: int, parameters: tuple[int, ...], sequence: int, submit_ns: int, size: int, crc: int) -> bytes:
-    """The entry of a request. size, crc: bytes of its payload, and their CRC-32."""
+    """Encode the entry of a request; `size` and `crc` are the bytes and the CRC-32 of its payload."""
     padded = (*parameters, *(0,) * (PARAMETERS - len(parameters)))
     return ENTRY.pack(opcode, 0, sequence & 0xFFFF, 1, submit_ns, size, crc, *padded)
 
 
 def unpack_entry(body: Buffer) -> tuple[int, tuple[int, ...], int, int, int]:
-    """Opcode, parameters, time of submission in ns, bytes of payload and their CRC-32; raises WireError."""
+    """Decode an entry: opcode, parameters, submission time (ns), payload bytes and CRC-32; raises WireError."""
     if len(body) < ENTRY.size:
-        raise WireError(f"an entry of {len(body)} bytes: it has {ENTRY.size}")
+        raise WireError(f"an entry of {len(body)} bytes: must have {ENTRY.size}")
     opcode, _, _, _, submit_ns, size, crc, *parameters = ENTRY.unpack_from(body)
     if submit_ns > MAX_NS:
-        raise WireError(f"submit_ns = {submit_ns}: at most {MAX_NS}")
+        raise WireError(f"submit_ns = {submit_ns}: must be at most {MAX_NS}")
     return opcode, tuple(parameters), submit_ns, size, crc
 
 
-def checked(request: Request, size: int, crc: int) -> Request:
-    """A request whose payload is as its entry says; raises WireError."""
+def check_payload(request: Request, size: int, crc: int) -> Request:
+    """Check a request's payload against size and CRC of its entry; raises WireError."""
     if len(request.payload) != size or crc32(request.payload) != crc:
         raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
     return request
 
 
-def _packed(array: Array, value: Any) -> Buffer:
-    if array.given and value is None:
+def _pack_array(array: Array, value: Any) -> Buffer:
+    if array.presence_symbol and value is None:
         return b""
-    if array.kind is Kind.HANDLES:
+    if array.kind is ArrayType.HANDLES:
         return struct.pack(f"<{len(value)}Q", *value)
-    if array.kind is Kind.TEXT:
+    if array.kind is ArrayType.TEXT:
         (size,) = array.sized({})
         text: bytes = value.encode()
         if len(text) > size:
@@ -125,34 +124,38 @@ def _packed(array: Array, value: Any) -> Buffer:
 
 
 def decode(request: Request) -> Command:
-    """The command of a request; raises WireError with an NVMe status."""
+    """Decode a request; raises WireError with an NVMe status."""
     verb = verb_of(request.opcode)
     if verb is None:
-        raise WireError(f"opcode {request.opcode:#04x} is none of this drive's", Status.INVALID_OPCODE)
+        raise WireError(f"opcode {request.opcode:#04x}: unknown command", Status.INVALID_OPCODE)
     payload, form = request.payload, form_of(request.opcode, request.parameters)
     _check_size(payload, form.size, bool(form.counted))
-    fields = form.scalars | {array.name: _unpacked(array, shape, payload, at) for array, shape, at in form.items}
+    fields = form.scalars | {array.name: _unpack_array(array, shape, payload, at) for array, shape, at in form.items}
     if form.counted:
         sizes = dict(form.sizes)
         for array, _, _ in form.items:
-            if array.kind is Kind.COUNTS:
+            if array.kind is ArrayType.COUNTS:
                 sizes[array.total] = _sum(fields[array.name])
-        items, size = _placed(form.counted, sizes, form.size)
+        items, size = _place_arrays(form.counted, sizes, form.size)
         _check_size(payload, size)
-        fields |= {array.name: _unpacked(array, shape, payload, at) for array, shape, at in items}
+        fields |= {array.name: _unpack_array(array, shape, payload, at) for array, shape, at in items}
     command: Command = verb.command(**fields)
     return command
 
 
-Item = tuple[Array, tuple[int, ...] | None, int]  # its shape, None where it is left out; where it begins in a payload
+Item = tuple[Array, tuple[int, ...] | None, int]  # array, shape (None if omitted), offset in the payload
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the parameters of a request say of it.
+    """Structure of a request, derived from its parameters.
 
-    scalars: Fields of the command. sizes: Of symbols. items: Arrays of the payload. size: Their bytes.
-    counted: Arrays behind these whose shape follows from what others count.
+    Attributes:
+        scalars: Fields of the command.
+        sizes: Sizes of symbols.
+        items: Arrays of the payload.
+        size: Their bytes.
+        counted: Trailing arrays whose shape depends on the content of other arrays.
     """
 
     scalars: dict[str, Any]
@@ -164,7 +167,7 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form_of(opcode: int, parameters: tuple[int, ...]) -> Form:
-    """The form of a request, kept because decode steps repeat it. Raises WireError."""
+    """Derive the structure of a request; cached because decode steps repeat it. Raises WireError."""
     verb = verb_of(opcode)
     assert verb is not None
     scalars: dict[str, Any] = {}
@@ -178,41 +181,41 @@ def form_of(opcode: int, parameters: tuple[int, ...]) -> Form:
         sizes["dv"] = sizes["d"] - sizes[OMITTED]
         if sizes["dv"] < 0:
             raise WireError(f"v: {sizes[OMITTED]} channels are left out of {sizes['d']}")
-    items, size = _placed([array for array in verb.arrays if array not in verb.counted], sizes, 0)
+    items, size = _place_arrays([array for array in verb.arrays if array not in verb.counted], sizes, 0)
     return Form(scalars, sizes, items, size, verb.counted)
 
 
-def _placed(arrays: Sequence[Array], sizes: Mapping[str, int], at: int) -> tuple[list[Item], int]:
-    """Arrays in a payload from byte `at` on, and where they end; raises WireError."""
+def _place_arrays(arrays: Sequence[Array], sizes: Mapping[str, int], at: int) -> tuple[list[Item], int]:
+    """Place arrays in a payload from byte `at` on; returns them and the end. Raises WireError."""
     items: list[Item] = []
     for array in arrays:
-        if array.given and sizes[array.given] > 1:
-            raise WireError(f"{array.name}: is there {sizes[array.given]} times")
-        if array.given and not sizes[array.given]:
+        if array.presence_symbol and sizes[array.presence_symbol] > 1:
+            raise WireError(f"{array.name}: is there {sizes[array.presence_symbol]} times")
+        if array.presence_symbol and not sizes[array.presence_symbol]:
             items.append((array, None, at))
             continue
         shape = array.sized(sizes)
-        if array.kind is Kind.HANDLES and prod(shape) > MAX_SEQUENCES:
+        if array.kind is ArrayType.HANDLES and prod(shape) > MAX_SEQUENCES:
             raise WireError(f"{prod(shape)} sequences: a command has at most {MAX_SEQUENCES}")
         items.append((array, shape, at))
         at += _count(shape) * array.dtype.itemsize
     return items, at
 
 
-def _unpacked(array: Array, shape: tuple[int, ...] | None, payload: Buffer, at: int) -> Any:
-    """An array's field."""
+def _unpack_array(array: Array, shape: tuple[int, ...] | None, payload: Buffer, at: int) -> Any:
+    """Decode one array."""
     if shape is None:
         return None
     value: NDArray[Any] = np.ndarray(shape, array.dtype, payload, at)
-    if array.kind is Kind.HANDLES:
+    if array.kind is ArrayType.HANDLES:
         return tuple(value.tolist())
-    if array.kind is Kind.TEXT:
+    if array.kind is ArrayType.TEXT:
         return bytes(value).rstrip(b"\0").decode("ascii", "replace")
     return value
 
 
 def _sum(counts: NDArray[np.int64]) -> int:
-    """Tokens that an array counts; raises WireError."""
+    """Sum of token counts; raises WireError for an invalid count."""
     values: list[int] = counts.tolist()
     if values and not 0 <= min(values) <= max(values) <= MAX_TOKENS:
         raise WireError(f"a count of tokens lies outside 0 to {MAX_TOKENS}")
@@ -225,7 +228,7 @@ def _check_size(payload: Buffer, size: int, or_more: bool = False) -> None:
 
 
 def _count(shape: tuple[int, ...]) -> int:
-    """Values of an array; raises WireError for one that numpy could not even shape when it is empty."""
+    """Number of values of a shape; raises WireError for shapes that numpy rejects even if empty."""
     count = prod(shape)
     if (count or prod(max(1, size) for size in shape)) > MAX_VALUES:
         raise WireError(f"an array of {' x '.join(map(str, shape))} values")
@@ -233,7 +236,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def encode_completion(done: Completion, data_crc: Callable[[bytes], int]) -> tuple[bytes, bytes]:
-    """The completion's fields, and its data; raises ValueError for a unit of time that there is none of."""
+    """Encode a completion to its fields and its data; raises ValueError for an unknown unit of time."""
     data = b"".join(np.ascontiguousarray(array).data for array in done.data)
     reason = done.reason.encode()[:_REASON_BYTES]
     f, counts = done.flash, (len(reason), len(done.breakdown_ns), len(done.data))
@@ -250,7 +253,7 @@ def encode_completion(done: Completion, data_crc: Callable[[bytes], int]) -> tup
 
 @dataclass(frozen=True, slots=True)
 class CompletionHead:
-    """A completion whose data is still to be fetched."""
+    """A decoded completion whose data is not yet read."""
 
     done: Completion
     shapes: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
@@ -259,7 +262,7 @@ class CompletionHead:
     size: int  # of the fields
 
     def with_data(self, data: Buffer) -> Completion:
-        """The completion with its arrays, whose memory is `data`'s."""
+        """Return the completion with its arrays, which share the memory of `data`."""
         arrays, at = [], 0
         for dtype, shape in self.shapes:
             arrays.append(np.frombuffer(data, dtype, prod(shape), at).reshape(shape))
@@ -268,7 +271,7 @@ class CompletionHead:
 
 
 def decode_completion(body: Buffer) -> CompletionHead:
-    """What `encode_completion` has written; raises WireError."""
+    """Decode the fields of `encode_completion`; raises WireError."""
     try:
         status, reason_bytes, units, arrays, submit_ns, finish_ns, *rest = _DONE.unpack_from(body)
         at = _DONE.size
@@ -284,10 +287,10 @@ def decode_completion(body: Buffer) -> CompletionHead:
         reason = bytes(body[at : at + reason_bytes]).decode("utf-8", "replace")
         known = Status(status)
     except (struct.error, KeyError, ValueError) as error:
-        raise WireError(f"no completion: {error}") from error
+        raise WireError(f"invalid completion: {error}") from error
     read, programmed, fetched, useful, link_bytes, data_bytes, data_crc = rest
     if sum(_count(shape) * dtype.itemsize for dtype, shape in shapes) != data_bytes:
-        raise WireError(f"no completion: its arrays do not have {data_bytes} bytes")
+        raise WireError(f"invalid completion: its arrays do not have {data_bytes} bytes")
     flash = FlashCounters(pages_read=read, pages_programmed=programmed, fetched_bytes=fetched, useful_bytes=useful)
     done = Completion(
         status=known,

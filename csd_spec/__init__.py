@@ -1,6 +1,6 @@
-"""The shared vocabulary of vcsd: what a drive is, what it can be told, and what it answers.
+"""Shared data types of vcsd: drive descriptions, commands, completions, KV layouts and views.
 
-Everything here is a value. This package imports nothing of ours.
+Everything here is an immutable value. This package imports no other package of the project.
 """
 
 from csd_spec.attention import NAMED, Attention

@@ -1,4 +1,4 @@
-"""Names of array types, by what an element is."""
+"""Array type names, by element type."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ U16 = NDArray[np.uint16]
 U32 = NDArray[np.uint32]
 U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
-Keys = NDArray[np.void]  # of KEY
+Keys = NDArray[np.void]  # dtype KEY
 
 KEY = np.dtype("V16")
 
 
 def key_list(keys: Keys) -> list[bytes]:
-    """Keys as bytes."""
+    """Convert keys to byte strings."""
     raw = keys.tobytes()
     return [raw[at : at + KEY.itemsize] for at in range(0, len(raw), KEY.itemsize)]
 
 
 def keys_of(keys: Iterable[bytes]) -> Keys:
-    """Bytes as keys."""
+    """Convert byte strings to keys."""
     return np.frombuffer(b"".join(keys), KEY)

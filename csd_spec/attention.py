@@ -1,4 +1,4 @@
-"""What attends, as one value."""
+"""Attention configuration: method, budget, layout and storage format."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A method, by the name that drives know it by, within a budget.
+    """An attention method and the budget within which it works.
 
     Attributes:
-        method: Name of the method.
+        method: Name of the method, as registered in the drives.
         budget: Channels and tokens that it may read.
-        layout: Name of the layout of K and V in drives.
-        storage: Format in which values are stored, or of which few bits are made: `fp16`, `bf16`, or `fp8` (layout fp16
-            only). None is the model's: BF16 if it computes in that, else FP16.
+        layout: Name of the KV layout in drives.
+        storage: Format in which values are stored (or quantized from): `fp16`, `bf16`, or `fp8` (layout fp16 only).
+            None uses the model's: BF16 if it computes in BF16, otherwise FP16.
     """
 
     method: str = "sparf"
@@ -41,23 +41,23 @@ class Attention:
 
     @property
     def kv_layout(self) -> Layout:
-        """The layout itself."""
+        """The `Layout` that `layout` names."""
         return layout_named(self.layout)
 
-    def stored(self, bf16: bool, latent: bool = False) -> Attention:
-        """The same for a model, with the layout in which its values are stored.
+    def for_model_dtype(self, bf16: bool, latent: bool = False) -> Attention:
+        """Return the configuration for a model, with the layout that stores its values.
 
         Args:
             bf16: The model computes in BF16.
             latent: V is a part of K.
 
         Raises:
-            ValueError: The layout cannot store values of the model, or of the storage that was asked for.
+            ValueError: The layout cannot store the model's values, or not in the requested storage format.
         """
         return replace(self, layout=resolve(self.layout, self.storage, bf16, latent).name)
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
-        """The budget's parameters for `seq_len` stored tokens of `head_dim` channels."""
+        """Return the budget's parameters for `seq_len` stored tokens of `head_dim` channels."""
         return self.budget.at(seq_len, head_dim)
 
     @classmethod
@@ -70,14 +70,16 @@ class Attention:
         layout: str | None = None,
         storage: Storage | None = None,
     ) -> Attention:
-        """A method, or an entry of `NAMED`, of which the other arguments replace their part."""
+        """Return a method, or an entry of `NAMED`, with the other arguments replacing its defaults."""
         known = NAMED.get(name, cls(name))
         assert isinstance(known.budget, Compression)
-        asked = Compression(_or(compression, known.budget.c), _or(convention, known.budget.convention))
-        return cls(known.method, budget or asked, _or(layout, known.layout), storage)
+        asked = Compression(
+            _first_given(compression, known.budget.c), _first_given(convention, known.budget.convention)
+        )
+        return cls(known.method, budget or asked, _first_given(layout, known.layout), storage)
 
 
-def _or(given: _T | None, else_: _T) -> _T:
+def _first_given(given: _T | None, else_: _T) -> _T:
     return else_ if given is None else given
 
 

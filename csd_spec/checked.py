@@ -1,6 +1,6 @@
-"""Values that are checked when they are made, by a caller as from a document: types, ranges, and no field too many.
+"""Validated values: types and ranges are checked on construction, and unknown fields are rejected.
 
-`value` makes a class of such values, `from_json` reads one. What is off is one line that names the field.
+`frozen_value` declares a class of such values, `from_json` reads one. Errors are one line and name the field.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def value(kind: type[T]) -> type[T]:
-    """A frozen dataclass with slots and keywords only, whose fields must be of their types, within their ranges.
+def frozen_value(kind: type[T]) -> type[T]:
+    """Class decorator: a frozen, keyword-only dataclass with slots whose fields are validated.
 
-    Raises ValueError, where it is made, naming the field.
+    The constructor raises ValueError with the name of an invalid field.
     """
     made: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)(kind)
-    made.__init__ = _in_one_line(made.__init__, made)
-    return made  # type: ignore[no-any-return]  # still the class, as far as types go
+    made.__init__ = _with_short_errors(made.__init__, made)
+    return made  # type: ignore[no-any-return]  # mypy does not see that this is still the class
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def record(kind: type[T]) -> type[T]:
-    """The same of somebody else's layout: fields that are not known are passed over."""
-    return dataclass(frozen=True, slots=True, kw_only=True, config=_FOREIGN)(kind)  # type: ignore[return-value]  # as above
+def lenient_value(kind: type[T]) -> type[T]:
+    """Like `frozen_value`, for data in third-party formats: unknown fields are ignored."""
+    return dataclass(frozen=True, slots=True, kw_only=True, config=_FOREIGN)(kind)  # type: ignore[return-value]
 
 
-def _in_one_line(init: Callable[..., None], made: type) -> Callable[..., None]:
+def _with_short_errors(init: Callable[..., None], made: type) -> Callable[..., None]:
     @wraps(init)
     def checked(*args: Any, **given: Any) -> None:
         try:
             init(*args, **given)
         except ValidationError as error:
-            raise ValueError(says(error, made)) from None
+            raise ValueError(format_error(error, made)) from None
 
     return checked
 
 
 def from_json(text: str | bytes, kind: type[T]) -> T:
-    """The value that a JSON text describes; raises ValueError naming the field that is off."""
+    """Read a value from JSON; raises ValueError with the name of an invalid field."""
     try:
-        return adapter(kind).validate_json(text)  # type: ignore[no-any-return, arg-type]  # a T, which an adapter of any kind cannot say
+        return adapter(kind).validate_json(text)  # type: ignore[no-any-return, arg-type]  # adapter is untyped
     except ValidationError as error:
-        raise ValueError(says(error, kind)) from None
+        raise ValueError(format_error(error, kind)) from None
 
 
 def from_values(values: object, kind: type[T]) -> T:
-    """The same of dictionaries, lists, texts and numbers, as YAML gives them or `dataclasses.asdict`."""
+    """Read a value from dicts, lists, strings and numbers, as in YAML or from `dataclasses.asdict`."""
     try:
         return from_json(json.dumps(values, default=str), kind)
     except RecursionError:
@@ -69,36 +69,36 @@ def from_values(values: object, kind: type[T]) -> T:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What reads values of a kind, and knows their JSON schema."""
+    """Return the pydantic adapter of a class: reads values, and has their JSON schema."""
     return TypeAdapter(kind)
 
 
-def says(error: ValidationError, kind: Any) -> str:
-    """The first thing that is off, in one line; a field that is not known before one that is missing."""
+def format_error(error: ValidationError, kind: Any) -> str:
+    """Format the first error in one line; unknown fields come before missing ones."""
     found = error.errors(include_url=False)
     first = min(found, key=lambda each: each["type"] not in _UNKNOWN)
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     lead = f"{where}: " if where else ""
     if first["type"] in _UNKNOWN:
-        return f"{lead}no such field{_near(str(first['loc'][-1]), kind)}"
+        return f"{lead}no such field{_suggest_field(str(first['loc'][-1]), kind)}"
     if first["type"] == "missing":
         return f"{lead}is missing"
     if first["type"] == "json_invalid":
         return f"not JSON, or cut off: {first['ctx']['error']}"
     if first["type"] == "value_error":
         return f"{lead}{first['ctx']['error']}"
-    got = "a text" if isinstance(first["input"], str) else type(first["input"]).__name__
+    got = "a string" if isinstance(first["input"], str) else type(first["input"]).__name__
     return f"{lead}{first['msg'].replace('Input should be', 'must be')}, got {reprlib.repr(first['input'])} ({got})"
 
 
-def _near(name: str, kind: Any) -> str:
-    """What a field that is not known was meant to be."""
+def _suggest_field(name: str, kind: Any) -> str:
+    """Suggest a known field for an unknown one."""
     near = difflib.get_close_matches(name, _names(kind) - {name}, 1, 0.5)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def _names(kind: Any) -> set[str]:
-    """Fields of a class of values, and of those in it."""
+    """Fields of a class and of the classes nested in it."""
     schema = adapter(kind).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     return {name for part in parts for name in part.get("properties", {})}

@@ -1,4 +1,4 @@
-"""Commands and completions. One command covers many sequences of one layer; `csd_spec.verbs` has a row for each.
+"""Commands and completions. One command covers many sequences of one layer; `csd_spec.verbs` describes each command.
 
 Arrays carry FP16 values as numpy float16. Shapes use B sequences, H KV heads of this drive, G query heads per
 KV head, d channels, and S or N tokens.
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from csd_spec.arrays import F16, F32, I64, Keys
 from csd_spec.status import Status
 
-METHOD_BYTES = 32  # of a method's name
+METHOD_BYTES = 32  # maximum length of a method's name
 
 
 class LogPage(IntEnum):
-    """Log identifiers: NVMe's own below C0h, then vendor specific ones."""
+    """Log page identifiers: NVMe's below C0h, vendor-specific ones from C0h on."""
 
     ERROR = 0x01
     SMART = 0x02
@@ -33,9 +33,10 @@ class LogPage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SeqCreate:
-    """Open `count` sequences; the completion's data is their handles, (count,) uint64.
+    """Create `count` sequences; returns their handles, (count,) uint64.
 
-    layout: Code of the layout in which K and V are stored (`csd_spec.layouts`).
+    Attributes:
+        layout: Code of the layout in which keys and values are stored (`csd_spec.layouts`).
     """
 
     count: int
@@ -48,28 +49,30 @@ class SeqCreate:
 
 @dataclass(frozen=True, slots=True)
 class KvAppend:
-    """Add tokens to one layer of sequences: tokens of sequence b are the next lengths[b] rows of k and v."""
+    """Append tokens to one layer: sequence b gets the next lengths[b] rows of k and v."""
 
     seqs: tuple[int, ...]
     layer: int
     lengths: I64  # (B,)
     k: F16  # (sum of lengths, H, d)
-    v: F16  # (sum of lengths, H, dv): dv = d, or 0 where V is a part of K
+    v: F16  # (sum of lengths, H, dv): dv = d, or 0 if V is a part of K
 
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """One decode step of one layer: store k and v of the new token, then attend over everything stored.
+    """One decode step of one layer: store k and v of the new token, then attend over all stored tokens.
 
-    method: the name of one that the drive knows. r, top_k and recent are SparF's parameters; other methods take their
-    bytes as a budget, or ignore them. The completion's data is the output, (B, H, G, d) float16, and rows, (B, H, G, 2)
-    float32: of each query head m, the largest logit attended, and l, so that l * e^m is the softmax weight that the
-    output stands for; l = 0 where that is not known.
+    The completion's data is the output, (B, H, G, d) float16, and rows, (B, H, G, 2) float32: per query head, the
+    largest logit m, and l, so that l * e^m is the softmax weight that the output represents; l = 0 if it is unknown.
 
-    terms: of each query head scale, cap, sink and slope. A logit is cap * tanh(scale * q k / cap) - slope * distance,
-    where distance is how many tokens are stored behind the one that is attended. The softmax is over the logits and
-    the sink, whose weight takes part in m and l and has no V. Without terms a logit is q k / sqrt(d); so it is with the
-    scale 1/sqrt(d), an infinite cap, a sink of -infinity and no slope.
+    A logit is cap * tanh(scale * q k / cap) - slope * distance, where distance is the number of later stored tokens.
+    The softmax includes the sink, whose weight counts in m and l and has no V. Without terms, a logit is q k / sqrt(d),
+    which equals scale = 1/sqrt(d), cap = infinity, sink = -infinity, slope = 0.
+
+    Attributes:
+        method: Name of a method that the drive knows.
+        r, top_k, recent: SparF's parameters; other methods take the equivalent bytes as a budget, or ignore them.
+        terms: Scale, cap, sink and slope of each query head.
     """
 
     seqs: tuple[int, ...]
@@ -86,9 +89,9 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class KvRead:
-    """Read K and V of one layer back: the completion's data is k, v, each (sum of tokens, H, d) float16.
+    """Read keys and values of one layer; returns k, v, each (sum of tokens, H, d) float16.
 
-    Of each sequence come `tokens` tokens from number `first` on, all where that is 0; and only as far as there are.
+    Each sequence returns `tokens` tokens from index `first` on (0: all), limited to the stored ones.
     """
 
     seqs: tuple[int, ...]
@@ -98,14 +101,14 @@ class KvRead:
 
     @staticmethod
     def of(length: int, first: int, tokens: int) -> range:
-        """The tokens that come of a sequence of `length`."""
+        """Range of tokens returned for a sequence of `length` tokens."""
         end = min(first + tokens, length) if tokens else length
         return range(min(first, end), end)
 
 
 @dataclass(frozen=True, slots=True)
 class KvCrop:
-    """Keep the first lengths[b] tokens of one layer."""
+    """Truncate one layer to the first lengths[b] tokens."""
 
     seqs: tuple[int, ...]
     layer: int
@@ -114,16 +117,17 @@ class KvCrop:
 
 @dataclass(frozen=True, slots=True)
 class KvFree:
-    """Forget sequences; their flash becomes free."""
+    """Free sequences and their flash."""
 
     seqs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SeqFork:
-    """Sequences that begin with the first lengths[b] tokens of each layer of these, or as many as there are; the
-    completion's data is their handles, (B,) uint64. Full groups are shared with those that they begin as, unfinished
-    ones are copied in drive DRAM."""
+    """Create sequences from the first lengths[b] tokens (or fewer, if fewer are stored) of each layer of others.
+
+    Returns their handles, (B,) uint64. Full groups are shared, unfinished groups are copied in drive DRAM.
+    """
 
     seqs: tuple[int, ...]
     lengths: I64  # (B,)
@@ -131,35 +135,39 @@ class SeqFork:
 
 @dataclass(frozen=True, slots=True)
 class KvName:
-    """Let a sequence's first tokens[i] tokens of all layers be found under keys[i]; a key that was given before moves.
+    """Bind keys[i] to the first tokens[i] tokens of all layers of a sequence; a key that is in use moves.
 
-    A name lasts until its tokens are cropped or freed, and survives a loss of power where they do.
+    A key is valid until its tokens are truncated or freed; it is as durable as the tokens.
     """
 
-    seqs: tuple[int, ...]  # one
+    seqs: tuple[int, ...]  # exactly one
     tokens: I64  # (N,)
     keys: Keys  # (N,)
 
 
 @dataclass(frozen=True, slots=True)
 class KvExist:
-    """Look up keys, up to the first that names nothing: the completion's data is a handle, (N,) uint64, and tokens,
-    (N,) int64, of each; zeros from the first miss on."""
+    """Look up keys, up to the first one that is not bound.
+
+    Returns handles, (N,) uint64, and tokens, (N,) int64; zeros from the first miss on.
+    """
 
     keys: Keys  # (N,)
 
 
 @dataclass(frozen=True, slots=True)
 class KvDrop:
-    """Forget names; what they named stays. Keys that name nothing are passed over."""
+    """Unbind keys; their sequences stay. Unbound keys are ignored."""
 
     keys: Keys  # (N,)
 
 
 @dataclass(frozen=True, slots=True)
 class KvList:
-    """Names in the order of their keys, `count` of them after one: the completion's data is keys, handles (uint64) and
-    tokens (int64), each (count,); zeros where there are no more."""
+    """List `count` keys greater than `after`, in order.
+
+    Returns keys, handles (uint64) and tokens (int64), each (count,); zeros past the last key.
+    """
 
     after: Keys  # (1,)
     count: int
@@ -167,16 +175,18 @@ class KvList:
 
 @dataclass(frozen=True, slots=True)
 class SeqSweep:
-    """Free the tenant's sequences of which nothing has a name: what a host was storing when it died. The completion's
-    data is how many, (1,) int64."""
+    """Free the tenant's sequences without keys: left behind by a host that died during a store.
+
+    Returns their number, (1,) int64.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class KvGather:
-    """Read ranges of several sequences and layers back at once: the completion's data is k, v, each (layers, sum of
-    tokens, H, d) float16, of each layer from `layer` on the tokens[b] tokens of sequence b from first[b] on.
+    """Read ranges of several sequences and layers at once.
 
-    Each range must be stored in all of these layers.
+    Returns k, v, each (layers, sum of tokens, H, d) float16: for each of `layers` layers from `layer` on, tokens[b]
+    tokens of sequence b from first[b] on. Each range must be stored in all of these layers.
     """
 
     seqs: tuple[int, ...]
@@ -188,12 +198,12 @@ class KvGather:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Complete once every program that was begun has ended."""
+    """Complete when all earlier programs have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetLog:
-    """Read a log page; the completion's data is JSON text, uint8."""
+    """Read a log page; returns JSON text, uint8."""
 
     page: int
 
@@ -219,8 +229,12 @@ Command = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashCounters:
-    """Flash traffic of a command. useful_bytes is what passed the NFC filter; fetched_bytes what crossed the
-    channels to bring it."""
+    """Flash traffic of a command.
+
+    Attributes:
+        fetched_bytes: Bytes that crossed the flash channels.
+        useful_bytes: Bytes of these that passed the NFC filter.
+    """
 
     pages_read: int = 0
     pages_programmed: int = 0
@@ -238,7 +252,7 @@ class FlashCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The answer to a command. Times are modelled; the breakdown's parts add up to finish_ns - submit_ns."""
+    """Result of a command. Times are simulated; the parts of the breakdown sum to finish_ns - submit_ns."""
 
     status: Status
     reason: str = ""

@@ -1,4 +1,4 @@
-"""What a host driver needs of a drive, however it is reached."""
+"""Drive interface as seen by the host driver, independent of the transport."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from csd_spec.status import Status
 
 
 class DeviceError(Exception):
-    """A drive refused a command or failed at it."""
+    """A drive rejected a command or failed while carrying it out."""
 
     def __init__(self, drive: int | str, status: Status, reason: str) -> None:
-        """drive: its number among a driver's, or its name."""
+        """`drive` is the drive's index in the host driver, or its name."""
         super().__init__(f"drive {drive}: {status.name.lower().replace('_', ' ')}: {reason}")
         self.drive, self.status, self.reason = drive, status, reason
 
@@ -22,23 +22,23 @@ class DeviceError(Exception):
 class Device(Protocol):
     """A drive that takes commands in order and answers each with a completion.
 
-    A class may also have `carry_out`, with what `submit` takes, which returns the completion itself: a drive in this
-    process then works in the thread that waits for it. And it may have `max_bytes`, the most payload, and the most
-    data, of a command: what is larger it carries out in parts (`csd_link.cutting`).
+    A class may also have `carry_out`, with the arguments of `submit`, which returns the completion itself: a drive in
+    this process then works in the calling thread. It may also have `max_bytes`, the limit on the payload and on the
+    data of a command; larger commands are carried out in parts (`csd_link.cutting`).
     """
 
     @property
     def name(self) -> str:
-        """What its administrator calls it."""
+        """Name given by the administrator."""
         ...
 
     @property
     def spec(self) -> DriveSpec: ...
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        """Queue a command that the host issues at `submit_ns` of modelled time."""
+        """Queue a command that the host issues at simulated time `submit_ns`, ns."""
         ...
 
     def close(self) -> None:
-        """Finish what is queued and release the drive."""
+        """Finish queued commands and release the drive."""
         ...

@@ -1,4 +1,4 @@
-"""A drive as a value: geometry and timing of its flash, its engine, its link."""
+"""Drive description: geometry and timing of the flash, attention engine and link."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from csd_spec.checked import Count, from_values, value
+from csd_spec.checked import Count, from_values, frozen_value
 
-# Wide enough for any drive there is; what is outside was written in another unit
+# Wide enough for any real drive; a value outside was probably given in another unit
 Rate = Annotated[int, Field(ge=1_000_000, le=10**12)]
 Bytes = Annotated[int, Field(ge=1, le=1 << 48)]
 Time = Annotated[int, Field(ge=0, le=10**9)]
 
 
-@value
+@frozen_value
 class Geometry:
-    """NAND array. A *lane* is one plane: the unit that senses, programs and erases by itself.
+    """NAND array. A *lane* is one plane, the unit that senses, programs and erases independently.
 
     Lanes are numbered channel first: lane = (plane * dies_per_channel + die) * channels + channel.
     A *superblock* is the block of the same number in every lane. A physical page number (ppn) is
@@ -33,9 +33,9 @@ class Geometry:
 
     def __post_init__(self) -> None:
         if self.lanes > 1 << 16:
-            raise ValueError(f"{self.lanes} lanes: a drive has at most 2^16, take fewer channels, dies or planes")
+            raise ValueError(f"{self.lanes} lanes: must be at most 2^16: use fewer channels, dies or planes")
         if self.pages > 2**31:
-            raise ValueError(f"{self.pages} pages: a drive has at most 2^31, take larger pages or fewer blocks")
+            raise ValueError(f"{self.pages} pages: must be at most 2^31: use larger pages or fewer blocks")
 
     @property
     def lanes(self) -> int:
@@ -58,13 +58,18 @@ class Geometry:
         return self.pages * self.page_bytes
 
 
-@value
+@frozen_value
 class NandTiming:
     """Times of one lane (ns) and rate of one channel (bytes/s).
 
-    cache_read: a second register holds the data on its way out, so that the lane already senses the next page.
-    codeword_bytes: the least that crosses the channel of a page; None is the whole page. model: of what happens where
-    several want a lane or a channel, by its name in `ftl.flash.timing`.
+    Attributes:
+        read_ns: tR, page to register, ns.
+        program_ns: tPROG, ns.
+        erase_ns: tBERS, ns.
+        channel_bytes_per_s: Transfer rate of a channel, bytes/s.
+        cache_read: A second register holds the outgoing data, so that the lane can already sense the next page.
+        codeword_bytes: Smallest transfer over a channel, bytes; None transfers whole pages.
+        model: Contention model of lanes and channels, by its name in `ftl.flash.timing`.
     """
 
     read_ns: Annotated[int, Field(ge=1_000, le=10_000_000)]
@@ -76,18 +81,20 @@ class NandTiming:
     model: str = "calendar"
 
 
-@value
+@frozen_value
 class EngineSpec:
-    """The attention engine beside the flash; `attention_engine.clock` has the formulas.
+    """Attention engine next to the flash; `attention_engine.clock` has the formulas.
 
-    kernels: attention kernels; each takes either product of attention, by load.
-    lanes: multiply-accumulates that one kernel begins in a cycle.
-    kernel_efficiency: share of cycles in which it can, between 0 and 1.
-    softmax_ways: scores that each kernel's softmax takes in a cycle, behind the products that make them.
-    topk_ways: scores that argtopk takes in a cycle; it passes over its input three times.
-    nfc_bytes_per_cycle: what the filter of one channel passes on.
-    schedule: `serial`, one phase of all heads after the other (the reading under which the paper's figures agree), or
-    `overlapped`, every head as soon as its pages are there.
+    Attributes:
+        clock_hz: Clock frequency, Hz.
+        kernels: Attention kernels; each computes either matrix product of attention, assigned by load.
+        lanes: Multiply-accumulates that one kernel starts per cycle.
+        kernel_efficiency: Fraction of cycles in which a kernel starts them, from 0 to 1.
+        softmax_ways: Scores per cycle of each kernel's softmax, which follows the products that compute them.
+        topk_ways: Scores per cycle of argtopk, which makes three passes over its input.
+        nfc_bytes_per_cycle: Bytes per cycle that the filter of one channel passes on.
+        schedule: `serial` runs each phase for all heads before the next one (with it the paper's figures agree);
+            `overlapped` starts each head as soon as its pages have arrived.
     """
 
     clock_hz: Annotated[int, Field(ge=1_000_000, le=10**10)]
@@ -105,12 +112,14 @@ class EngineSpec:
         return self.kernels * self.lanes * self.kernel_efficiency * self.clock_hz
 
 
-@value
+@frozen_value
 class Link:
-    """The way between the model's memory and the drive.
+    """Path between the model's memory and the drive.
 
-    command_ns is the fixed cost of one command (doorbell, fetch, completion). With peer-to-peer DMA
-    staging_bytes_per_s is None; when data is staged in host memory every byte crosses that copy too.
+    Attributes:
+        bytes_per_s: Transfer rate, bytes/s.
+        command_ns: Fixed cost of one command (doorbell, fetch, completion), ns.
+        staging_bytes_per_s: Copy rate of host memory if data is staged there, bytes/s; None with peer-to-peer DMA.
     """
 
     bytes_per_s: Rate
@@ -118,18 +127,21 @@ class Link:
     staging_bytes_per_s: Rate | None = None
 
     def transfer_ns(self, nbytes: int) -> int:
-        """Time for `nbytes` to cross, without the command's fixed cost."""
+        """Transfer time of `nbytes`, without the fixed cost of a command, ns."""
         ns = -(-nbytes * 1_000_000_000 // self.bytes_per_s)
         if self.staging_bytes_per_s is not None:
             ns += -(-nbytes * 1_000_000_000 // self.staging_bytes_per_s)
         return ns
 
 
-@value
+@frozen_value
 class DriveSpec:
     """One computational storage drive.
 
-    cache_bytes: the part of its DRAM that keeps embedding pages which are read often; the rest is for group buffers.
+    Attributes:
+        name: Name of the model.
+        dram_bytes: Drive DRAM, bytes.
+        cache_bytes: Part of the DRAM that caches frequently read embedding pages, bytes; the rest is for page buffers.
     """
 
     name: str
@@ -145,37 +157,37 @@ class DriveSpec:
             raise ValueError(f"codeword_bytes = {self.timing.codeword_bytes}: a page has {self.geometry.page_bytes}")
         if self.cache_bytes and self.timing.codeword_bytes:
             raise ValueError(
-                f"cache_bytes = {self.cache_bytes}: pages are kept whole, so they need codeword_bytes = None"
+                f"cache_bytes = {self.cache_bytes}: the cache holds whole pages, so codeword_bytes must be null"
             )
         if self.dram_bytes < self.cache_bytes + self.geometry.page_bytes:
-            raise ValueError(f"dram_bytes = {self.dram_bytes}: must hold cache_bytes and a page")
+            raise ValueError(f"dram_bytes = {self.dram_bytes}: must hold cache_bytes and one page")
 
     @property
     def channel_timing(self) -> NandTiming:
-        """The flash's timing with its filters: one that is slower than its channel holds it up."""
+        """Flash timing including the NFC filters: a filter slower than its channel limits the channel."""
         filter_rate = self.engine.nfc_bytes_per_cycle * self.engine.clock_hz
         return replace(self.timing, channel_bytes_per_s=min(self.timing.channel_bytes_per_s, filter_rate))
 
     @property
     def flash_bytes_per_s(self) -> int:
-        """Rate at which all channels together deliver filtered pages."""
+        """Rate of filtered pages over all channels, bytes/s."""
         return self.geometry.channels * self.channel_timing.channel_bytes_per_s
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> DriveSpec:
-        """The drive that `dataclasses.asdict` turned into `values`; raises ValueError naming what is off."""
+        """Read the output of `dataclasses.asdict`; raises ValueError with the name of an invalid field."""
         return from_values(values, cls)
 
 
-@value
+@frozen_value
 class BlockSsdSpec:
-    """A conventional page-mapped SSD as NVMeVirt models one: partitions of lanes, early write completion, lines.
+    """Conventional page-mapped SSD as modelled by NVMeVirt: partitions of lanes, early write completion, lines.
 
-    Times in ns. A *flash page* is read by one command and programmed in one shot; the mapping unit is smaller.
-    Channels and the PCIe link move units of `unit_bytes`, so many of them in each slot of `slot_ns`.
+    Times are in ns. A *flash page* is read by one command and programmed in one shot; the mapping unit is smaller.
+    Channels and the PCIe link transfer units of `unit_bytes`, with `..._credits` of them per slot of `slot_ns`.
 
     Attributes:
-        command_ns: Time of the controller for each command; commands pass it one after the other. 0: no limit.
+        command_ns: Controller time per command, during which it handles no other one, ns; 0 for no limit.
     """
 
     name: str
@@ -212,11 +224,11 @@ class BlockSsdSpec:
         if self.channels % self.partitions:
             raise ValueError(f"partitions = {self.partitions}: must divide the {self.channels} channels")
         if self.flash_page_bytes % self.mapping_bytes:
-            raise ValueError(f"flash_page_bytes = {self.flash_page_bytes}: must be whole mapping units")
+            raise ValueError(f"flash_page_bytes = {self.flash_page_bytes}: must be a multiple of mapping_bytes")
 
     @property
     def luns(self) -> int:
-        """LUNs of one partition."""
+        """LUNs per partition."""
         return self.channels // self.partitions * self.luns_per_channel
 
     @property
@@ -230,11 +242,11 @@ class BlockSsdSpec:
 
     @property
     def line_units(self) -> int:
-        """Mapping units of a line: the same block in every LUN of a partition."""
+        """Mapping units per line: the same block in every LUN of a partition."""
         return self.luns * self.flash_pages_per_block * self.units_per_page
 
     @property
     def logical_units(self) -> int:
-        """Mapping units that the host sees, a multiple of the partitions."""
+        """Mapping units visible to the host, a multiple of the partitions."""
         physical = self.partitions * self.blocks_per_lun * self.line_units
         return physical * 100 // (100 + self.overprovision_percent) // self.partitions * self.partitions

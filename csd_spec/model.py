@@ -1,18 +1,19 @@
-"""A model's attention as a value."""
+"""Attention shape of a model."""
 
 from __future__ import annotations
 
-from csd_spec.checked import Count, value
+from csd_spec.checked import Count, frozen_value
 
 FP16_BYTES = 2
 
 
-@value
+@frozen_value
 class ModelShape:
-    """What a drive needs to know of a decoder: layers, heads, head size.
+    """Layers, heads and head size of a decoder, as a drive needs them.
 
-    latent: whether V is a part of K, so that K alone is stored. v_head_dim: channels of V, where they are fewer than
-    K's: drives store zeros for the others.
+    Attributes:
+        latent: Whether V is a part of K, so that only K is stored.
+        v_head_dim: Channels of V if fewer than K's; drives store zeros for the others.
     """
 
     name: str
@@ -25,7 +26,7 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         if self.v_head_dim and self.v_head_dim > self.head_dim:
-            raise ValueError(f"v_head_dim = {self.v_head_dim}: V has at most the {self.head_dim} channels of K")
+            raise ValueError(f"v_head_dim = {self.v_head_dim}: must be at most head_dim = {self.head_dim}")
         if self.q_heads % self.kv_heads:
             raise ValueError(f"q_heads = {self.q_heads}: must be a multiple of kv_heads = {self.kv_heads}")
 
@@ -36,6 +37,6 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of one token over all layers and heads, FP16, as a model has them."""
+        """Bytes of keys and values of one token over all layers and heads in FP16, as the model has them."""
         of_v = 0 if self.latent else self.v_head_dim or self.head_dim
         return self.layers * self.kv_heads * (self.head_dim + of_v) * FP16_BYTES

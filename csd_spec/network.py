@@ -1,4 +1,4 @@
-"""Networks between a host and its drives."""
+"""Network models between a host and its drives."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from csd_spec.drive import Rate
 
 
-@value
+@frozen_value
 class Network:
-    """A port of a host, by which it reaches all of its drives.
+    """The port through which a host reaches all of its drives.
 
     Attributes:
-        name: Its name.
-        bytes_per_s: Payload of commands and completions that crosses the port, in each direction.
-        message_ns: From a sender to a receiver in addition to that: protocol stacks, network cards and a switch.
+        name: Name.
+        bytes_per_s: Payload rate of commands and completions in each direction, bytes/s.
+        message_ns: Additional latency per message, ns: protocol stacks, network cards and a switch.
     """
 
     name: str
@@ -25,18 +25,18 @@ class Network:
     message_ns: Annotated[int, Field(ge=0, le=10_000_000)]
 
     def transfer_ns(self, nbytes: int) -> int:
-        """Time for which `nbytes` of payload occupy the port."""
+        """Time for which `nbytes` of payload occupy the port, ns."""
         return -(-nbytes * 1_000_000_000 // self.bytes_per_s)
 
 
 TCP_PAYLOAD = 1448 / 1538
-"""Ethernet with an MTU of 1500: TCP segments of 1448 bytes with time stamps, in 1538 bytes with preamble and gap."""
+"""Ethernet with an MTU of 1500: TCP segments of 1448 bytes with timestamps, in 1538 bytes with preamble and gap."""
 
 RDMA_PAYLOAD = 4096 / 4178
 """RoCE v2 with a path MTU of 4096: headers, checksums, preamble and gap are 82 bytes."""
 
 TCP_MESSAGE_NS, RDMA_MESSAGE_NS = 12_000, 2_500
-"""Assumed: kernel TCP on both sides, and RDMA on both sides, with one switch and no load."""
+"""Assumed: kernel TCP or RDMA on both sides, one switch, no load."""
 
 
 def _networks() -> dict[str, Network]:
@@ -53,7 +53,7 @@ NETWORKS = _networks()
 
 
 def network_named(name: str) -> Network:
-    """The network of a name; raises ValueError if there is none."""
+    """Return the network with a name; raises ValueError if it is unknown."""
     if name not in NETWORKS:
         raise ValueError(f"network = {name!r}: must be one of {', '.join(NETWORKS)}")
     return NETWORKS[name]

@@ -1,4 +1,4 @@
-"""Drives and links by name."""
+"""Drive, link and SSD presets, by name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
 
-# PCIe 3.0: 8 GT/s a lane, 128b/130b coding. The cost of one command is that of a current NVMe driver and
-# controller at queue depth 1, without the medium (assumed).
+# PCIe 3.0: 8 GT/s per lane, 128b/130b coding. The command cost is that of a current NVMe driver and controller at queue
+# depth 1, without the medium (assumed).
 PCIE3_X4_P2P = Link(bytes_per_s=3_938_000_000, command_ns=5_000)
-"""GPU and drive exchange data directly, the host is bypassed (InstInfer, section IV-A)."""
+"""GPU and drive exchange data directly, bypassing the host (InstInfer, section IV-A)."""
 
 PCIE3_X4_STAGED = Link(bytes_per_s=3_938_000_000, command_ns=15_000, staging_bytes_per_s=12_000_000_000)
-"""Data is copied through host memory on its way (assumed copy rate: one core's memcpy)."""
+"""Data is copied through host memory (assumed copy rate: memcpy on one core)."""
 
 ZYNQ7045 = EngineSpec(
     clock_hz=285_000_000,
@@ -25,10 +25,10 @@ ZYNQ7045 = EngineSpec(
 )
 """InstInfer's engine: two kernels at 285 MHz (section V).
 
-lanes and kernel_efficiency, 116 multiply-accumulates a cycle in all, are *calibrated* to the KV-access shares of
+lanes and kernel_efficiency, 116 multiply-accumulates per cycle in total, are *calibrated* to the KV-access shares of
 figure 14 (claim c8): 0.137 of a dense step at batch 64 and S = 1536 is spent computing. Plausible: 768 DSPs for 128
-FP16 lanes are 6 for each, and a tenth of the cycles goes to handing over heads. softmax_ways, topk_ways and
-nfc_bytes_per_cycle are assumed, each so wide that it does not limit the paper's dense step."""
+FP16 lanes are 6 each, and a tenth of the cycles is lost when switching heads. softmax_ways, topk_ways and
+nfc_bytes_per_cycle are assumed, each wide enough not to limit the paper's dense step."""
 
 INSTCSD_ZYNQ7045_8CH = DriveSpec(
     name="instcsd-zynq7045-8ch",
@@ -52,15 +52,15 @@ INSTCSD_ZYNQ7045_8CH = DriveSpec(
 )
 """InstInfer's evaluated device: 8 channels x 1.4 GB/s and an engine sized for a Zynq 7045.
 
-From the paper (section VI-A): channels, channel rate, page size, engine. Assumed by us, since the paper is silent:
+From the paper (section VI-A): channels, channel rate, page size, engine. Assumed, since the paper does not state it:
 2 TB in 8 dies x 4 planes x 512-page blocks, tR, tPROG, tBERS, PCIe 3.0 x4, and 4 GiB of DRAM: the prototype has 2, but
-unfinished groups of K and V of 256 sequences of OPT-13B that grow in step take up to 3.3 GB.
+unfinished KV groups of 256 sequences of OPT-13B that grow in lockstep take up to 3.3 GB.
 """
 
 INSTCSD_OVERLAPPED = replace(
     INSTCSD_ZYNQ7045_8CH, name="instcsd-overlapped", engine=replace(ZYNQ7045, schedule="overlapped")
 )
-"""The same drive, whose heads go on as soon as their pages are there."""
+"""The same drive with the overlapped schedule: each head starts as soon as its pages have arrived."""
 
 DRIVES = {drive.name: drive for drive in (INSTCSD_ZYNQ7045_8CH, INSTCSD_OVERLAPPED)}
 

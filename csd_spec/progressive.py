@@ -1,36 +1,36 @@
-"""Pages of progressive precision: K and V in few bits for all tokens, both in 8 bits for the tokens that count.
+"""Progressive-precision pages: low-bit keys and values of all tokens, INT8 ones for the tokens that matter.
 
-A *score page* holds m channels of K of one head for T consecutive tokens. A value is least + scale x code. A code has 0
-to 4 digits of 2 bits, the lowest first; channels get digits by their range, and the digits of all channels follow each
-other, D for each token.
+A *score page* holds m channels of K of one head for T consecutive tokens. A value is minimum + scale x code. A code has
+0 to 4 digits of 2 bits, lowest first; channels get digits by their range, and the digits of all channels are stored
+one after the other, D per token.
 
-| bytes | what |
+| bytes | field |
 |---|---|
 | 2 m | scale of each channel, FP16 or BF16 |
-| 2 m | least value of each channel, the same |
-| m | digits of each channel, 0 to 4; zeros up to a multiple of 64 bytes |
-| T x D / 4 | lines of 64 bytes: for each 16 tokens D / 16 lines |
+| 2 m | minimum of each channel, same format |
+| m | digits of each channel, 0 to 4; zero-padded to a multiple of 64 bytes |
+| T x D / 4 | lines of 64 bytes: D / 16 lines per 16 tokens |
 
 Byte 4 t + j of line i has digits 16 i + 4 s + j of token t, s = 0 to 3, at bit 2 s.
 
-A *value page* holds m channels of V of one head for `value_tokens` consecutive tokens. Rows are rotated, which makes
-channels alike: the channels that `SIGNS` names change their sign, then each run of as many as the largest power of two
-that divides m is multiplied by an orthonormal Hadamard matrix. A value is then size x (code - (2^b - 1) / 2) + rest,
-where rest is what the codes of the page's tokens miss on average, so that errors of many tokens cancel: its code c
-stands for c x |c| / 2048 of the largest size of the page. A page that is not full has none.
+A *value page* holds m channels of V of one head for `value_tokens` consecutive tokens. Rows are rotated, which gives
+all channels a similar distribution: the signs of the channels in `SIGNS` are flipped, then each run of channels (its
+length is the largest power of two that divides m) is multiplied by an orthonormal Hadamard matrix. A value is then
+size x (code - (2^b - 1) / 2) + rest, where rest is the mean quantization error of the page's tokens, so that errors of
+many tokens cancel: its code c represents c x |c| / 2048 of the page's largest size. A partial page has no rest.
 
-| bytes | what |
+| bytes | field |
 |---|---|
-| 2 a token | size of each token, FP16 or BF16; zeros up to a multiple of 64 bytes |
-| m | code of the rest of each rotated channel, int8; zeros up to a multiple of 64 bytes |
-| m x b / 8 a token | lines of 64 bytes: for each 8 / b x 4 tokens one for each 16 channels |
+| 2 per token | size (step) of each token, FP16 or BF16; zero-padded to a multiple of 64 bytes |
+| m | code of the rest of each rotated channel, int8; zero-padded to a multiple of 64 bytes |
+| m x b / 8 per token | lines of 64 bytes: for each 8 / b x 4 tokens, one line per 16 channels |
 
 Byte 4 i + j of the line of channel group c has channel 16 c + i of tokens 4 s + j, s = 0 to 8 / b - 1, at bit b s.
 
 A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and of each token of V (int8,
-the latter with zeros up to a multiple of d), n rows of d int8 codes of K, n rows of V. A value is code x 2^e, so FP16
-represents it exactly, or BF16 where rows are of that. K has channels that are large in all tokens, V has tokens that
-are small in all channels: attention sinks. Where V is a part of K, refined and value pages are of K alone.
+the latter zero-padded to a multiple of d), n rows of d int8 codes of K, n rows of V. A value is code x 2^e, which FP16
+(or BF16, for BF16 rows) represents exactly. K has channels that are large in all tokens, V has tokens that are small in
+all channels: attention sinks. If V is a part of K, refined and value pages hold only K.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from functools import cache
 
 import numpy as np
 
-from csd_spec._check import at_least
+from csd_spec._bounds import at_least
 
 LINE = 64  # bytes of a line
-LANES = 16  # tokens of a line of digits, channels of a line of values
-QUAD = 4  # of what is summed at once
-DIGITS = 4  # most of a code of K
-RESTS = np.float32(1 / 2048)  # of the largest size: the rest whose code is 1
+LANES = 16  # tokens per line of digits, channels per line of values
+QUAD = 4  # values that are summed at once
+DIGITS = 4  # maximum digits of a code of K
+RESTS = np.float32(1 / 2048)  # unit of rest codes, in sizes: the value of code 1
 SIGNS = np.uint64(
     0x9E3779B97F4A7C15
-)  # bit i % 64 of channel i: at random, so that no common row is a row of the matrix
+)  # bit i % 64 of channel i: pseudorandom, so that no common row equals a row of the matrix
 MAX_T = 256
 MAX_CODE = 127
-EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # the least and the most, so that FP16, or BF16, has code x 2^e
+EXPONENTS, EXPONENTS_BF16 = (-24, 9), (-126, 120)  # smallest, largest e for which FP16 or BF16 represents code x 2^e
 
 
 def _up(nbytes: int) -> int:
@@ -61,20 +61,20 @@ def _up(nbytes: int) -> int:
 
 @cache
 def _value_tokens(page_bytes: int, m: int, block: int) -> int:
-    """The most tokens whose sizes and lines, `block` tokens each, fit a page with the rests of m channels."""
+    """Maximum tokens whose sizes and lines, `block` tokens each, fit a page with the rests of m channels."""
     room, lines = page_bytes - _up(m), LINE * -(-m // LANES)
     return next((count for count in range(MAX_T, 0, -block) if _up(2 * count) + count // block * lines <= room), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Progressive:
-    """How one head fills pages of progressive precision.
+    """Progressive-precision page format of one head.
 
     Attributes:
         page_bytes: Bytes of a flash page.
         head_dim: Channels of a head.
-        k_bits: Bits of a value of K in score pages, at least and on average.
-        v_bits: Bits of a value of V in value pages, 2 or 4.
+        k_bits: Mean bits per value of K in score pages (minimum).
+        v_bits: Bits per value of V in value pages, 2 or 4.
         m: Channels of a score page and of a value page.
         bf16: Whether rows and headers are BF16.
         latent: Whether V is a part of K.
@@ -91,7 +91,7 @@ class Progressive:
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
         if not 1 <= self.k_bits <= 8 or self.v_bits not in (2, 4):
-            raise ValueError(f"bits = {self.k_bits}, {self.v_bits}: K has 1 to 8 bits a value, V has 2 or 4")
+            raise ValueError(f"bits = {self.k_bits}, {self.v_bits}: must be 1 to 8 for K, and 2 or 4 for V")
         if self.n < 1 or self.T < LANES or self.value_tokens < LANES:
             raise ValueError(f"head_dim = {self.head_dim}: its codes do not fit pages of {self.page_bytes} bytes")
 
@@ -99,9 +99,9 @@ class Progressive:
     def for_context(
         cls, page_bytes: int, head_dim: int, bits: tuple[float, int], max_tokens: int, latent: bool = False
     ) -> Progressive:
-        """Pages of at most 64 channels where their groups fill 16 times over `max_tokens` tokens, else of 128.
+        """Return pages of at most 64 channels if `max_tokens` tokens fill 16 of their groups, otherwise of 128.
 
-        Longer groups spread the cost of a header, shorter ones leave fewer tokens that no page holds yet.
+        Longer groups amortize the header, shorter ones leave fewer tokens outside of pages.
         """
         sizes = (-(-head_dim // -(-head_dim // most)) for most in (64, 128))
         long, short = (cls(page_bytes, head_dim, *bits, m, latent=latent) for m in sizes)
@@ -109,7 +109,7 @@ class Progressive:
 
     @property
     def D(self) -> int:
-        """Digits of a token in a score page."""
+        """Digits per token in a score page."""
         return -(-int(-(-self.k_bits * self.m // 2)) // LANES) * LANES
 
     @property
@@ -119,27 +119,27 @@ class Progressive:
 
     @property
     def T(self) -> int:
-        """Tokens of a score page."""
+        """Tokens per score page."""
         return min(MAX_T, (self.page_bytes - self.header_bytes) // (4 * self.D) * LANES)
 
     @property
     def value_block(self) -> int:
-        """Tokens of a line of values."""
+        """Tokens per line of values."""
         return QUAD * 8 // self.v_bits
 
     @property
     def value_lines(self) -> int:
-        """Lines of `value_block` tokens: one for each 16 channels."""
+        """Lines per `value_block` tokens: one per 16 channels."""
         return -(-self.m // LANES)
 
     @property
     def value_tokens(self) -> int:
-        """Tokens of a value page."""
+        """Tokens per value page."""
         return _value_tokens(self.page_bytes, self.m, self.value_block)
 
     @property
     def sizes_bytes(self) -> int:
-        """Bytes before the rest of a value page's channels."""
+        """Bytes before the channel rests of a value page."""
         return _up(2 * self.value_tokens)
 
     @property
@@ -149,12 +149,12 @@ class Progressive:
 
     @property
     def parts(self) -> int:
-        """What a refined page holds of each token: a row of K, and one of V where that is no part of it."""
+        """Rows per token in a refined page: K, and V unless it is a part of K."""
         return 2 - self.latent
 
     @property
     def n(self) -> int:
-        """Tokens of a refined page."""
+        """Tokens per refined page."""
         lines = self.page_bytes // self.head_dim - 1
         return lines if self.latent else lines * self.head_dim // (2 * self.head_dim + 1)
 
@@ -170,10 +170,10 @@ class Progressive:
 
     @property
     def buffers(self) -> int:
-        """Page buffers that rows of a group, 2 bytes a value, wait in until it is full: 2 where V is a part of K."""
+        """Page buffers per head that stage the exact rows of an unfinished group: 2 if V is a part of K, else 1."""
         return -(-2 * self.n * self.head_dim // self.page_bytes)
 
     @property
     def waiting(self) -> int:
-        """Tokens whose rows wait in one of them."""
+        """Tokens staged per page buffer."""
         return -(-self.n // self.buffers)

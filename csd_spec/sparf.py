@@ -1,4 +1,4 @@
-"""SparF's parameters, and the budgets that give them at every step."""
+"""SparF's parameters, and the budgets from which they follow at every step."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from csd_spec._check import at_least
+from csd_spec._bounds import at_least
 
 Convention = Literal["paper", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
 class SparFParams:
-    """One step's selection: r channels, k tokens, the l most recent of them always kept (Algorithm 1)."""
+    """Selection of one step: r channels, k tokens, of which the l most recent are always kept (Algorithm 1)."""
 
     r: int
     k: int
-    l: int  # noqa: E741 - the field's name for it
+    l: int  # noqa: E741 - the paper's name
 
     def __post_init__(self) -> None:
         at_least(1, r=self.r, k=self.k)
         at_least(0, l=self.l)
         if self.l > self.k:
-            raise ValueError(f"l = {self.l}: the recent tokens count among the k = {self.k} kept")
+            raise ValueError(f"l = {self.l}: must be at most k = {self.k}, which includes the recent tokens")
 
 
 class Budget(Protocol):
-    """How much of K and V a decode step may use, as a rule that follows the sequence."""
+    """Rule for the part of the KV cache that a decode step may use, depending on the sequence length."""
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
-        """Parameters for `seq_len` stored tokens of `head_dim` channels."""
+        """Return the parameters for `seq_len` stored tokens of `head_dim` channels."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """A share 1/c of K and V; c = 1 is dense.
+    """A fraction 1/c of the KV cache; c = 1 is dense.
 
     `paper`: k = ceil(S / c), which moves 1.5/c of the dense bytes. `bytes`: k = ceil(S / 2c), so that
-    r/(2d) + k/S = 1/c, as SparQ counts. Both: r = max(1, floor(d / c)), l = ceil(k / 4).
+    r/(2d) + k/S = 1/c, as in SparQ. Both: r = max(1, floor(d / c)), l = ceil(k / 4).
     """
 
     c: float
@@ -63,12 +63,12 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same r, k and l at every step; k and l shrink to a sequence that is shorter."""
+    """The same r, k and l at every step; k and l are limited to the sequence length."""
 
     params: SparFParams
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         if self.params.r > head_dim:
-            raise ValueError(f"r = {self.params.r}: the model's heads have {head_dim} channels")
+            raise ValueError(f"r = {self.params.r}: must be at most {head_dim}, the channels of the model's heads")
         k = min(self.params.k, seq_len)
         return SparFParams(self.params.r, k, min(self.params.l, k))

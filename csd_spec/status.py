@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """NVMe Base Specification 2.0, figures 94 to 104; type 7h is vendor specific."""
+    """NVMe Base Specification 2.0, figures 94 to 104; type 7h is vendor-specific."""
 
     SUCCESS = 0x000
     INVALID_OPCODE = 0x001

@@ -1,4 +1,4 @@
-"""Tables from names to functions, with what users add: a Python file, or plug-ins that are installed."""
+"""Registries that users can extend with a Python file or with installed plug-ins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ F = TypeVar("F")
 
 @dataclass(frozen=True, eq=False)
 class Tables(Generic[F]):
-    """Our functions of one kind, and where others come from.
+    """Built-in objects of one kind by name, and the sources of user-defined ones.
 
-    name: of the global in a user's file that is its table, which may be ours with its own added. group: of entry
-    points. check: (source, name, function), raises ValueError for one that is none. doc: the page that says more.
+    Attributes:
+        ours: Built-in objects.
+        name: Global variable of a user's file that holds its table; it may be the built-in table plus entries.
+        group: Entry point group of plug-ins.
+        check: Called with (source, name, object); raises ValueError if the object is invalid.
+        doc: Page with the documentation.
     """
 
     ours: dict[str, F]
@@ -27,9 +31,12 @@ class Tables(Generic[F]):
     doc: str
 
     def load(self, file: Path | None = None) -> dict[str, F]:
-        """Ours, those that are installed as plug-ins, and those of a file, which is run once.
+        """Return the built-in objects, those of installed plug-ins, and those of a file, which is executed once.
 
-        Ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
+        The built-in table is not changed.
+
+        Raises:
+            ValueError: A file or plug-in fails.
         """
         found = self.ours | self.plugged_in()
         if file is None:
@@ -42,22 +49,22 @@ class Tables(Generic[F]):
 
     @cache  # noqa: B019  # there are as many tables as kinds of functions
     def plugged_in(self) -> dict[str, F]:
-        """Functions of installed packages."""
+        """Objects of installed packages."""
         found = {}
         for entry in entry_points(group=self.group):
             try:
                 found[entry.name] = self.check(f"plug-in {entry.value}", entry.name, entry.load())
-            except Exception as error:  # whatever somebody's package raises
+            except Exception as error:  # a third-party package may raise anything
                 raise ValueError(f"plug-in {entry.value}: {type(error).__name__}: {error}") from error
         return found
 
     @cache  # noqa: B019
     def _of_file(self, file: Path, changed_ns: int) -> dict[str, F]:
-        """The functions of a file as it was when it was changed last."""
+        """Objects of a file as of its last change."""
         before, namespace = dict(self.ours), dict[str, Any](__name__=f"vcsd_{self.name.lower()}", __file__=str(file))
         try:
             exec(compile(file.read_bytes(), str(file), "exec"), namespace)
-        except Exception as error:  # whatever the user's file raises
+        except Exception as error:  # a user's file may raise anything
             raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
         else:
             found = namespace.get(self.name)

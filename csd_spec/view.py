@@ -1,6 +1,6 @@
-"""Where one layer's K and V lie: what the FTL tells the attention engine.
+"""KV view: locations of one layer's keys and values, passed from the FTL to the attention engine.
 
-A *slot* says where a group is: a physical page number, or with bit 31 set the number of a group buffer in drive DRAM.
+A *slot* locates a group: a physical page number or, with bit 31 set, the number of a page buffer in drive DRAM.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _DRAM = np.uint32(1 << BANK_SHIFT)
 
 
 def in_flash(slots: U32) -> NDArray[np.bool_]:
-    """Which slots are flash pages."""
+    """Whether each slot is a flash page."""
     return slots < _DRAM
 
 
 def dram_slots(buffers: I64) -> U32:
-    """Slots of group buffers."""
+    """Slots of page buffers."""
     slots: U32 = buffers.astype(np.uint32) | _DRAM
     return slots
 
 
 def buffers_of(slots: U32) -> U32:
-    """Group buffers behind slots that are not flash pages."""
+    """Page buffers of slots that are not flash pages."""
     return slots - _DRAM
 
 
@@ -42,10 +42,12 @@ class KvView:
     """Slots of one layer of B sequences. A stream is one KV head of one sequence; N = B * H, sequence first.
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
-    FP16 bit patterns; `layout` says of what. An embedding group that has no pages is UNMAPPED; the token pages of K
-    hold it. Of a group whose rows wait in several buffers (`Progressive.buffers`), k_slots have as many slots. maps:
-    all maps of the layout by name, (N, pages of a head, groups), for methods that read others. kept: what has been
-    found out about these slots; it is the next view's too, as long as they stay.
+    FP16 bit patterns in the format of `layout`. An embedding group without pages is UNMAPPED; the token pages of K
+    hold it. A group staged in several buffers (`Progressive.buffers`) has one slot in k_slots per buffer.
+
+    Attributes:
+        maps: All maps of the layout by name, (N, pages per head, groups), for methods that read others.
+        kept: Derived data of these slots, cached until the slots change.
     """
 
     layout: PageForm
@@ -59,7 +61,7 @@ class KvView:
 
 
 def gather_pages(banks: tuple[U16, U16], slots: U32, nbytes: int) -> U8:
-    """The first bytes of pages, (*slots.shape, nbytes)."""
+    """Return the first `nbytes` bytes of pages, (*slots.shape, nbytes)."""
     words = -(-nbytes // 2)
     pages = np.empty((*slots.shape, words), np.uint16)
     flash = in_flash(slots)
@@ -69,7 +71,7 @@ def gather_pages(banks: tuple[U16, U16], slots: U32, nbytes: int) -> U8:
 
 
 def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: PageForm) -> F16:
-    """Rows (length, H, d) of token slots (H, groups), decoded to 2 bytes a value."""
+    """Return rows (length, H, d) of token slots (H, groups), decoded to 2 bytes per value."""
     pages = gather_pages(banks, slots, layout.n * layout.row_bytes)
     rows = pages.reshape(slots.shape[0], -1, layout.row_bytes)[:, :length]
     by_token = np.ascontiguousarray(rows.transpose(1, 0, 2))

@@ -1,1 +1,1 @@
-"""Drives on many machines: Ray places them and restarts them, hosts reach them over NVMe/TCP."""
+"""Fleet: Ray places drives on many nodes and restarts them; hosts reach them over NVMe/TCP."""

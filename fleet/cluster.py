@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster: placing its drives, and ending them. The only file of the fleet that calls Ray's actors."""
+"""A fleet on a Ray cluster: places its drives and ends them. The only module of the fleet that calls Ray actors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fleet.drive import Assignment, FleetDrive, listen_host, place
 
 RAY_NAMESPACE = "vcsd"
 GROUP = "vcsd-fleet"  # name of the placement group
-PLACE_TIMEOUT_S, START_TIMEOUT_S, STOP_TIMEOUT_S, LOOK_S = 60.0, 180.0, 30.0, 0.3
+PLACE_TIMEOUT_S, START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_INTERVAL_S = 60.0, 180.0, 30.0, 0.3
 
 Tick = Callable[[object], None]
 
 
 class DriveActor:
-    """A `FleetDrive` in a process that Ray places, and places again when its node is gone."""
+    """A `FleetDrive` in a process that Ray places, and places again after its node is lost."""
 
     def __init__(self, assignment: Assignment, is_local: bool) -> None:
         import ray
@@ -51,7 +51,7 @@ class DriveActor:
 
 
 class _Store:
-    """Ray's key-value store, in a process that is connected to its cluster."""
+    """Ray's key-value store, in a process that is connected to the cluster."""
 
     def __init__(self) -> None:
         from ray.experimental import internal_kv
@@ -63,7 +63,7 @@ class _Store:
         return None if found is None else str(found.decode())
 
     def put(self, key: str, text: str, overwrite: bool = True) -> bool:
-        """Store a text; returns whether the key had one already."""
+        """Store a text; returns whether the key already existed."""
         return bool(self._kv._internal_kv_put(key.encode(), text.encode(), overwrite, **self._namespace))
 
     def clear(self) -> None:
@@ -78,10 +78,12 @@ def publish(member: Member) -> None:
 
 
 @contextmanager
-def joined(cluster: ClusterAddress) -> Iterator[Any]:
-    """Ray, connected to a cluster for the time of a block, or as it was connected before.
+def connect_ray(cluster: ClusterAddress) -> Iterator[Any]:
+    """Connect Ray to a cluster for the duration of the block; an existing connection is kept.
 
-    Raises ValueError without Ray, ConnectionError if no cluster answers.
+    Raises:
+        ValueError: Ray is not installed.
+        ConnectionError: No cluster answers.
     """
     if missing := missing_ray():
         raise ValueError(f"a fleet needs Ray: {missing.fix}")
@@ -104,24 +106,24 @@ def joined(cluster: ClusterAddress) -> Iterator[Any]:
 
 
 def start(cluster: ClusterAddress, plan: FleetPlan, server: Sequence[str], tick: Tick, local: str = "") -> None:
-    """Place the drives of a plan and wait until each one answers.
+    """Place the drives of a plan, and wait until each one answers.
 
     Args:
-        cluster: The cluster, on which vcsd is installed on each node.
+        cluster: The cluster; vcsd must be installed on each node.
         plan: The fleet.
         server: Arguments of Python that start a drive's server.
         tick: Called for each drive that answers.
-        local: Identifier of a local fleet, whose drives listen on the loopback address only.
+        local: Identifier of a local fleet, whose drives listen only on the loopback address.
 
     Raises:
-        ValueError: A fleet is up there already, or the cluster has too few CPUs.
-        ConnectionError: No cluster answers, or a drive does not start; then nothing stays.
+        ValueError: A fleet is already up, or the cluster has too few CPUs.
+        ConnectionError: No cluster answers, or a drive does not start; nothing is left running.
     """
     fleet, host = local or secrets.token_hex(4), host_nqn()
-    with joined(cluster) as ray:
+    with connect_ray(cluster) as ray:
         row = json.dumps({"id": fleet, "host_nqn": host, "names": plan.names})
         if _Store().put(FLEET, row, overwrite=False):
-            raise ValueError(f"a fleet is up at {cluster.address} already: vcsd fleet down ends it")
+            raise ValueError(f"a fleet is already up at {cluster.address}: vcsd fleet down ends it")
         try:
             _place(ray, plan, [_assignment(plan, name, fleet, host, server) for name in plan.names], bool(local))
             _await(cluster, plan, tick)
@@ -170,7 +172,7 @@ def _place(ray: Any, plan: FleetPlan, assignments: Sequence[Assignment], is_loca
 
 
 def _await(cluster: ClusterAddress, plan: FleetPlan, tick: Tick) -> None:
-    """Wait until each drive has answered; raises ConnectionError for one that cannot start."""
+    """Wait until each drive has answered; raises ConnectionError if one cannot start."""
     waiting, deadline = set(plan.names), time.monotonic() + START_TIMEOUT_S
     while waiting:
         for name in sorted(waiting):
@@ -183,15 +185,17 @@ def _await(cluster: ClusterAddress, plan: FleetPlan, tick: Tick) -> None:
                 raise ConnectionError(f"drive {name} did not start on {member.host}: {member.reason}")
         if waiting and time.monotonic() > deadline:
             raise ConnectionError(f"no answer from {', '.join(sorted(waiting))} within {START_TIMEOUT_S:g} s")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def end(cluster: ClusterAddress) -> None:
-    """End the fleet of a cluster and remove its files.
+    """End the fleet of a cluster, and remove its files.
 
-    Raises ValueError if no fleet is up, ConnectionError if no cluster answers.
+    Raises:
+        ValueError: No fleet is up.
+        ConnectionError: No cluster answers.
     """
-    with joined(cluster) as ray:
+    with connect_ray(cluster) as ray:
         row = _Store().get(FLEET)
         if row is None:
             raise ValueError("no fleet is up: vcsd fleet up starts one")
@@ -199,7 +203,7 @@ def end(cluster: ClusterAddress) -> None:
 
 
 def _end(ray: Any, names: Sequence[str]) -> None:
-    """Stop all drives, then remove their files, then the actors and the table. A drive that is lost is passed over."""
+    """Stop all drives, then remove their files, the actors and the table. Lost drives are skipped."""
     from ray.util.placement_group import get_placement_group, remove_placement_group
 
     actors = []

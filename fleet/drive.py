@@ -1,4 +1,4 @@
-"""A drive of a fleet on its node: its server process, and its row in the table. A Ray actor is made of it."""
+"""Drive of a fleet on its node: its server process, and its row in the table. Runs inside a Ray actor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 
 from csd_io.medium import Medium
 from csd_link.fleet_table import Member
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.target import is_loopback
 from csd_link.run_dir import drive_dir, pid_path, port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.drive import DriveSpec
 
-LOOK_S, STOP_TIMEOUT_S, OLD_SERVER_TIMEOUT_S = 0.3, 10.0, 15.0
+POLL_INTERVAL_S, STOP_TIMEOUT_S, OLD_SERVER_TIMEOUT_S = 0.3, 10.0, 15.0
 MAX_FAILED_STARTS = 5
 
 Publish = Callable[[Member], None]
@@ -33,16 +33,16 @@ Publish = Callable[[Member], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """A drive that a node is to run.
+    """Configuration of a drive for a node.
 
     Attributes:
         fleet: Identifier of the fleet.
         name: Name of the drive.
-        host_nqn: The only host that may connect.
+        host_nqn: NQN of the only host that may connect.
         spec: `DriveSpec` as a dictionary.
         flash: Folder for flash; empty is the run folder.
-        hosted: `Hosted.durability`, `medium` and `threads`.
-        server: Arguments of Python that start a server; the file of drives and the owner's process follow.
+        hosted: `HostingOptions.durability`, `medium` and `threads`.
+        server: Python arguments that start a server; the file of drives and the owner's PID are appended.
     """
 
     fleet: str
@@ -70,10 +70,10 @@ def served_name(assignment: Assignment, generation: int) -> str:
 
 
 def place(assignment: Assignment, before: Member | None, node: str, host: str) -> Member:
-    """The row with which a drive begins on a node.
+    """Create the row with which a drive starts on a node.
 
-    The flash of the generation before is used again if it is on this node; then the address and the NQN stay too. On
-    another node a new generation begins with empty flash.
+    If the flash of the previous generation is on this node, it is reused, with the same address and NQN. On another
+    node, a new generation starts with empty flash.
     """
     is_here = before is not None and before.node == node
     if before and is_here and (assignment.flash_root / served_name(assignment, before.generation)).is_dir():
@@ -99,7 +99,7 @@ def _free_port(host: str) -> int:
 
 
 class FleetDrive:
-    """Runs a drive's server as long as it lives, and publishes its row whenever that changes."""
+    """Runs a drive's server, and publishes its row whenever it changes."""
 
     def __init__(self, assignment: Assignment, member: Member, publish: Publish) -> None:
         self._assignment, self._member, self._publish = assignment, member, publish
@@ -110,7 +110,7 @@ class FleetDrive:
         self._left, self._pid = (
             self._drive_pid(),
             0,
-        )  # drive processes: the actor's before this one, and the present one
+        )  # drive processes: of the previous actor; the current one
         publish(member)
         self._thread = threading.Thread(target=self._run, name=self._served, daemon=True)
         self._thread.start()
@@ -129,12 +129,12 @@ class FleetDrive:
         shutil.rmtree(drive_dir(self._served), ignore_errors=True)
 
     def remove_files(self) -> None:
-        """Remove all files of the fleet on this node, once its drives have stopped."""
+        """Remove all files of the fleet on this node; its drives must have stopped."""
         shutil.rmtree(self._assignment.base, ignore_errors=True)
         shutil.rmtree(self._assignment.flash_root, ignore_errors=True)
 
     def _run(self) -> None:
-        """Start the server, and again when it ends, until `stop`."""
+        """Run the server, restarting it when it exits, until `stop`."""
         failed, has_answered = 0, self._member.restarts > 0
         try:
             self._await_old_server()
@@ -145,23 +145,23 @@ class FleetDrive:
                     return
                 has_answered |= answered
                 failed = 0 if answered else failed + 1
-                if not has_answered:  # another process may have taken the port; hosts do not know it yet
-                    self._say(port=_free_port(self._member.host))
-            self._say(state="lost", reason=self._last_words())
+                if not has_answered:  # the port may be taken; hosts do not know it yet
+                    self._update_row(port=_free_port(self._member.host))
+            self._update_row(state="lost", reason=self._last_log_line())
         except (OSError, ValueError) as error:
-            self._say(state="lost", reason=str(error))
+            self._update_row(state="lost", reason=str(error))
 
     def _watch(self) -> bool:
-        """Follow the server until it ends; returns whether it has ever answered."""
+        """Monitor the server until it exits; returns whether it has ever answered."""
         assert self._process
         answered = False
-        while not self._stopping.wait(LOOK_S) and self._process.poll() is None:
+        while not self._stopping.wait(POLL_INTERVAL_S) and self._process.poll() is None:
             if not answered and self._answers():
                 answered = True
-                self._say(state="up")
+                self._update_row(state="up")
             if (pid := self._drive_pid()) not in (0, self._left, self._pid):
                 if self._pid:
-                    self._say(restarts=self._member.restarts + 1)
+                    self._update_row(restarts=self._member.restarts + 1)
                 self._pid = pid
         return answered
 
@@ -174,7 +174,7 @@ class FleetDrive:
             listen=Listen(member.host, member.port, (self._served,), (AllowedHost(assignment.host_nqn),)),
             **assignment.hosted | {"medium": Medium(**assignment.hosted["medium"])},
         )
-        # One folder for each actor: a server whose owner has ended removes the folder of its file
+        # One folder per actor: a server whose owner has exited removes the folder of its file
         folder = private_dir(assignment.base / f"{self._served}-{os.getpid()}")
         file = folder / "serve.json"
         file.touch(mode=0o600)
@@ -183,42 +183,43 @@ class FleetDrive:
             command = [sys.executable, *assignment.server, str(file), str(os.getpid())]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors)
         self._pid_file.write_text(str(self._process.pid))
-        self._say(pid=self._process.pid, state="starting")
+        self._update_row(pid=self._process.pid, state="starting")
 
     @property
     def _pid_file(self) -> Path:
         return self._log.with_suffix(".pid")
 
     def _await_old_server(self) -> None:
-        """Wait for the processes of an actor that was killed: they hold the flash and the port until they exit."""
+        """Wait for the processes of a killed actor, which hold the flash and the port until they exit."""
         old, deadline = list[int](), time.monotonic() + OLD_SERVER_TIMEOUT_S
         with suppress(OSError, ValueError):
             old.append(int(self._pid_file.read_text()))
         if self._left:
             old.append(self._left)
         if old:
-            while any(map(running, old)) and time.monotonic() < deadline and not self._stopping.wait(LOOK_S):
-                pass
+            while any(map(is_running, old)) and time.monotonic() < deadline:
+                if self._stopping.wait(POLL_INTERVAL_S):
+                    break
 
     def _answers(self) -> bool:
         try:
             is_ours = port_path(self._served).read_text() == str(self._member.port)
-            socket.create_connection((self._member.host, self._member.port), LOOK_S).close()
+            socket.create_connection((self._member.host, self._member.port), POLL_INTERVAL_S).close()
             return is_ours
         except OSError:
             return False
 
     def _drive_pid(self) -> int:
-        """Process of the drive, a child of its server's; 0 if there is none yet."""
+        """PID of the drive, a child of its server; 0 if there is none yet."""
         with suppress(OSError, ValueError):
             return int(pid_path(self._served).read_text())
         return 0
 
-    def _last_words(self) -> str:
-        said = self._log.read_text(errors="replace").strip().splitlines() or ["its server ended without a word"]
+    def _last_log_line(self) -> str:
+        said = self._log.read_text(errors="replace").strip().splitlines() or ["its server exited without a message"]
         return said[-1].removeprefix("vcsd: ")
 
-    def _say(self, **changes: Any) -> None:
+    def _update_row(self, **changes: Any) -> None:
         self._member = replace(self._member, **changes)
         self._publish(self._member)
 

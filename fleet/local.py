@@ -1,4 +1,4 @@
-"""A fleet's Ray on this machine alone: a process of ours holds its head node, which ends with that process."""
+"""Local fleet: a process on this machine that runs Ray's head node, which exits with that process."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from contextlib import suppress
 from pathlib import Path
 
 from csd_link.fleet_table import ClusterAddress, local_file, missing_ray, read_local
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.run_dir import private_dir, run_dir
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 20.0
-OBJECT_STORE_BYTES = 80 << 20  # Ray's least is 75 MiB; drives put nothing there
-_LOOK_S = 0.05
+OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum is 75 MiB; drives do not use it
+_POLL_INTERVAL_S = 0.05
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"}
 
 
 def start_local(cpus: float, flash: Path | None) -> tuple[ClusterAddress, str]:
-    """Start the process and wait until its cluster answers.
+    """Start the process, and wait until its cluster answers.
 
     Args:
-        cpus: CPUs that the cluster says it has.
-        flash: Folder for flash, which `stop_local` removes the fleet's files from; None is the run folder.
+        cpus: CPUs that the cluster declares.
+        flash: Folder for flash, from which `stop_local` removes the fleet's files; None uses the run folder.
 
     Returns:
-        The cluster, and the identifier that its fleet is to have.
+        The cluster, and the identifier for its fleet.
 
     Raises:
-        ValueError: Ray is not installed, or a local fleet is up.
+        ValueError: Ray is not installed, or a local fleet is already up.
         ConnectionError: Ray did not start.
     """
     if missing := missing_ray():
         raise ValueError(f"a fleet needs Ray: {missing.fix}")
     if local := read_local():
-        state = "is up" if running(local["pid"]) else "has ended and left files"
-        raise ValueError(f"a local fleet {state} already: vcsd fleet down ends it")
+        state = "is up" if is_running(local["pid"]) else "has exited and left files"
+        raise ValueError(f"a local fleet {state}: end it with vcsd fleet down")
     private_dir(run_dir())
     token, fleet = secrets.token_hex(32), secrets.token_hex(4)
     ray_dir = tempfile.mkdtemp(prefix="vcsd-ray-")  # under /tmp: Ray's sockets need a short path
@@ -77,20 +77,20 @@ def _await(process: subprocess.Popen[bytes], log: Path, token: str) -> ClusterAd
             return ClusterAddress(local["address"], token)
         if process.poll() is not None:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     said = log.read_text(errors="replace").strip().splitlines() or ["it did not answer in time"]
     raise ConnectionError(f"Ray did not start on this machine: {said[-1][:200]}")
 
 
 def stop_local() -> None:
-    """End the local fleet's process, and remove its files; that process may have ended in any way before."""
+    """End the local fleet's process, and remove its files; the process may already have exited for any reason."""
     local = read_local()
     if local is None:
         return
     _stop(local["pid"])
     fleet = local["fleet"]
     _await_exit([*run_dir().glob(f"fleet-{fleet}/logs/*.pid"), *run_dir().glob(f"*-{fleet}/pid")])
-    folders = [*run_dir().glob(f"*-{fleet}")]  # no other fleet's
+    folders = [*run_dir().glob(f"*-{fleet}")]  # only this fleet's
     if local["flash"]:
         folders.append(Path(local["flash"]) / f"fleet-{fleet}")
     for folder in folders:
@@ -100,31 +100,31 @@ def stop_local() -> None:
 
 
 def _await_exit(files: Sequence[Path]) -> None:
-    """Wait for the drives' processes in these files, which exit soon after the process that started them."""
+    """Wait for the drives' processes in these PID files, which exit soon after the process that started them."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     for file in files:
-        while running(int(file.read_text())) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        while is_running(int(file.read_text())) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def _stop(pid: int) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT_S
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-        while running(pid) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        if running(pid):
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
+        if is_running(pid):
             os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Hold Ray's head node until SIGTERM; its address and token are in a private file meanwhile."""
+    """Run Ray's head node until SIGTERM; its address and token are in a private file meanwhile."""
     ray_dir, cpus, fleet, flash = sys.argv[1:]
     signals = {signal.SIGTERM, signal.SIGINT}
     import ray
 
     context = ray.init(
-        "local",  # without it RAY_ADDRESS would name a cluster to join
+        "local",  # ignore RAY_ADDRESS
         num_cpus=int(cpus),
         object_store_memory=OBJECT_STORE_BYTES,
         include_dashboard=False,

@@ -1,7 +1,7 @@
-"""The flash translation layer: K and V groups in modelled NAND, and the modelled time of reaching them.
+"""Flash translation layer: KV groups in simulated NAND flash, and the simulated time of each access.
 
-It maps (sequence, layer, head, group) straight to a physical page: no file system and no block layer on top.
-What the groups are used for is not known here.
+The FTL maps (sequence, layer, head, group) directly to a physical page, without a file system or a block layer.
+It does not know how the groups are used. Entry point: `Ftl`.
 """
 
 from csd_io.medium import IN_MEMORY, Medium
@@ -9,44 +9,44 @@ from ftl.door import Ftl
 from ftl.errors import (
     FtlError,
     KeyExistsError,
-    MediumFailed,
+    MediaFailedError,
     NandRuleError,
-    OutOfSpace,
-    ReadOnly,
-    Uncorrectable,
+    OutOfSpaceError,
+    ReadOnlyError,
+    UncorrectableReadError,
     UnknownKeyError,
-    UnknownSequence,
+    UnknownSequenceError,
 )
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
-from ftl.flash.pipeline import Fetch, Link, Use
+from ftl.flash.pipeline import CriticalStage, ReadStage, UnitStage
 from ftl.flash.plan import PagePlan
 from ftl.flash.timing import TIMINGS, FlashTiming, Listener
-from ftl.kv.layouts import kept, maps_of, token_bytes
+from ftl.kv.layouts import maps_of, round_to_codec, token_bytes
 
 __all__ = [
     "IN_MEMORY",
     "TIMINGS",
+    "CriticalStage",
     "FaultPlan",
-    "Fetch",
     "FlashTiming",
     "Ftl",
     "FtlError",
     "KeyExistsError",
-    "Link",
     "Listener",
+    "MediaFailedError",
     "Medium",
-    "MediumFailed",
     "Nand",
     "NandRuleError",
-    "OutOfSpace",
+    "OutOfSpaceError",
     "PagePlan",
-    "ReadOnly",
-    "Uncorrectable",
+    "ReadOnlyError",
+    "ReadStage",
+    "UncorrectableReadError",
+    "UnitStage",
     "UnknownKeyError",
-    "UnknownSequence",
-    "Use",
-    "kept",
+    "UnknownSequenceError",
     "maps_of",
+    "round_to_codec",
     "token_bytes",
 ]

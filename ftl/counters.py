@@ -1,4 +1,4 @@
-"""What the drive has done in its life."""
+"""Lifetime counters of a drive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Pages programmed in the drive's life, by purpose (as far as a commit has recorded them), and commands' reads.
+    """Pages programmed over the drive's life, by purpose (up to the last commit), and commands carried out.
 
-    groups: full groups of K, V and embedding-indexed K. levelled: the part of moved that evens wear out.
-    cached: pages that the cache had. unrecovered: pages that the ECC gave up. host_reads, host_writes: commands that
-    read, that stored something; refused: those that were not carried out; busy_ns: modelled time spent on commands.
+    Attributes:
+        groups: Full groups of keys, values and embedding-indexed keys, pages.
+        journal: Journal records, pages.
+        moved: Pages moved by garbage collection and wear leveling.
+        levelled: Pages moved by wear leveling; included in `moved`.
+        blocks: Pages of the block namespace.
+        read: Pages that a plan requested.
+        cached: Pages that were hits in the drive's page cache.
+        unrecovered: Pages that the ECC could not correct.
+        host_reads: Commands that read data.
+        host_writes: Commands that stored data.
+        refused: Commands that were rejected.
+        busy_ns: Simulated time spent on commands, ns.
+        power_cycles: Number of power-ons.
     """
 
     groups: int = 0
@@ -30,10 +41,10 @@ class Counters:
 
     @property
     def data(self) -> int:
-        """Pages that the host's data fills."""
+        """Pages filled by host data."""
         return self.groups + self.blocks
 
     @property
     def waf(self) -> float:
-        """Pages programmed over pages that the host's data fills."""
+        """Write amplification: pages programmed / pages filled by host data; 1.0 before the first write."""
         return (self.data + self.journal + self.moved) / self.data if self.data else 1.0

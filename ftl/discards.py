@@ -1,4 +1,4 @@
-"""Which logical pages were discarded, so that what a page held before does not come back with a power-on."""
+"""Ranges of discarded logical pages; they keep old content from coming back after a power cycle."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import numpy as np
 
 from csd_spec.arrays import I64, U64
 
-Range = tuple[int, int, int]  # first page, the one behind the last, and the last write that a discard has undone
+Range = tuple[int, int, int]  # first page, end (exclusive), number of the last write that the discard undoes
 
 
 class Discards:
-    """Disjoint ranges, ascending, in a list that is never changed in place.
+    """Disjoint ranges in ascending order; the list is replaced, never changed in place.
 
-    What a page was given later has a higher number of write, so a range stays as it is when its pages are written
-    again; it goes when they are discarded again.
+    Later writes to a page have higher write numbers, so a range stays valid when its pages are written again. It is
+    replaced when the pages are discarded again.
     """
 
     def __init__(self, ranges: Iterable[Iterable[int]] = ()) -> None:
         self.ranges: list[Range] = [(first, end, number) for first, end, number in ranges]
 
     def add(self, first: int, end: int, number: int, empty: Callable[[int, int], bool]) -> None:
-        """Note that pages first to end hold nothing of the writes up to `number`.
+        """Record that pages `first` to `end` (exclusive) no longer hold data of writes up to `number`.
 
-        empty: whether pages hold nothing; ranges beside this one that do become one with it.
+        Args:
+            empty: Returns whether a range of pages is unmapped; adjacent ranges that are unmapped are merged.
         """
         kept = list[Range]()
         for a, b, old in self.ranges:
@@ -37,7 +38,7 @@ class Discards:
         self.ranges = sorted([*kept, (first, end, number)])
 
     def undone(self, lpns: I64) -> U64:
-        """For each logical page the last write that was undone, or 0."""
+        """Number of the last undone write of each logical page, (N,) uint64; 0 if there was no discard."""
         table: I64 = np.array([(0, 0, 0), *self.ranges], np.int64)
         at = np.searchsorted(table[:, 0], lpns, "right") - 1
         found: U64 = np.where(lpns < table[at, 1], table[at, 2], 0).astype(np.uint64)

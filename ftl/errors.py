@@ -4,32 +4,35 @@ from __future__ import annotations
 
 
 class FtlError(Exception):
-    """Something the layer above asked for cannot be done; nothing was changed."""
+    """The command cannot be carried out; nothing was changed."""
 
 
-class OutOfSpace(FtlError):
+class OutOfSpaceError(FtlError):
     """Flash or drive DRAM is full."""
 
 
-class ReadOnly(FtlError):
-    """Too few blocks are left that can still be erased: data can be read and freed, not added."""
+class ReadOnlyError(FtlError):
+    """Too few good blocks are left: data can be read and freed, but not added."""
 
 
-class UnknownSequence(FtlError):
+class UnknownSequenceError(FtlError):
     """No such sequence handle."""
 
 
 class UnknownKeyError(FtlError):
-    """No value has this key."""
+    """No value is stored under this key."""
 
 
 class KeyExistsError(FtlError):
-    """A value has this key already."""
+    """A value is already stored under this key."""
 
 
-class Uncorrectable(FtlError):
-    """More bit errors than the ECC corrects, or files that cannot be read (`why`); `handles` are the sequences that
-    lost data and now only can be freed."""
+class UncorrectableReadError(FtlError):
+    """More bit errors than the ECC corrects, or unreadable files (`why`).
+
+    Attributes:
+        handles: Sequences that lost data; they can only be freed.
+    """
 
     def __init__(self, handles: list[int], what: str = "", why: str = "") -> None:
         what = what or f"sequences {', '.join(map(str, handles))}"
@@ -37,10 +40,9 @@ class Uncorrectable(FtlError):
         self.handles = handles
 
 
-class MediumFailed(FtlError):
-    """The files under the flash cannot be written any more. Unlike after other errors the drive is to be opened anew:
-    it is then as its last flush left it."""
+class MediaFailedError(FtlError):
+    """The backing files can no longer be written. The drive must be opened again; it then holds its last flush."""
 
 
 class NandRuleError(AssertionError):
-    """A rule of NAND was broken: always a defect of this layer."""
+    """A NAND programming rule was violated: always a bug in the FTL."""

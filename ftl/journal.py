@@ -1,14 +1,13 @@
-"""What survives a loss of power: a journal of commits, and the spare areas of everything else.
+"""Journal of commits: with the spare areas, it is the state that survives a power loss.
 
-A commit is one record (`ftl.record`) over as many pages as it needs: sequences that changed since the last one
-(lengths, owners, the rows that wait in DRAM, and the sums of V where they are kept), and those that were freed. Where
-their full groups lie is not recorded, since tags say it. A flush records every sequence that changed; before blocks are
-erased it is enough to record those that invalidated pages. A checkpoint records all sequences; what came before it is
-not needed any more.
+A commit is one record (`ftl.record`) of as many pages as it needs: the sequences that changed since the last commit
+(lengths, owners, rows still in DRAM, and the sums of V if they are kept), and the sequences that were freed. Locations
+of full groups are not recorded: tags identify them. A flush records every changed sequence; before blocks are erased,
+it is enough to record those that invalidated pages. A checkpoint records all sequences and supersedes earlier records.
 
-Every record is in two places, one written behind the other: a checkpoint whole, changes without their rows. So a record
-that cannot be read is missed, and what it said is known but for rows that waited in DRAM. `ftl.recovery` reads it all
-again.
+Every record is written twice, one copy after the other: a checkpoint completely, changes without their rows in the
+second copy. So an unreadable record is detected, and its text survives; only rows in DRAM are lost. `ftl.recovery`
+replays the journal.
 """
 
 from __future__ import annotations
@@ -21,42 +20,48 @@ import numpy as np
 
 from csd_spec.arrays import U32, U64
 from ftl.block import BlockNamespace
-from ftl.errors import FtlError, OutOfSpace
+from ftl.errors import FtlError, OutOfSpaceError
 from ftl.flash import tag
 from ftl.flash.placement import Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.kv.map import KvMap
-from ftl.record import Record, Type, describe, tail_rows
+from ftl.record import Record, RecordType, describe, tail_rows
 
-BROKEN = 1 << 60  # pages since the last checkpoint, where the run of records has a gap: the next is a checkpoint
+BROKEN = 1 << 60  # pages since the last checkpoint if the sequence of records has a gap: forces a checkpoint
 
 
 class Journal(Referrer):
-    """Writes commits. `pages` are the journal's valid pages.
+    """Writes commits.
 
-    log: told of each record, as soon as it counts, which sequences it holds that had changed, and which were freed;
-    begins: the same before it is written.
+    Attributes:
+        pages: Valid pages of the journal.
+        number: Number of the next record.
+        chain: Digest of the last record.
+        since_checkpoint: Pages of records after the last checkpoint.
+        log: Called as soon as a record is valid, with the changed sequences that it holds, and the freed ones.
+        begins: Called with the same arguments before the record is written.
     """
 
     def __init__(self, kv: KvMap, blocks: BlockNamespace) -> None:
         self.kv, self.store, self.blocks = kv, kv.store, blocks
-        self.writers = tuple(Writer(kv.store.geometry.channels) for _ in range(2))  # of either place
-        self.number = 0  # of the next record
-        self.chain = 0  # digest of the last one
+        self.writers = tuple(Writer(kv.store.geometry.channels) for _ in range(2))  # one per copy
+        self.number = 0
+        self.chain = 0
         self.pages: U32 = np.zeros(0, np.uint32)
-        self.since_checkpoint = 0  # pages
+        self.since_checkpoint = 0
         self.log: Callable[[set[int], set[int]], None] | None = None
         self.begins: Callable[[set[int], set[int]], None] | None = None
         self._checkpoint_pages = 0
-        self._slack = min(64, self.store.geometry.pages // 32)  # pages that records may take at any rate
-        self._said_of_blocks: object = (0, [])  # as recorded
+        self._slack = min(64, self.store.geometry.pages // 32)  # pages of records that never trigger a checkpoint
+        self._recorded_namespace: object = (0, [])
         self._discards_recorded = blocks.discards.ranges
-        self._blocks_recorded = 0  # pages of the block namespace that the last record counts on
+        self._blocks_recorded = 0  # counters.blocks at the last record
 
     def record(self, start_ns: int, everything: bool) -> int:
-        """Record all that changed, or only what invalidated pages; every so often a checkpoint, to keep it short.
+        """Record all changes, or only those that invalidated pages; writes a checkpoint when the journal is long.
 
-        Returns when the record is in flash.
+        Returns:
+            Simulated time at which the record is in flash, ns.
         """
         changes = self.kv.changes
         full = self.number == 0 or self.since_checkpoint > 2 * self._checkpoint_pages + self._slack
@@ -65,7 +70,7 @@ class Journal(Referrer):
             changed = changed | changes.named & self.kv.sequences.keys()
         of_blocks = self.blocks.pages, sorted(self.blocks.lost)
         written = everything and self.store.counters.blocks != self._blocks_recorded
-        written |= self._new_discards or of_blocks != self._said_of_blocks
+        written |= self._new_discards or of_blocks != self._recorded_namespace
         if not (full or changed or changes.freed or written):
             return start_ns
         self.store.begin(start_ns)
@@ -77,19 +82,19 @@ class Journal(Referrer):
             self.pages = np.concatenate([self.pages, ppns])
             self.since_checkpoint += ppns.size
         self._discards_recorded = self.blocks.discards.ranges
-        self._said_of_blocks, self._blocks_recorded = of_blocks, self.store.counters.blocks
+        self._recorded_namespace, self._blocks_recorded = of_blocks, self.store.counters.blocks
         self.store.counters.journal += ppns.size
         self._forget_changes(set(self.kv.sequences) if full else changed)
         return finish_ns
 
     @property
     def _new_discards(self) -> bool:
-        """Whether there are others than the records have; there may be many, so not every record has them."""
+        """Whether discards changed since the last record; the list may be long, so not every record has it."""
         return self.blocks.discards.ranges is not self._discards_recorded
 
     def _write(self, full: bool, handles: list[int], start_ns: int) -> tuple[U32, int]:
-        """Program the next record in both places; returns its pages and when they are in flash."""
-        kind = Type.CHECKPOINT if full else Type.CHANGES
+        """Program both copies of the next record; returns its pages, and the time at which they are in flash, ns."""
+        kind = RecordType.CHECKPOINT if full else RecordType.CHANGES
         head = self._head(handles)
         if full or self._new_discards:
             head["discarded"] = self.blocks.discards.ranges
@@ -100,16 +105,16 @@ class Journal(Referrer):
         places = record, record if full else replace(record, rows=None)
         ppns, pages_before = list[U32](), self.since_checkpoint
         self.number += 1
-        self.since_checkpoint = BROKEN  # unless both places become whole
+        self.since_checkpoint = BROKEN  # until both copies are complete
         try:
             for place, each in enumerate(places):
                 self.store.nand.advance_generation()
-                self.store.nand.sync()  # whoever finds a place finds the one before it, and all that is counted on
+                self.store.nand.sync()  # a copy is only found if the one before it and its data are durable
                 written, start_ns = self._write_place(place, each, start_ns)
                 ppns.append(written)
                 if self.log and not place:
                     self.log(*news)
-        except OutOfSpace:
+        except OutOfSpaceError:
             self.store.placement.invalidate(np.concatenate([*ppns, np.zeros(0, np.uint32)]))
             raise
         self.chain, self.since_checkpoint = record.digest, pages_before

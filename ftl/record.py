@@ -1,11 +1,11 @@
-"""A journal record: what a commit says of sequences, as JSON and raw rows.
+"""Journal record: the state of sequences in a commit, as JSON and raw rows.
 
-| bytes | what |
+| bytes | field |
 |---|---|
 | 4, 2, 2, 8 | magic "vjrn", version, type, number |
-| 4 | chain: the digest of the record before |
-| 4, 4 | bytes of the text, bytes of the rows (2^32 - 1: there are none in this place) |
-| | text: JSON, deflated; rows of all sequences it describes, FP16; sums of V of those that have some, FP32 |
+| 4 | chain: digest of the previous record |
+| 4, 4 | bytes of text, bytes of rows (2^32 - 1: this copy has no rows) |
+| | text: deflated JSON; rows of all described sequences, FP16; sums of V if they are kept, FP32 |
 """
 
 from __future__ import annotations
@@ -30,57 +30,58 @@ from ftl.kv.sequence import Sequence
 MAGIC, VERSION = b"vjrn", 2
 _HEAD = struct.Struct("<4sHHQIII")  # magic, version, type, number, chain, bytes of text, bytes of rows
 _NO_ROWS = (1 << 32) - 1
-_HEAD_1 = struct.Struct("<II")  # of version 1: bytes of text, bytes in all
+_HEAD_1 = struct.Struct("<II")  # version 1: bytes of text, total bytes
 _BITS_AND_KIND = {16: (16, 0), 8: (8, 0), 4: (4, 0), 72: (8, 3), 68: (4, 3)}  # as journals have these layouts' codes
 _CODES = {recorded: code for code, recorded in _BITS_AND_KIND.items()}
 
 
-class Type(IntEnum):
-    """What a record says."""
+class RecordType(IntEnum):
+    """Kind of a record."""
 
-    CHECKPOINT = 1  # all sequences: nothing that was recorded before is needed
-    CHANGES = 2  # those that changed, and those that were freed
+    CHECKPOINT = 1  # all sequences: supersedes earlier records
+    CHANGES = 2  # changed and freed sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A commit. chain: the digest of the record before it, so that none can be missing between two unnoticed; None in
-    version 1, which had none.
+    """A commit.
 
-    text: what it says of sequences, deflated JSON. rows: those that wait in DRAM, and the sums of V, of all its
-    sequences; None where only the text is left.
+    Attributes:
+        chain: Digest of the previous record, to detect a missing record; None in version 1.
+        text: Deflated JSON.
+        rows: Rows in DRAM and sums of V of all its sequences; None if only the text is left.
     """
 
-    type: Type
+    type: RecordType
     number: int
     chain: int | None
     text: bytes
     rows: bytes | None
 
     @classmethod
-    def of(cls, type_: Type, number: int, chain: int, head: dict[str, Any], rows: bytes) -> Record:
-        """A record that says `head`."""
+    def of(cls, type_: RecordType, number: int, chain: int, head: dict[str, Any], rows: bytes) -> Record:
+        """Create a record with this head."""
         return cls(type_, number, chain, zlib.compress(json.dumps(head).encode(), 1), rows)
 
     def head(self) -> dict[str, Any]:
-        """What it says."""
+        """Decoded JSON."""
         values: dict[str, Any] = json.loads(zlib.decompress(self.text))
         return values
 
     @property
     def digest(self) -> int:
-        """CRC-32 of what the record says and follows."""
+        """CRC-32 of the text and the header."""
         return zlib.crc32(self.text, zlib.crc32(self._numbers(0)))
 
     def follows(self, other: Record) -> bool:
-        """Whether it is the one behind another."""
+        """Whether this record directly follows another."""
         return self.number == other.number + 1 and self.chain in (None, other.digest)
 
     def _numbers(self, rows: int) -> bytes:
         return _HEAD.pack(MAGIC, VERSION, self.type, self.number, self.chain or 0, len(self.text), rows)
 
     def pack(self, page_bytes: int) -> U8:
-        """As pages (count, page_bytes)."""
+        """Encode as pages (count, page_bytes)."""
         rows = self.rows or b""
         record = self._numbers(_NO_ROWS if self.rows is None else len(rows)) + self.text + rows
         pages = np.zeros((-(-len(record) // page_bytes), page_bytes), np.uint8)
@@ -89,27 +90,27 @@ class Record:
 
     @classmethod
     def unpack(cls, pages: U8) -> Record:
-        """What `pack` has written, or version 1; raises FtlError for what this version does not know."""
+        """Decode a record of this version or version 1; raises FtlError for an unknown version or type."""
         raw = pages.tobytes()
         if not raw.startswith(MAGIC):
             return cls._of_version_1(raw)
         _, version, kind, number, chain, size, rows = _HEAD.unpack_from(raw)
-        if version != VERSION or kind not in set(Type):
+        if version != VERSION or kind not in set(RecordType):
             raise FtlError(f"journal record {number} of version {version}, type {kind}: use the vcsd that wrote it")
         text, rest = raw[_HEAD.size : _HEAD.size + size], raw[_HEAD.size + size :]
-        return cls(Type(kind), number, chain, text, None if rows == _NO_ROWS else rest[:rows])
+        return cls(RecordType(kind), number, chain, text, None if rows == _NO_ROWS else rest[:rows])
 
     @classmethod
     def _of_version_1(cls, raw: bytes) -> Record:
         size, end = _HEAD_1.unpack_from(raw)
         text = raw[_HEAD_1.size : _HEAD_1.size + size]
         head = json.loads(zlib.decompress(text))
-        type_ = Type.CHECKPOINT if head["full"] else Type.CHANGES
+        type_ = RecordType.CHECKPOINT if head["full"] else RecordType.CHANGES
         return cls(type_, head["number"], None, text, raw[_HEAD_1.size + size : end])
 
 
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
-    """All of a sequence but its rows; where its full groups lie is not said, since tags say it."""
+    """Describe a sequence without its rows; locations of full groups are not included, since tags identify them."""
     form = seq.layout
     bits, kind = _BITS_AND_KIND.get(form.layout.code, (form.bits, form.layout.code))
     return {
@@ -127,7 +128,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
 
 
 def form_of(described: dict[str, Any], page_bytes: int) -> PageForm:
-    """The form of a sequence that `describe` has described; raises FtlError for a layout that is not known here."""
+    """Page format of a described sequence; raises FtlError if its layout is unknown."""
     _, _, head_dim, m, bits, *rest = described["shape"]
     kind = rest[0] if rest else 0
     try:
@@ -137,18 +138,20 @@ def form_of(described: dict[str, Any], page_bytes: int) -> PageForm:
 
 
 def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
-    """Rows that wait in DRAM for their group to fill, of one primary map after the other; (t, H, d) each."""
+    """Rows of unfinished groups in DRAM, one primary map after the other; (t, H, d) each."""
     parts = []
     for mapped in seq.primary.values():
         count = int(seq.lengths[layer]) % mapped.per_group
         if count:
             blank = bytes(2 * count * seq.heads * seq.layout.head_dim)
-            parts.append(mapped.waiting(kv.tails.content, layer, count).tobytes() if kv.store.nand.payload else blank)
+            parts.append(
+                mapped.buffered_rows(kv.open_groups.content, layer, count).tobytes() if kv.store.nand.payload else blank
+            )
     return b"".join(parts)
 
 
 def tail_bytes(described: dict[str, Any], form: PageForm) -> int:
-    """Bytes of the rows of all layers of a described sequence."""
+    """Bytes of the recorded rows of all layers of a described sequence."""
     primary = [mapped for mapped in maps_of(form, 1, 1).values() if mapped.primary]
     tokens: int = sum(length % mapped.per_group for length in described["lengths"] for mapped in primary)
     heads: int = described["shape"][1]
@@ -156,7 +159,7 @@ def tail_bytes(described: dict[str, Any], form: PageForm) -> int:
 
 
 def sums_of(described: dict[str, Any], raw: bytes) -> tuple[F32 | None, int]:
-    """The sums of V of a described sequence where they begin `raw`, and how many bytes they take."""
+    """Sums of V of a described sequence at the start of `raw` (None if absent or truncated), and their bytes."""
     layers, heads, head_dim, *_ = described["shape"]
     size = 4 * layers * heads * head_dim * described.get("sums", False)
     if not size or len(raw) < size:

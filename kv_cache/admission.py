@@ -11,14 +11,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from kv_cache.cost import ServingCost
 from kv_cache.trace import Request, Trace
 
 FULL, TOO_LONG = "the queue is full", "longer than the device has room for"
 
 
-@value
+@frozen_value
 class AdmissionConfig:
     """Admission control: batch slots, queue order and chunked prefill.
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from csd_spec import ModelShape
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from kv_cache.hardware import Accelerator
 from kv_cache.planner.problem import BLOCK_TOKENS, StepCosts
 from kv_cache.trace import Request
@@ -91,7 +91,7 @@ class DenseDecoder:
         return 0.0
 
 
-@value
+@frozen_value
 class Overlay:
     """Measured or assumed terms of a cost model in addition to data sheets. None keeps the roofline's term.
 
@@ -247,7 +247,7 @@ class CostModel:
         return self.overlay.mfu * self._roofline[1].flops
 
 
-@value
+@frozen_value
 class DriveModel:
     """Computational drives with the KV cache of each head striped over all of them.
 

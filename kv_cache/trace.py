@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from csd_spec.checked import from_values, record
+from csd_spec.checked import from_values, lenient_value
 
 Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -78,14 +78,14 @@ class Trace:
         )
 
 
-@record
+@lenient_value
 class _Splitwise:
     arrived_at: Seconds
     num_prefill_tokens: Tokens
     num_decode_tokens: Tokens
 
 
-@record
+@lenient_value
 class _Mooncake:
     timestamp: Annotated[int, Field(ge=0)]  # ms
     input_length: Tokens
@@ -93,7 +93,7 @@ class _Mooncake:
     hash_ids: list[int]
 
 
-@record
+@lenient_value
 class _OrbitFlow:
     input_tokens: Tokens
     output_tokens: Tokens

@@ -1,4 +1,4 @@
-"""Drive description files: YAML with the fields of `csd_spec.DriveSpec`, checked on load; which drives to serve.
+"""Configuration files: drive descriptions (YAML with the fields of `csd_spec.DriveSpec`), and drives to serve.
 
 The shipped descriptions are in drives/.
 """

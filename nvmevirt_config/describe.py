@@ -1,4 +1,4 @@
-"""A drive from a file."""
+"""Loads drive descriptions."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ SHIPPED = Path(__file__).parent / "drives"
 
 
 def load_drive(path: Path) -> DriveSpec:
-    """The drive that a YAML file describes; raises ValueError naming the file and the field that is off."""
+    """Load a drive description from YAML; raises ValueError with the file and the invalid field."""
     return read_yaml(path, DriveSpec)

@@ -1,4 +1,4 @@
-"""Documents in YAML, as checked values."""
+"""Loads YAML documents as validated values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 18
 
 
 def read_yaml(path: Path, kind: type[T]) -> T:
-    """The value that a YAML file describes; raises ValueError naming the file and the field that is off."""
+    """Load a value from YAML; raises ValueError with the file and the invalid field."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -28,12 +28,12 @@ def read_yaml(path: Path, kind: type[T]) -> T:
 
 
 class _Loader(yaml.SafeLoader):
-    """Knows no aliases, by which a short text can stand for a huge one, and takes a key once."""
+    """Rejects duplicate keys, and aliases, with which a short text can expand to a huge value."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "an alias: write out what it stands for", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported: write the value out", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Which fleet to start, from one file."""
+"""Configuration file of a fleet."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
 from csd_link.fleet_table import MAX_DRIVES, FleetPlan
 from csd_link.hosted import MAX_MIB, MAX_THREADS
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from nvmevirt_config.document import read_yaml
 from nvmevirt_config.serve_config import NameOrDescription, resolve_spec
 
 
-@value
+@frozen_value
 class FleetFile:
     """A fleet. Paths of descriptions are relative to the file; `flash` is a path on each node.
 
     Attributes:
         drives: Number of drives that hosts use.
-        spares: Number of further drives, for data of drives that are lost.
+        spares: Number of additional drives, which replace lost ones.
         drive: Preset, description file, or a description.
         flash: Folder for flash on each node's own disk (default: the run folder, in memory).
         address: HOST:PORT of the Ray cluster's GCS (default: `RAY_ADDRESS`, then a cluster on this machine).
-        cpus: CPUs that Ray reserves for each drive.
-        host_memory_mib: Pages that a drive of medium `direct` keeps in memory.
+        cpus: CPUs that Ray reserves per drive.
+        host_memory_mib: Page cache of a drive with medium `direct`, MiB.
     """
 
     drives: Annotated[int, Field(ge=1, le=MAX_DRIVES)]
@@ -42,7 +42,7 @@ class FleetFile:
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def plan(self, folder: Path) -> FleetPlan:
-        """The fleet; folder: what paths of descriptions begin at."""
+        """Convert to a plan; paths of descriptions are relative to `folder`."""
         if self.flash and not self.flash.is_absolute():
             raise ValueError(f"flash: {str(self.flash)!r}: must be an absolute path, which each node has")
         return FleetPlan(
@@ -59,7 +59,7 @@ class FleetFile:
 
 
 def load_fleet(path: Path) -> FleetPlan:
-    """The fleet that a YAML file describes; raises ValueError naming the file and the field that is off."""
+    """Load a fleet from YAML; raises ValueError with the file and the invalid field."""
     file = read_yaml(path, FleetFile)
     try:
         return file.plan(path.parent)

@@ -1,7 +1,7 @@
-"""The guest machine: a Debian kernel in QEMU, whose root is made from our own packages, with a drive to find.
+"""Guest VM: a Debian kernel in QEMU with a root file system made from this project's packages, and an NVMe drive.
 
-Either QEMU's `nvme` on a raw file, or NVMeVirt's module on reserved memory: both are memory that the firmware outside
-maps, so that the Linux NVMe driver inside and the firmware meet in the windows that lie there.
+The drive is QEMU's `nvme` device on a raw file, or NVMeVirt's module on reserved memory. Both are memory that the
+firmware outside maps, so that the guest's NVMe driver and the firmware communicate through windows in it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from nvmevirt_config.module import Reservation
 QEMU, MAKE_FS = "qemu-system-x86_64", "mke2fs"
 MODULES = Path("/lib/modules")
 SERIAL = "vcsd"
-MDTS = 6  # 256 KiB a command, as a data center's drives have it
+MDTS = 6  # 256 KiB per command, typical of data center drives
 QEMU_MODEL, NVMEVIRT_MODEL = "QEMU", "CSL_Virt"
 
 _NEEDED = "numpy", "pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions", "zlib_ng"
 
-# Of the standard library what no program of ours needs
+# Parts of the standard library that are not needed
 _LEFT_OUT = (
     *("site-packages", "test", "tests", "idlelib", "lib2to3", "tkinter", "turtledemo", "ensurepip", "pydoc_data"),
     *("config-*", "*.a", "*.opt-[12].pyc", "*.pyi", "*.h", "*.c", "*.pyx"),
@@ -37,11 +37,17 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """kernel: an image; root: a file system with /init; drive: the raw file that is the NVMe drive, None with a module.
+    """A guest VM.
 
-    scratch: a raw file that is a namespace of the same controller, to be written past the kernel; what is deallocated
-    becomes a hole in it. words: what the kernel's command line says to /init. network: whether it has a network card,
-    over which it reaches the loopback of this machine as 10.0.2.2.
+    Attributes:
+        kernel: Kernel image.
+        root: Image of a file system with /init.
+        memory: File that backs the guest's memory.
+        drive: Raw file of the NVMe drive; None with NVMeVirt's module.
+        scratch: Raw file of another namespace of the same controller, for direct I/O; deallocation punches holes.
+        kernel_args: Arguments on the kernel command line for /init.
+        reservation: Memory and cores for NVMeVirt.
+        network: Whether it has a network card, through which this machine's loopback is 10.0.2.2.
     """
 
     kernel: Path
@@ -49,13 +55,13 @@ class Guest:
     memory: Path
     drive: Path | None
     scratch: Path | None
-    words: tuple[str, ...]
+    kernel_args: tuple[str, ...]
     reservation: Reservation
     cpus: int = 3
     network: bool = False
 
     def command(self, accelerator: str) -> list[str]:
-        """QEMU's command line. All namespaces are one controller's, the root's last; Linux counts those there."""
+        """QEMU command line. All namespaces belong to one controller, in the order in which Linux numbers them."""
         total = self.reservation.end_bytes
         files = [file for file in (self.drive, self.scratch, self.root) if file]
         line = [
@@ -67,7 +73,7 @@ class Guest:
             "panic=-1",
             "loglevel=4",
         ]
-        line += [self.reservation.kernel_argument, *self.words]
+        line += [self.reservation.kernel_argument, *self.kernel_args]
         devices = ["-device", f"nvme,serial={SERIAL},id=nvme,mdts={MDTS}"]
         more = {self.root: ",readonly=on", self.scratch: ",discard=unmap"}
         for number, file in enumerate(files, 1):
@@ -88,10 +94,16 @@ class Guest:
         ]
 
     def run(self, accelerator: str, timeout_s: float, silence_s: float, answer: str) -> list[str] | None:
-        """Boot and wait until the guest has switched itself off; its console, or None where it never began to speak.
+        """Boot, and wait until the guest has powered off; returns its console, or None if it never printed anything.
 
-        silence_s: how long it may take to say its first word. answer: what the line begins with after which nothing
-        more is of interest. Raises TimeoutError.
+        Args:
+            accelerator: QEMU accelerator, kvm or tcg.
+            timeout_s: Limit on the whole run, seconds.
+            silence_s: Limit on the time to the first output, seconds.
+            answer: Prefix of the last relevant line; the guest is stopped after it.
+
+        Raises:
+            TimeoutError: The guest was not done in time.
         """
         began, console = time.monotonic(), bytearray()
         machine = subprocess.Popen(self.command(accelerator), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -104,7 +116,9 @@ class Guest:
                     if not console:
                         return None
                     last = console.decode(errors="replace").strip().splitlines()[-1:]
-                    raise TimeoutError(f"the guest machine was not done after {timeout_s:g} s; it last said: {last}")
+                    raise TimeoutError(
+                        f"the guest machine was not done after {timeout_s:g} s; its last output was: {last}"
+                    )
                 part = os.read(machine.stdout.fileno(), 1 << 16)
                 console += part
                 lines = console.decode(errors="replace").splitlines()
@@ -117,7 +131,7 @@ class Guest:
 
 
 def find_kernel() -> Path:
-    """The newest kernel of Debian's package; raises FileNotFoundError with the command that installs it."""
+    """Find the newest Debian cloud kernel; raises FileNotFoundError with the command that installs it."""
     found = sorted(Path("/boot").glob("vmlinuz-*cloud*"))
     if not found:
         raise FileNotFoundError("no kernel for the guest machine: apt-get install linux-image-cloud-amd64")
@@ -125,7 +139,7 @@ def find_kernel() -> Path:
 
 
 def kernel_modules(kernel: Path, names: Iterable[str]) -> list[Path]:
-    """Modules of a kernel, each behind those that it needs; raises FileNotFoundError for one that is missing.
+    """List modules of a kernel, each after its dependencies; raises FileNotFoundError if one is missing.
 
     Source: the format of modules.dep, depmod(8).
     """
@@ -142,10 +156,17 @@ def kernel_modules(kernel: Path, names: Iterable[str]) -> list[Path]:
 
 
 def make_root(image: Path, packages: Iterable[Path], files: Mapping[str, Path]) -> None:
-    """A file system with this Python, numpy, our packages and /init; raises FileNotFoundError where a tool is missing.
+    """Create a file system with this Python, numpy, this project's packages and /init.
 
-    Files lie where they lie on this machine, so that nothing has to be told where. files: more of them, by where they
-    are to lie; what programs among them need comes along.
+    Args:
+        image: Image file to create.
+        packages: Packages of this project.
+        files: Additional files by their path in the guest; libraries of programs among them are added.
+
+    Raises:
+        FileNotFoundError: A tool is missing.
+
+    Files keep the paths that they have on this machine, so that no search path has to be set.
     """
     if not shutil.which(MAKE_FS):
         raise FileNotFoundError(f"{MAKE_FS} is missing: apt-get install e2fsprogs")
@@ -179,7 +200,7 @@ def make_root(image: Path, packages: Iterable[Path], files: Mapping[str, Path]) 
 
 
 def _wheels() -> list[Path]:
-    """What our packages need of others."""
+    """Third-party packages that are needed in the guest."""
     origins = [Path(find_spec(name).origin) for name in _NEEDED]  # type: ignore[union-attr, arg-type]  # installed
     found = [path.parent if path.name == "__init__.py" else path for path in origins]
     return [*found, *found[0].parent.glob("numpy.libs")]
@@ -197,7 +218,7 @@ def _copy_file(path: Path, stage: Path) -> None:
 
 
 def _libraries(binaries: Iterable[Path]) -> set[Path]:
-    """Shared libraries of this machine that binaries need, and the loader."""
+    """Shared libraries of this machine that binaries need, including the loader."""
     found: set[Path] = set()
     given = set(binaries)
     for binary in given:

@@ -1,4 +1,4 @@
-"""NVMeVirt on this machine: the memory and cores that it needs, whether they are there, loading and unloading it."""
+"""NVMeVirt on this machine: checks required memory and cores, loads and unloads the kernel module."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Annotated
 from pydantic import Field
 
 from csd_link.finding import Finding
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 
 MODULE = "nvmev"
-STORAGE_OFFSET_BYTES = 1 << 20  # from the start of the reservation; before it are the controller's registers
+STORAGE_OFFSET_BYTES = 1 << 20  # offset of the storage; the controller's registers come before it
 MAX_CPUS = 1024
 
 
-@value
+@frozen_value
 class Reservation:
-    """Physical memory and cores that are NVMeVirt's alone.
+    """Physical memory and cores reserved for NVMeVirt.
 
-    cpus: the first one dispatches commands, the others move data.
+    Attributes:
+        start_bytes: Physical address of the memory.
+        size_bytes: Size of the memory, bytes.
+        cpus: Cores; the first one dispatches commands, the others move data.
     """
 
     start_bytes: Annotated[int, Field(gt=0, multiple_of=1 << 20)] = 1024 << 20
@@ -31,7 +34,7 @@ class Reservation:
     def __post_init__(self) -> None:
         cpus = set(self.cpus)
         if len(cpus) != len(self.cpus) or len(cpus) < 2 or not cpus < set(range(MAX_CPUS)):
-            raise ValueError(f"cpus = {self.cpus}: a dispatcher and at least one worker, each once")
+            raise ValueError(f"cpus = {self.cpus}: must be a dispatcher and at least one worker, without duplicates")
 
     @property
     def end_bytes(self) -> int:
@@ -44,7 +47,7 @@ class Reservation:
 
     @property
     def kernel_argument(self) -> str:
-        """Keeps the memory from the kernel (a boot loader's file needs the dollar sign escaped)."""
+        """Kernel argument that reserves the memory (escape the dollar sign in boot loader files)."""
         return f"memmap={self.size_bytes >> 20}M${self.start_bytes >> 20}M"
 
     @property
@@ -61,7 +64,7 @@ class Reservation:
 
 
 def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
-    """What NVMeVirt needs of this machine, each with its state. root: where /proc and /sys are, for tests."""
+    """Check the requirements of NVMeVirt on this machine; `root` contains /proc and /sys, for tests."""
     command_line = (root / "proc/cmdline").read_text()
     reserved = _reserved(command_line)
     wanted = reservation.start_bytes, reservation.size_bytes
@@ -81,7 +84,7 @@ def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
             f"add {argument} to {grub}",
         ),
         Finding(
-            "cores are there",
+            "cores are online",
             set(reservation.cpus) <= online,
             f"{len(online)} online",
             f"name cores of 0 to {len(online) - 1} with --cpus",
@@ -89,14 +92,14 @@ def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
         Finding(
             "cores are isolated",
             set(reservation.cpus) <= isolated,
-            ", ".join(map(str, sorted(isolated))) or "none is",
+            ", ".join(map(str, sorted(isolated))) or "none",
             f"add {reservation.isolation_argument} to {grub}",
         ),
         Finding(
             "module is loaded",
             loaded,
             "yes" if loaded else "no",
-            "vcsd nvmevirt load --module PATH/nvmev.ko (built after NVMeVirt's README)",
+            "vcsd nvmevirt load --module PATH/nvmev.ko (built according to NVMeVirt's README)",
         ),
     ]
     if loaded:
@@ -113,9 +116,9 @@ def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
 
 
 def load(module: Path, reservation: Reservation) -> None:
-    """Insert the module; raises OSError with what the kernel says."""
+    """Insert the module; raises OSError with the kernel's message."""
     if not module.is_file():
-        raise FileNotFoundError(f"{module}: no such module; build it after NVMeVirt's README")
+        raise FileNotFoundError(f"{module}: no such module: build it according to NVMeVirt's README")
     for finding in check(reservation)[:2]:
         if not finding.ok:
             raise OSError(f"{finding.what}: no ({finding.found}): {finding.fix}")
@@ -134,20 +137,20 @@ def _run(*command: str) -> None:
 
 
 def _reserved(command_line: str) -> list[tuple[int, int]]:
-    """Start and size of every memmap=SIZE$START on a kernel's command line."""
+    """Start and size of every memmap=SIZE$START on a kernel command line."""
     found = re.findall(r"memmap=(\w+)\$(\w+)", command_line)
     return [(_bytes(start), _bytes(size)) for size, start in found]
 
 
 def _bytes(text: str) -> int:
-    """A number as the kernel reads it: 0x for hexadecimal, K, M or G behind it."""
+    """Parse a number in the kernel's syntax: 0x for hexadecimal, suffix K, M or G."""
     text = text.strip()
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
     return int(text[:-1] if factor > 1 else text, 0) * factor
 
 
 def _cpus(text: str) -> set[int]:
-    """A list as the kernel prints it: 0-3,7."""
+    """Parse a list in the kernel's syntax: 0-3,7."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

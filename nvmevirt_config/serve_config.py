@@ -1,4 +1,4 @@
-"""Which drives to serve, from one file."""
+"""Configuration file of drives to serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from csd_link.nvmeof.listen import AllowedHost
 from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives
 from csd_link.window import MAX_DEPTH, MAX_SLOT_BLOCKS, WindowLayout
 from csd_spec import DriveSpec
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config.describe import load_drive
 from nvmevirt_config.document import read_yaml
@@ -26,17 +26,17 @@ NameOrDescription = Annotated[
 ]
 
 
-@value
+@frozen_value
 class Layout:
-    """A window's layout, as `csd_link.window.WindowLayout` has it. slot_blocks: 8192, or 512 with several tenants."""
+    """Size of a window (`csd_link.window.WindowLayout`). Default of slot_blocks: 8192, or 512 with several tenants."""
 
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = WindowLayout().depth
     slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] | None = None
 
 
-@value
+@frozen_value
 class TenantEntry:
-    """A tenant. share: what it may use of the drive, above 0 to 1; left out: as much of the rest as others."""
+    """A tenant. `share` is the fraction of the drive that it may use; by default, an equal part of the rest."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -47,11 +47,13 @@ Tenants = Annotated[
 ]
 
 
-@value
+@frozen_value
 class Entry:
-    """A drive to serve. drive: a preset, a description file (relative to this one), or a description itself.
+    """A drive to serve. Paths are relative to this file.
 
-    host_memory_mib: what its medium keeps in memory, where that is `direct`.
+    Attributes:
+        drive: Preset, description file, or a description.
+        host_memory_mib: Page cache of a drive with medium `direct`, MiB.
     """
 
     name: str
@@ -70,7 +72,7 @@ class Entry:
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
-        """The drive; folder: what its paths begin at."""
+        """Convert to a drive configuration; paths are relative to `folder`."""
         path, mount, methods, layouts, device = (
             each and folder / each for each in (self.path, self.mount, self.methods, self.layouts, self.device)
         )
@@ -94,7 +96,7 @@ class Entry:
         )
 
     def _shares(self) -> tuple[float, ...]:
-        """Of each tenant; those that name none have equal ones of what the others leave."""
+        """Fraction of each tenant; tenants without one get equal parts of the rest."""
         if not isinstance(self.tenants, dict) or all(each.share is None for each in self.tenants.values()):
             return ()
         given = [each.share for each in self.tenants.values()]
@@ -102,30 +104,30 @@ class Entry:
         return tuple(left / given.count(None) if share is None else share for share in given)
 
 
-@value
+@frozen_value
 class ServeFile:
-    """The drives of a file. restart: whether those that are killed are restarted."""
+    """Drives to serve; `restart` is whether killed drives are restarted."""
 
     drives: tuple[Entry, ...]
     restart: bool = True
 
 
-@value
+@frozen_value
 class HostsFile:
-    """NVMe hosts that may connect, each by its NQN, and the tenant that it is."""
+    """NVMe hosts that may connect: NQN and tenant of each."""
 
     hosts: dict[str, str]
 
 
 def load_hosts(path: Path) -> tuple[AllowedHost, ...]:
-    """The hosts that a YAML file lists; raises ValueError naming the file and what is off."""
+    """Load the hosts in a YAML file; raises ValueError with the file and the invalid field."""
     hosts = read_yaml(path, HostsFile).hosts
     if not hosts:
-        raise ValueError(f"{path}: hosts: lists none, so that no host could connect: add NQN: TENANT")
+        raise ValueError(f"{path}: hosts: is empty, so that no host could connect: add NQN: TENANT")
     for nqn, tenant in hosts.items():
         if not nqn.startswith("nqn.") or len(nqn.encode()) > MAX_NQN_BYTES:
             raise ValueError(
-                f"{path}: hosts: {nqn!r} must be an NVMe qualified name, nqn. and more, at most {MAX_NQN_BYTES} bytes"
+                f"{path}: hosts: {nqn!r} must be an NVMe qualified name (nqn. ...) of at most {MAX_NQN_BYTES} bytes"
                 " (on Linux: /etc/nvme/hostnqn)"
             )
         if not tenant:
@@ -134,9 +136,9 @@ def load_hosts(path: Path) -> tuple[AllowedHost, ...]:
 
 
 def load_config(path: Path) -> ServedDrives:
-    """The drives that a YAML file lists; raises ValueError naming the file and what is off.
+    """Load the drives in a YAML file; raises ValueError with the file and the invalid field.
 
-    docs/drives.md shows a whole file.
+    docs/drives.md has a complete example.
     """
     file = read_yaml(path, ServeFile)
     try:
@@ -146,9 +148,9 @@ def load_config(path: Path) -> ServedDrives:
 
 
 def resolve_spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
-    """A drive by preset, description file in `folder`, or description; raises ValueError for a name of neither."""
+    """Return a drive by preset, description file in `folder`, or description; raises ValueError for other names."""
     if not isinstance(given, str):
         return given or INSTCSD_ZYNQ7045_8CH
     if given not in DRIVES and not (folder / given).is_file():
-        raise ValueError(f"drive: {given!r} is no file, and no preset: there are {', '.join(DRIVES)}")
+        raise ValueError(f"drive: {given!r} is neither a file nor a preset ({', '.join(DRIVES)})")
     return DRIVES[given] if given in DRIVES else load_drive(folder / given)

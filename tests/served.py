@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from csd_link.connect import connect, who_serves
-from csd_link.own_server import Placed, own_server
+from csd_link.connect import connect, find_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
 from csd_spec import Attention, Compression, ModelShape
@@ -32,10 +32,10 @@ def serving(folder, *names, flash=None, **fields):
         ServedDrive(name=name, path=flash / name if flash else None, **{"spec": INSTCSD_ZYNQ7045_8CH} | fields)
         for name in names
     ]
-    placed = [Placed(each, window_of(each.name, each.tenants[0])) for each in drives]
+    placed = [ServerEndpoint(each, window_of(each.name, each.tenants[0])) for each in drives]
     with own_server(placed, folder, FACTORY.server) as server:
         for each in drives:
-            until(lambda name=each.name: who_serves(name))  # its administrator's window comes last
+            until(lambda name=each.name: find_server(name))  # its administrator's window comes last
         yield server
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from csd_firmware import InProcessDevice
-from csd_firmware.folder import Hold
-from csd_link.connect import connect, who_serves
+from csd_firmware.folder import FolderLock
+from csd_link.connect import connect, find_server
 from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ADMIN, DEFAULT
@@ -29,7 +29,7 @@ class Created(Protocol):
 
 def folder_of(drive: str, created: Created) -> Path:
     """Folder of an offline drive: a path, or the name of a created drive."""
-    if who_serves(drive):
+    if find_server(drive):
         raise ValueError(f"drive {drive} is served: stop vcsd serve first")
     return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
 
@@ -37,7 +37,7 @@ def folder_of(drive: str, created: Created) -> Path:
 @contextmanager
 def opened(drive: str, created: Created) -> Iterator[Device]:
     """Open a served drive through its admin window, or a private copy of an offline drive, which is not changed."""
-    if who_serves(drive):
+    if find_server(drive):
         with closing(admin_window(drive)) as window:
             yield window
     else:
@@ -56,7 +56,7 @@ def copy_drive(source: Path, target: Path) -> int:
     """
     if target.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"{target}: must be outside of {source}")
-    with closing(Hold(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
+    with closing(FolderLock(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
         return device.snapshot(target)
 
 
@@ -76,7 +76,7 @@ def size_namespace(folder: Path, nbytes: int) -> None:
 
 def delete_drive(folder: Path) -> None:
     """Delete a drive and all its data; raises ValueError if a process has it open."""
-    with closing(Hold(folder)):
+    with closing(FolderLock(folder)):
         shutil.rmtree(folder)
 
 
@@ -90,9 +90,9 @@ def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[d
 
     Raises:
         ValueError: The drive is served without such a tenant, or it is offline and the tenant is not the default.
-        Lost: Another host uses the tenant's window.
+        DriveLostError: Another host uses the tenant's window.
     """
-    if who_serves(drive):
+    if find_server(drive):
         window = window_path(drive, tenant)
         if not window.exists():
             raise ValueError(f"drive {drive} has no window of tenant {tenant} in shared memory")

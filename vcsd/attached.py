@@ -83,7 +83,7 @@ class Setting:
 
     def stored(self, dtype: torch.dtype, latent: bool) -> Setting:
         """Copy with the stored data type of a model that computes in `dtype`; `latent`: V is a part of K."""
-        return replace(self, attention=self.attention.stored(dtype is torch.bfloat16, latent))
+        return replace(self, attention=self.attention.for_model_dtype(dtype is torch.bfloat16, latent))
 
     def check(self, shape: ModelShape) -> None:
         """Raise ValueError if the drives do not support a model."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 
-from csd_io.cgroup import available_bytes, group_of
+from csd_io.cgroup import available_bytes, cgroup_of
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, DriveSpec, ModelShape
 from ftl import maps_of
@@ -62,7 +62,7 @@ def check_cache(shape: ModelShape, value_bytes: int, rows: int, tokens: int) -> 
 
 
 def _check(needed: int, what: str, where: str, remedy: str) -> None:
-    free = available_bytes(group_of())
+    free = available_bytes(cgroup_of())
     if needed > free:
         raise ValueError(f"{what} take {_mib(needed)} {where}, and there are {_mib(free)}: {remedy}")
 

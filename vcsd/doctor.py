@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from csd_link.finding import Finding, Missing
+from csd_link.finding import Finding, MissingDependency
 from csd_link.transports import transports
 from nvmevirt_config.guest import MAKE_FS, QEMU, find_kernel
 from nvmevirt_config.module import Reservation, check
@@ -20,18 +20,18 @@ def examine() -> list[Finding]:
     ]
 
 
-def _guest() -> Missing | None:
+def _guest() -> MissingDependency | None:
     if not shutil.which(QEMU):
-        return Missing(f"{QEMU} is missing", "apt-get install qemu-system-x86")
+        return MissingDependency(f"{QEMU} is missing", "apt-get install qemu-system-x86")
     if not shutil.which(MAKE_FS):
-        return Missing(f"{MAKE_FS} is missing", "apt-get install e2fsprogs")
+        return MissingDependency(f"{MAKE_FS} is missing", "apt-get install e2fsprogs")
     try:
         find_kernel()
     except FileNotFoundError as error:
-        return Missing("no kernel for the guest VM", str(error).partition(": ")[2])
+        return MissingDependency("no kernel for the guest VM", str(error).partition(": ")[2])
     return None
 
 
-def _nvmevirt() -> Missing | None:
+def _nvmevirt() -> MissingDependency | None:
     lacks = [finding for finding in check(Reservation()) if not finding.ok]
-    return Missing(f"{lacks[0].what}: no ({lacks[0].found})", lacks[0].fix) if lacks else None
+    return MissingDependency(f"{lacks[0].what}: no ({lacks[0].found})", lacks[0].fix) if lacks else None

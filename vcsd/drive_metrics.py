@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from csd_io.death import end_with_parent
 from csd_link.fleet_table import FleetTable
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_spec import DeviceError, LogPage
 from vcsd.administer import admin_window, read_log
 
@@ -87,7 +87,7 @@ def read_logs(drive: str) -> Logs | None:
     try:
         with closing(admin_window(drive)) as device:
             return {page: read_log(device, page) for page in PAGES}
-    except (Lost, OSError, DeviceError):
+    except (DriveLostError, OSError, DeviceError):
         return None
 
 
@@ -129,7 +129,7 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             found = self._read()
-        except (Lost, ValueError):
+        except (DriveLostError, ValueError):
             found = None
         members = found.members if found else ()
         yield GaugeMetricFamily("vcsd_fleet_answers", "Whether a fleet is up", value=float(found is not None))

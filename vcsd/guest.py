@@ -21,7 +21,7 @@ from csd_firmware import InProcessDevice
 from csd_link.connect import open_window
 from csd_link.driveset import DriveSet
 from csd_link.medium import MappedMedium
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout
@@ -114,7 +114,7 @@ def run_guest(run: GuestDecodeTest) -> dict[str, Any]:
             memory=memory,
             drive=None if run.module else disk,
             scratch=None if run.module else past,
-            words=run.words(reservation),
+            kernel_args=run.words(reservation),
             reservation=reservation,
         )
         with _firmware(run.drives, backing, at, folder):
@@ -174,12 +174,12 @@ def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
             layout=LAYOUT,
             device=backing,
             offset_bytes=at + number * size,
-            **drives.hosted(drives.count),
+            **drives.hosting_fields(drives.count),
         )
         for number, name in enumerate(names)
     ]
     connects = [partial(open_window, backing, number, at) for number in range(WAYS * drives.count)]
-    return own_server(list(map(Placed, served, connects)), folder, FACTORY.server)
+    return own_server(list(map(ServerEndpoint, served, connects)), folder, FACTORY.server)
 
 
 def boot(guest: Guest, run: GuestDecodeTest) -> tuple[dict[str, Any], str]:

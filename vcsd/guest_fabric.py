@@ -20,7 +20,7 @@ import host_driver
 from csd_link.medium import MappedMedium
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.listen import Listen, nqn_of
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from nvmevirt_config.guest import Guest, find_kernel, kernel_modules, make_root
@@ -132,7 +132,7 @@ def answer_over_fabric(
                 memory=memory,
                 drive=None,
                 scratch=None,
-                words=tuple(f"vcsd.{key}={value}" for key, value in words.items()),
+                kernel_args=tuple(f"vcsd.{key}={value}" for key, value in words.items()),
                 reservation=reservation,
                 network=True,
             )
@@ -151,13 +151,13 @@ def _listen(names: tuple[str, ...]) -> Listen:
                 return Listen(_LOOPBACK, first, names)
 
 
-def _placed(run: GuestDecodeTest, listen: Listen, name: str, path: Path | None) -> Placed:
+def _placed(run: GuestDecodeTest, listen: Listen, name: str, path: Path | None) -> ServerEndpoint:
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, listen.port_of(name), nqn_of(name))
 
-    hosted = run.drives.hosted(run.drives.count)
+    hosted = run.drives.hosting_fields(run.drives.count)
     drive = ServedDrive(name=name, spec=run.drives.spec, path=path and path.absolute(), listen=listen, **hosted)
-    return Placed(drive, partial(NvmeDevice, locate))
+    return ServerEndpoint(drive, partial(NvmeDevice, locate))
 
 
 def _program(name: str, package: str) -> Path:

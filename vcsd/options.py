@@ -11,7 +11,7 @@ import typer
 
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
-from csd_link.hosted import MAX_MIB, MAX_THREADS, Hosted
+from csd_link.hosted import MAX_MIB, MAX_THREADS, HostingOptions
 from csd_spec.layouts import load_layouts, name_of
 from vcsd.models import find_model
 
@@ -75,7 +75,7 @@ LayoutOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class HostingOptions:
+class HostingCliOptions:
     """Resources of this machine for drives; None: as in the drives' configuration, or the default."""
 
     durability: Annotated[
@@ -92,7 +92,7 @@ class HostingOptions:
         int | None, typer.Option(min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)")
     ] = None
 
-    def override(self, said: Hosted, drives: int) -> dict[str, Any]:
+    def override(self, said: HostingOptions, drives: int) -> dict[str, Any]:
         """Fields of one of `drives` drives: these options, or the configuration's values if unset."""
         kept = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
         medium = Medium(self.medium or said.medium.kind, kept or said.medium.cache_bytes)

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_link.network import NetworkDevice, Port
-from csd_link.own_server import connected
+from csd_link.own_server import open_devices
 from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
 from csd_link.spares import Spares
 from csd_link.transports import transport_of
@@ -87,7 +87,7 @@ def protected(
         def more(known: Collection[str]) -> Device | None:
             if not isinstance(drives, DriveSet) or not (connect := transport_of(drives).more(drives, known)):
                 return None
-            return over(added.enter_context(connected([connect], recovery_s))[0])
+            return over(added.enter_context(open_devices([connect], recovery_s))[0])
 
         spares = Spares(active, opened[count:], more)
         groups = [

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from csd_spec import DriveSpec, ModelShape
-from csd_spec.checked import Count, value
+from csd_spec.checked import Count, frozen_value
 from csd_spec.layouts import layout_named
 from csd_spec.network import Network
 from ftl import token_bytes
@@ -42,7 +42,7 @@ _Seconds = Annotated[float, Field(ge=0)]
 _Bytes = Annotated[int, Field(ge=1)]
 
 
-@value
+@frozen_value
 class Decode:
     """KV data stored when a drive is lost.
 
@@ -83,7 +83,7 @@ class Decode:
         return self.batch * self.token_bytes * self.copies
 
 
-@value
+@frozen_value
 class Rates:
     """Rates and capacity of one drive, and rates of the host.
 
@@ -203,7 +203,7 @@ def _surviving(found: dict[Scheme, Cost]) -> dict[Scheme, Cost]:
     return {scheme: cost for scheme, cost in found.items() if cost.degraded_s is not None and cost.fits}
 
 
-@value
+@frozen_value
 class HostCompute:
     """Roofline of a host that computes a model.
 

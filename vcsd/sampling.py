@@ -6,12 +6,12 @@ import torch
 from pydantic import Field
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 
 LEAST = 1e-4  # lowest temperature above 0; below it logits overflow, and the result is greedy
 
 
-@value
+@frozen_value
 class Sampling:
     """Sampling parameters. temperature 0: greedy. top_k 0: all tokens. The seed makes a request reproducible."""
 

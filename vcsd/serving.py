@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from csd_io.cgroup import available_bytes, group_of
+from csd_io.cgroup import available_bytes, cgroup_of
 from csd_link.driveset import DriveSet
 from csd_spec import Attention, Device, ModelShape
 from host_driver.driver import Driver
@@ -178,7 +178,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
     if max_tokens > context:
         raise ValueError(f"max_tokens = {max_tokens}: the model's context is {context}")
     tiers = serving.tiers
-    cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
+    cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
     with ExitStack() as undo:
         driver = undo.enter_context(_driver(serving, shape, model.dtype)) if serving.count else None
         undo.enter_context(in_rows(model))
@@ -200,7 +200,7 @@ def _driver(serving: Serving, shape: ModelShape, dtype: torch.dtype) -> Iterator
     assign_heads(shape, serving.count)
     drives, attention = serving.drives, serving.attention
     assert isinstance(attention, Attention) and not isinstance(drives, int), "converted in __post_init__"
-    attention = attention.stored(dtype is torch.bfloat16, shape.latent)
+    attention = attention.for_model_dtype(dtype is torch.bfloat16, shape.latent)
     with ExitStack() as undo:
         if isinstance(drives, DriveSet):
             check_method(attention, methods_of(drives))

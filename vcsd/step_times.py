@@ -93,7 +93,7 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
     ours = {} if own == NAMED["ours"] else {"ours": NAMED["ours"]}
     for each, attention in ({"dense": _DENSE, "sparf": Attention(), **ours} | {name: own}).items():
         try:
-            attention = attention.stored(recorded.bf16, latent)
+            attention = attention.for_model_dtype(recorded.bf16, latent)
             with _drives(recorded, attention, methods) as (driver, devices, batch):
                 ns, outputs[each] = _decode(recorded, driver, devices, batch)
         except ValueError as error:

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from csd_io.cgroup import available_bytes, group_of
+from csd_io.cgroup import available_bytes, cgroup_of
 from csd_spec import ModelShape
 from host_driver.hf.shape import FULL, kinds_in_tiers
 from host_driver.hf.tiers import in_tiers
@@ -74,7 +74,7 @@ class TierSetting:
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
-        cache_bytes = available_bytes(group_of()) if tiers.page_cache is None else tiers.page_cache
+        cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
         kv = TieredKv(tiers, policy, cache_bytes, kinds.count(FULL), model, max_tokens, self.record)
         try:
             with in_tiers(model, kv, kinds):

@@ -26,7 +26,7 @@ def _in_process(drives: DriveSet) -> Make:
         InProcessDevice,
         drives.spec,
         methods=load_methods(drives.methods),
-        **drives.hosted(drives.count),
+        **drives.hosting_fields(drives.count),
     )
 
 
@@ -38,7 +38,7 @@ def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
 
     Raises:
         ValueError: Another text, or Ray is not installed.
-        Lost: No fleet is up.
+        DriveLostError: No fleet is up.
     """
     if isinstance(drives, int):
         return drives, transport
@@ -75,7 +75,7 @@ def methods_of(drives: DriveSet) -> list[str]:
 
     Raises:
         ValueError: The transport is unknown, or a methods file fails.
-        Lost: A served drive does not answer.
+        DriveLostError: A served drive does not answer.
     """
     served = transports.transport_of(drives).served(drives)
     known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods))]

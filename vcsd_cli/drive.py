@@ -171,7 +171,7 @@ def io_passthru(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Send a raw command to a served drive through its admin window (opcodes: docs/drives.md)."""
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
     from vcsd.administer import admin_window, describe_request, parse_request
 
     numbers = [_number(text) for text in parameter or []]
@@ -179,7 +179,7 @@ def io_passthru(
     if dry_run:
         show(f"dry run, {drive}", describe_request(request, 0), output)
         return
-    if not who_serves(drive):
+    if not find_server(drive):
         raise ValueError(f"no drive {drive} is served: vcsd serve {drive} first")
     device = admin_window(drive)
     done = device.request(request, 0).result()

@@ -20,7 +20,7 @@ from csd_link.fleet_table import (
     read_local,
     read_table,
 )
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 fleet = typer.Typer(help="Run drives on the nodes of a Ray cluster, or on this machine, with data over NVMe/TCP.")
@@ -127,7 +127,7 @@ def down(address: AddressOption = "") -> None:
             cluster = _cluster(address)
             _table(cluster)  # a clear error if no fleet is up, before Ray is imported
             end(cluster)
-        except (Lost, ConnectionError, ValueError):
+        except (DriveLostError, ConnectionError, ValueError):
             if not is_local:
                 raise
         if is_local:

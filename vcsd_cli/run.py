@@ -16,7 +16,7 @@ import typer
 
 from csd_link.driveset import DriveSet
 from csd_link.fleet_table import MAX_DRIVES
-from csd_link.hosted import Hosted
+from csd_link.hosted import HostingOptions
 from csd_link.replication import Redundancy
 from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
 from csd_spec.attention import Storage
@@ -25,7 +25,15 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import Convention
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
-from vcsd.options import MAX_COMPRESSION, MAX_SEED, HostingOptions, LayoutOption, LayoutsFile, MethodsFile, ModelFolder
+from vcsd.options import (
+    MAX_COMPRESSION,
+    MAX_SEED,
+    HostingCliOptions,
+    LayoutOption,
+    LayoutsFile,
+    MethodsFile,
+    ModelFolder,
+)
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
@@ -154,7 +162,7 @@ class DriveOptions:
     spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
     network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
 
-    def value(self, hosting: HostingOptions) -> DriveSet:
+    def value(self, hosting: HostingCliOptions) -> DriveSet:
         """The set of drives of the options."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
@@ -172,7 +180,7 @@ class DriveOptions:
             methods=self.methods,
             layouts=self.layouts,
             spares=self.spares,
-            **hosting.override(Hosted(), count + self.spares),
+            **hosting.override(HostingOptions(), count + self.spares),
         )
 
 
@@ -180,7 +188,7 @@ def run(
     text: PromptOptions,
     what: MethodOptions,
     where: DriveOptions,
-    hosting: HostingOptions,
+    hosting: HostingCliOptions,
     tiers: TierOptions,
     model: ModelFolder = None,
     device: Annotated[Processor, typer.Option(help="device of the model")] = Processor.CPU,

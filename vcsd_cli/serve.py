@@ -25,7 +25,7 @@ from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import Entry, ServeFile, load_hosts
-from vcsd.options import HostingOptions, LayoutsFile, MethodsFile
+from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 
@@ -70,7 +70,7 @@ class LogFormat(StrEnum):
 
 
 def serve(
-    hosting: HostingOptions,
+    hosting: HostingCliOptions,
     what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
     window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
@@ -95,7 +95,7 @@ def serve(
     from attention_engine import load_methods
     from csd_firmware.process.events import emit, set_format
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
 
     load_methods(methods)  # reports errors once, here, instead of in every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
@@ -109,7 +109,7 @@ def serve(
         at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed, tls)
         drives = tuple(replace(drive, listen=at) for drive in drives)
     for drive in drives:
-        if who_serves(drive.name):
+        if find_server(drive.name):
             raise ValueError(f"drive {drive.name} is served already: stop the other vcsd serve first")
     _check_open(ready_fd)
 
@@ -208,7 +208,7 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _apply_options(
-    config: ServedDrives, asked: dict[str, Any], hosting: HostingOptions, window: Path | None, mount: Path | None
+    config: ServedDrives, asked: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
     """The drives with the options applied. `asked`: fields of a drive, None if the config file decides."""
     from csd_link.medium import make_window_file
@@ -218,7 +218,7 @@ def _apply_options(
     for drive in config.drives:
         drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
         drive = replace(drive, **hosting.override(drive, count))
-        drive = replace(drive, **drive.hosted(count))
+        drive = replace(drive, **drive.hosting_fields(count))
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -232,14 +232,14 @@ def _apply_options(
 
 def running() -> list[str]:
     """Names of served drives."""
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
 
     names = (path.parent.name for path in run_dir().glob(f"*/{window_path('x', ADMIN).name}"))
-    return sorted(name for name in names if who_serves(name))
+    return sorted(name for name in names if find_server(name))
 
 
 def create(
-    hosting: HostingOptions,
+    hosting: HostingCliOptions,
     name: Annotated[str, typer.Argument(help="name of the drive")],
     drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="tenant with access; repeatable (default: default)")] = None,
@@ -304,11 +304,11 @@ def _window(folder: Path) -> str:
 
 def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
     """Delete a created drive and all its data."""
-    from csd_link.connect import who_serves
+    from csd_link.connect import find_server
     from vcsd.administer import delete_drive
 
     folder = find_created(name).parent
-    if who_serves(name):
+    if find_server(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
     delete_drive(folder)
     shutil.rmtree(drive_dir(name), ignore_errors=True)

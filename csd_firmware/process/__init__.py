@@ -1,1 +1,1 @@
-"""A drive with a process of its own: serving its windows, mounting it, restarting it."""
+"""Drive processes: serving windows, mounting, and supervision with restarts."""

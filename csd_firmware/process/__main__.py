@@ -1,4 +1,4 @@
-"""`python -m csd_firmware.process FILE PID`: serve the drives of a file of `ServedDrives.to_json` for a process."""
+"""`python -m csd_firmware.process FILE PID`: serve the drives in FILE (`ServedDrives.to_json`) for process PID."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from csd_link.served_drive import ServedDrives
 
 
 def main() -> None:
-    """The process that a run starts for drives of its own; it ends, and clears up, when that run has ended."""
+    """Serve the private drives of a run; exits and cleans up when the run's process has exited."""
     file = Path(sys.argv[1])
     drives = ServedDrives.from_json(file.read_text(encoding="utf-8"))
     supervisor = Supervisor(drives, print_to_stderr, owner=int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Events of served drives on standard error: lines for people, or one JSON object a line for programs."""
+"""Events of served drives on stderr: text lines, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Literal
 Format = Literal["text", "json"]
 Level = Literal["info", "warning", "error"]
 
-_format: Format = "text"  # of this process and of those that it forks
+_format: Format = "text"  # of this process and its forks
 
 
 def set_format(chosen: Format) -> None:
-    """Choose the format of events in this process and its forks."""
+    """Set the format of events in this process and its forks."""
     global _format
     _format = chosen
 
 
 def emit(event: str, message: str, level: Level = "info", drive: str = "", **fields: object) -> None:
-    """Write an event; a standard error that its reader has closed is no error of the drive's.
+    """Write an event; a closed stderr is ignored.
 
     Args:
-        event: Its name, for programs.
-        message: One or more lines for people; they name no secret such as a host's NQN key.
-        level: Its level.
-        drive: Name of the drive that it is about.
-        fields: Further fields for programs.
+        event: Name of the event.
+        message: One or more lines of text, without secrets.
+        level: Severity.
+        drive: Name of the drive that it concerns.
+        fields: Further fields for the JSON format.
     """
     if _format == "text":
         _write(message)

@@ -1,6 +1,6 @@
-"""A mounted drive: the block namespace and the window as files, and what the drive says of itself.
+"""FUSE mount of a drive: the block namespace, the window and JSON descriptions as files.
 
-Nothing is cached by the kernel: every read and write reaches the drive.
+The kernel caches nothing: every read and write reaches the drive.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Ready, window_medium
-from csd_firmware.process.turns import Turns
+from csd_firmware.process.turns import FifoLock
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES
-from ftl import FtlError, OutOfSpace, ReadOnly
+from ftl import FtlError, OutOfSpaceError, ReadOnlyError
 
-ERRNO = ((OutOfSpace, errno.ENOSPC), (ReadOnly, errno.EROFS), (FtlError, errno.EIO))
+ERRNO = ((OutOfSpaceError, errno.ENOSPC), (ReadOnlyError, errno.EROFS), (FtlError, errno.EIO))
 NAMES = ("namespace", "window", "identify.json", "smart.json", "latency.json")
 _FIRST = pyfuse3.ROOT_INODE + 1
 NAMESPACE, WINDOW = _FIRST, _FIRST + 1
@@ -41,9 +41,9 @@ T = TypeVar("T")
 
 
 class Mount(pyfuse3.Operations):
-    """The files of one drive, all in one folder; only their owner may open them."""
+    """Files of one drive in one folder, accessible only to their owner."""
 
-    def __init__(self, drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns) -> None:
+    def __init__(self, drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: FifoLock) -> None:
         super().__init__()
         self.namespace = namespace
         self._window: MappedMedium = window_medium(drive, drive.tenants[0])
@@ -122,7 +122,7 @@ class Mount(pyfuse3.Operations):
         return len(part)
 
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> pyfuse3.EntryAttributes:
-        """A drive keeps its size, like a block device: O_TRUNC, which comes as a size of 0, changes nothing."""
+        """Size is fixed, as for a block device; O_TRUNC (size 0) is accepted and ignored."""
         if fields.update_size and attr.st_size not in (0, (await self.getattr(inode)).st_size):
             raise pyfuse3.FUSEError(errno.EINVAL)
         if fields.update_mode or fields.update_uid or fields.update_gid:
@@ -134,7 +134,7 @@ class Mount(pyfuse3.Operations):
             _checked(self.namespace.flush)
 
     async def flush(self, fh: int) -> None:
-        """A file is closed: as with a block device that makes nothing durable."""
+        """Closing a file makes nothing durable, as for a block device."""
 
     async def release(self, fh: int) -> None: ...
 
@@ -149,10 +149,10 @@ class Mount(pyfuse3.Operations):
         return data
 
     async def _refuse(self, *args: Any) -> NoReturn:
-        """A drive has the files that it has."""
+        """The set of files is fixed."""
         raise pyfuse3.FUSEError(errno.EPERM)
 
-    create = link = mkdir = mknod = rename = rmdir = symlink = unlink = _refuse  # type: ignore[assignment]  # whatever it is given
+    create = link = mkdir = mknod = rename = rmdir = symlink = unlink = _refuse  # type: ignore[assignment]
 
 
 def _checked(action: Callable[[], T]) -> T:
@@ -162,15 +162,16 @@ def _checked(action: Callable[[], T]) -> T:
         raise pyfuse3.FUSEError(next(code for kind, code in ERRNO if isinstance(error, kind))) from error
 
 
-def _locked(turns: Turns, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _locked(turns: FifoLock, action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     with turns:
         return action()
 
 
-def mounted(drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns, ready: Ready) -> None:
+def serve_mount(drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: FifoLock, ready: Ready) -> None:
     """Mount a drive and serve it until SIGTERM, SIGINT or an unmount.
 
-    ready: Called when the mount answers.
+    Args:
+        ready: Called when the mount is accessible.
     """
     assert drive.mount is not None
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -192,7 +193,7 @@ async def _serve(mount: Path, ready: Ready) -> None:
 
 
 async def _tell(mount: Path, ready: Ready) -> None:
-    """Call `ready` once a file of the mount can be looked at."""
+    """Call `ready` once a file of the mount is accessible."""
     await trio.to_thread.run_sync((mount / NAMES[0]).stat, abandon_on_cancel=True)
     ready()
 
@@ -204,6 +205,6 @@ async def _stop_on_signal() -> None:
 
 
 def _clear(mount: Path) -> None:
-    """Make the folder; unmount what a drive that was killed has left there."""
+    """Create the folder; remove a stale mount of a killed drive."""
     unmount(mount)
     mount.mkdir(mode=0o700, parents=True, exist_ok=True)

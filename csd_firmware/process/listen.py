@@ -1,4 +1,4 @@
-"""A served drive as an NVMe subsystem that hosts reach over TCP."""
+"""A served drive as an NVMe subsystem for NVMe/TCP hosts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import fields
 from hashlib import blake2s
 from importlib.metadata import version
 
-from csd_firmware.logs import History, smart
+from csd_firmware.logs import CommandStats, smart
 from csd_firmware.namespace import Namespace
-from csd_firmware.process.turns import Turns
+from csd_firmware.process.turns import FifoLock
 from csd_firmware.step import STATUS_OF, Firmware
 from csd_firmware.tenants import Tenant
 from csd_firmware.values import Values
@@ -25,18 +25,18 @@ from csd_link.nvmeof.target import Target
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.window import Identity
-from ftl import FtlError, KeyExistsError, Uncorrectable, UnknownKeyError
+from ftl import FtlError, KeyExistsError, UncorrectableReadError, UnknownKeyError
 
 BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID = 1, 2, 3
 _KEY_STATUS = (
     (UnknownKeyError, Code.UNKNOWN_KEY),
     (KeyExistsError, Code.KEY_EXISTS),
-    (Uncorrectable, Code.UNRECOVERED_ERROR),
+    (UncorrectableReadError, Code.UNRECOVERED_ERROR),
 )
 
 
 class SharedBlocks:
-    """The block namespace of a drive, with errors of the firmware as NVMe status codes."""
+    """Block namespace of a drive, with firmware errors mapped to NVMe status codes."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -44,7 +44,7 @@ class SharedBlocks:
 
     @property
     def used_bytes(self) -> int:
-        """Of pages that hold something in flash."""
+        """Bytes of pages that are mapped to flash."""
         return self._namespace.size_bytes - self._namespace.free_bytes
 
     def read(self, offset: int, size: int) -> bytes:
@@ -65,7 +65,7 @@ class SharedBlocks:
 
 
 class TenantValues:
-    """The values of a tenant, with errors of the firmware as NVMe status codes."""
+    """Values of a tenant, with firmware errors mapped to NVMe status codes."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -109,7 +109,7 @@ class TenantValues:
 
 @contextmanager
 def _as_status(more: tuple[tuple[type[Exception], int], ...] = ()) -> Iterator[None]:
-    """Turn an error of the firmware into the status of a command. more: of its command set, before those of all."""
+    """Convert a firmware error to a command status; `more` has the mappings of the command set, which come first."""
     known: tuple[tuple[type[Exception], int], ...] = (*more, *STATUS_OF)
     try:
         yield
@@ -118,9 +118,9 @@ def _as_status(more: tuple[tuple[type[Exception], int], ...] = ()) -> Iterator[N
 
 
 def subsystem_of(
-    drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: Turns, secret: bytes
+    drive: ServedDrive, firmware: Firmware, namespace: Namespace, turns: FifoLock, secret: bytes
 ) -> Subsystem:
-    """A drive as its hosts see it. secret: the drive's; no other drive has the same UUIDs."""
+    """Describe a drive as a subsystem; UUIDs are derived from the drive's secret."""
     listen = drive.listen
     assert listen is not None
 
@@ -133,7 +133,7 @@ def subsystem_of(
         return listen.tenant_of(host) or drive.tenants[0]
 
     def tenant(host: str) -> Tenant:
-        """A host's tenant, in a session with a time of its own."""
+        """Return a host's tenant, in a session with its own time base."""
         name = tenant_of(host)
         return Tenant(firmware, secret, name, drive.share_of(name), turns)
 
@@ -163,17 +163,18 @@ def subsystem_of(
 
 
 def uuid_of(secret: bytes, nsid: int) -> bytes:
-    """UUID of a namespace, of version 8: the same whenever the drive is served."""
+    """UUID (version 8) of a namespace, constant for the drive."""
     drawn = bytearray(blake2s(b"uuid" + bytes([nsid]), key=secret, digest_size=16).digest())
     drawn[6], drawn[8] = drawn[6] & 0x0F | 0x80, drawn[8] & 0x3F | 0x80
     return bytes(drawn)
 
 
 @contextmanager
-def listening(drive: ServedDrive, subsystem: Subsystem, history: History) -> Iterator[None]:
-    """Serve a subsystem at the drive's address for the time of a block; its port is in the drive's run folder.
+def serve_nvme_tcp(drive: ServedDrive, subsystem: Subsystem, history: CommandStats) -> Iterator[None]:
+    """Serve a subsystem at the drive's address for the duration of a block; its port is written to the run folder.
 
-    history: Where the drive's log pages find the number of connections.
+    Args:
+        history: Statistics that get the number of connections.
     """
     assert drive.listen is not None
     target = Target(subsystem, drive.listen.host, drive.listen.port_of(drive.name), tls=drive.listen.tls)

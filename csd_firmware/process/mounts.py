@@ -1,4 +1,4 @@
-"""Mounts that a drive has left behind."""
+"""Removal of stale FUSE mounts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def unmount(mount: Path) -> None:
-    """Take away what is mounted on a folder, whoever still uses it; nothing where nothing is.
+    """Unmount a folder lazily, even if it is in use; does nothing if it is not mounted.
 
-    Raises CalledProcessError where it cannot be.
+    Raises CalledProcessError on failure.
     """
     mounted_at = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
     if str(mount.absolute()).replace(" ", "\\040") in mounted_at:

@@ -1,4 +1,4 @@
-"""One drive in this process: its firmware, and a window for each tenant, until it is told to stop."""
+"""Serves one drive in this process: its firmware, and a window per tenant, until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attention_engine import load_methods
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.events import emit
-from csd_firmware.process.listen import listening, subsystem_of
-from csd_firmware.process.turns import Turns
+from csd_firmware.process.listen import serve_nvme_tcp, subsystem_of
+from csd_firmware.process.turns import FifoLock
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import ListeningDoorbell
-from csd_link.drive_end import DriveEnd, WindowServer
+from csd_link.drive_end import WindowController, WindowServer
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, window_path
 from csd_link.served_drive import ADMIN, ServedDrive
@@ -30,23 +30,23 @@ from csd_spec import load_layouts
 from ftl import Nand
 
 Ready = Callable[[], object]
-Front = Callable[[ServedDrive, Firmware, Namespace, Turns, Ready], None]  # another way in
+FrontEnd = Callable[[ServedDrive, Firmware, Namespace, FifoLock, Ready], None]  # additional interface
 
 
 ADMIN_LAYOUT = WindowLayout(depth=2, slot_blocks=64)
-NEVER = 1 << 30  # collections of younger objects before one of all
-SWITCH_S = 5e-4  # for which a tenant's thread runs Python at most while another's waits for the interpreter
+NEVER = 1 << 30  # threshold that disables full garbage collections
+SWITCH_S = 5e-4  # maximum time a tenant's thread runs Python while another one waits for the interpreter
 
 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
-    """The drive's firmware, as its last flush left it."""
+    """Create the drive's firmware in the state of its last flush."""
     load_layouts(drive.layouts)
     nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
     return Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
-    """Where a tenant's window lies; shared memory is made when it is not there."""
+    """Map a tenant's window; shared memory is created if it does not exist."""
     size = layout_of(drive, tenant).blocks * BLOCK_BYTES
     if drive.device and tenant != ADMIN:
         at = drive.offset_bytes + drive.tenants.index(tenant) * size
@@ -60,18 +60,18 @@ def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:
 
 
 def layout_of(drive: ServedDrive, tenant: str) -> WindowLayout:
-    """Log pages need no large slots."""
+    """Window layout of a tenant; the administrator's window is small, since log pages are."""
     return ADMIN_LAYOUT if tenant == ADMIN else drive.layout
 
 
 @contextmanager
-def open_windows(drive: ServedDrive, firmware: Firmware, turns: Turns, secret: bytes) -> Iterator[None]:
-    """Serve the windows of all tenants. secret: of their handles."""
+def open_windows(drive: ServedDrive, firmware: Firmware, turns: FifoLock, secret: bytes) -> Iterator[None]:
+    """Serve the windows of all tenants; `secret` is the key of their handles."""
     run = private_dir(drive_dir(drive.name))
     pid_path(drive.name).write_text(str(os.getpid()))
 
     def remove() -> None:
-        if not restarts(drive, firmware):  # then hosts look for the next process in the same windows
+        if not restarts(drive, firmware):  # otherwise hosts find the next process in the same windows
             shutil.rmtree(run, ignore_errors=True)
 
     with ExitStack() as undo:
@@ -79,7 +79,7 @@ def open_windows(drive: ServedDrive, firmware: Firmware, turns: Turns, secret: b
         for name in (*drive.tenants, ADMIN):
             tenant = Tenant(firmware, secret, name, drive.share_of(name), turns)
             identity = Identity(drive.name, drive.spec, layout_of(drive, name), drive.restarts)
-            end = DriveEnd(window_medium(drive, name), identity, tenant)
+            end = WindowController(window_medium(drive, name), identity, tenant)
             server = WindowServer(end, ListeningDoorbell(doorbell_path(window_path(drive.name, name))))
             server.start()
             undo.callback(server.stop)
@@ -87,26 +87,26 @@ def open_windows(drive: ServedDrive, firmware: Firmware, turns: Turns, secret: b
 
 
 def _flush(namespace: Namespace, firmware: Firmware) -> None:
-    """Blocks that hosts have written survive that the drive is stopped."""
+    """Make blocks written by hosts durable before the drive stops."""
     if not firmware.ftl.nand.failed:
         namespace.flush()
 
 
 def restarts(drive: ServedDrive, firmware: Firmware) -> bool:
-    """Whether the drive has failed by an error of its firmware, and another process is to take its place."""
+    """Whether the drive has failed by a firmware error and will be restarted in another process."""
     return drive.restarts and bool(firmware.failure)
 
 
-def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda: None) -> None:
+def serve(drive: ServedDrive, front: FrontEnd | None = None, ready: Ready = lambda: None) -> None:
     """Serve a drive until SIGTERM or SIGINT; then flush it.
 
-    Args:
-        drive: What to serve.
-        front: Another way in, which returns when it is asked to stop.
-        ready: Called when the drive answers, by its front too.
-
     A drive whose firmware fails completes the failing command and aborts, so that its supervisor restarts it from its
-    last flush. One that is not restarted goes on with reads and logs.
+    last flush. A drive without restart continues with reads and logs.
+
+    Args:
+        drive: Configuration.
+        front: Additional interface; it returns when it is asked to stop.
+        ready: Called when the drive answers, also through its front end.
     """
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -116,7 +116,7 @@ def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda:
         if drive.path:
             folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability)
             undo.callback(folder.close)
-        firmware, turns = open_firmware(drive, folder), Turns()
+        firmware, turns = open_firmware(drive, folder), FifoLock()
         if len(drive.tenants) > 1:
             sys.setswitchinterval(SWITCH_S)
             gc.set_threshold(*gc.get_threshold()[:2], NEVER)  # a full collection takes 0.3 s at 32,768 sequences
@@ -130,7 +130,7 @@ def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda:
                 blocks.callback(_flush, namespace, firmware)
             if drive.listen:
                 subsystem = subsystem_of(drive, firmware, namespace, turns, secret)
-                blocks.enter_context(listening(drive, subsystem, firmware.state.history))
+                blocks.enter_context(serve_nvme_tcp(drive, subsystem, firmware.state.history))
             if front:
                 front(drive, firmware, namespace, turns, ready)
             else:
@@ -139,7 +139,7 @@ def serve(drive: ServedDrive, front: Front | None = None, ready: Ready = lambda:
         if restarts(drive, firmware):
             said = f"vcsd: drive {drive.name}: {firmware.ftl.nand.failed}\n{firmware.failure}"
             emit("firmware_failed", said, "error", drive.name)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the traceback says more than a core file
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the traceback is more useful than a core file
             os.abort()
         if firmware.ftl.nand.failed:
             raise OSError(firmware.ftl.nand.failed)

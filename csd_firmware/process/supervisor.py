@@ -1,4 +1,4 @@
-"""A process for each drive, restarted when it dies."""
+"""Supervisor: one process per drive, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from numba.core import event
 
 from csd_firmware.process.events import emit
 from csd_firmware.process.mounts import unmount
-from csd_firmware.process.serve import Front, serve
+from csd_firmware.process.serve import FrontEnd, serve
 from csd_firmware.step import Firmware
 from csd_io.death import end_with_parent
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.own_server import COMPILES
 from csd_link.run_dir import drive_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
-CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # how soon after its start a drive dies, and how often in a row
+CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # crash loop: a drive dies this soon after its start, this often in a row
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-_LOOK_S, _READY_LOOK_S = 0.5, 0.02  # at the owner; at drives that start
-_GRACE_S = 3.0  # how long drives of a run that has ended may take to stop
+_LOOK_S, _READY_LOOK_S = 0.5, 0.02  # poll intervals: of the owner; of starting drives
+_GRACE_S = 3.0  # grace period for drives whose run has exited
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 Started = Callable[[ServedDrive | None], None]
 
 
@@ -39,10 +39,10 @@ def _nothing(_: ServedDrive | None) -> None: ...
 
 
 class _Announcement(event.Listener):
-    """Says once that kernels are compiled."""
+    """Prints once that kernels are being compiled."""
 
-    def __init__(self, say: Say) -> None:
-        self._say: Say | None = say
+    def __init__(self, say: LogLine) -> None:
+        self._say: LogLine | None = say
 
     def on_start(self, event: Any) -> None:
         if self._say:
@@ -53,25 +53,27 @@ class _Announcement(event.Listener):
 
 
 class Supervisor:
-    """Drives as children of this process, which loads the kernels once for all: a drive is back in no time.
+    """Runs drives as children of this process, which loads the kernels once, so that restarts are fast.
 
-    It has no threads, so that it may fork.
+    It has no threads, so that it can fork.
     """
 
-    def __init__(self, config: ServedDrives, say: Say, owner: int | None = None, started: Started = _nothing) -> None:
+    def __init__(
+        self, config: ServedDrives, say: LogLine, owner: int | None = None, started: Started = _nothing
+    ) -> None:
         """Args:
         config: The drives.
-        say: Called with a line about what happens to them.
-        owner: Process number of the run that the drives belong to; None if they serve any host.
-        started: Called with each drive when it answers for the first time, and with None when all of them have.
+        say: Called with a line of text for each event.
+        owner: PID of the run that the drives belong to; None for independent drives.
+        started: Called with each drive when it answers for the first time, and with None when all do.
         """
         self._drives, self._say, self._owner = config.drives, say, owner
         self._started_hook, self._starting = started, {drive.name: drive for drive in config.drives}
-        self._ready_fds: dict[int, str] = {}  # read ends of pipes, and the drives that write to them when they answer
+        self._ready_fds: dict[int, str] = {}  # read end of a pipe -> drive that writes to it when it answers
         self.orphaned = False
         self._children: dict[int, ServedDrive] = {}
-        self._started: dict[str, float] = {}  # when each was started last
-        self._crash_loop: dict[str, int] = {}  # how often in a row it died at once
+        self._started: dict[str, float] = {}  # time of the last start
+        self._crash_loop: dict[str, int] = {}  # consecutive deaths right after the start
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until no drive is left; returns an exit code."""
@@ -84,9 +86,9 @@ class Supervisor:
         while self._children:
             got = signal.sigtimedwait(_SIGNALS, _READY_LOOK_S if self._ready_fds else _LOOK_S)
             self._look_for_started()
-            if self._owner and not running(self._owner):
+            if self._owner and not is_running(self._owner):
                 self.orphaned = True
-                self._stop_now()
+                self._stop_orphans()
                 break
             if got and got.si_signo != signal.SIGCHLD:
                 self._stop()
@@ -105,7 +107,7 @@ class Supervisor:
         self._started[drive.name] = time.monotonic()
 
     def _look_for_started(self) -> None:
-        """Tell of drives that answer now."""
+        """Report drives that have started to answer."""
         for fd, name in list(self._ready_fds.items()):
             try:
                 answers = os.read(fd, 1)
@@ -119,7 +121,7 @@ class Supervisor:
                     self._started_hook(None)
 
     def _reap(self) -> bool:
-        """Restart drives that were killed; whether one has exited with an error, or is not restarted."""
+        """Restart killed drives; returns whether one has exited with an error, or is not restarted."""
         failed = False
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -137,17 +139,17 @@ class Supervisor:
                 else:
                     failed = True
             else:
-                failed |= os.WEXITSTATUS(status) != 0  # it has said why
+                failed |= os.WEXITSTATUS(status) != 0  # it has printed the reason
         return failed
 
     def _in_crash_loop(self, drive: ServedDrive) -> bool:
-        """Whether a drive has died at once MAX_CRASH_LOOP times in a row."""
+        """Whether a drive has died right after its start MAX_CRASH_LOOP times in a row."""
         at_once = time.monotonic() - self._started[drive.name] < CRASH_LOOP_S
         self._crash_loop[drive.name] = self._crash_loop.get(drive.name, 0) + 1 if at_once else 0
         return self._crash_loop[drive.name] >= MAX_CRASH_LOOP
 
-    def _stop_now(self) -> None:
-        """Stop all drives, those that stand still too, and take their mounts away."""
+    def _stop_orphans(self) -> None:
+        """Stop all drives, including stopped processes, and remove their mounts."""
         for pid in self._children:
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGCONT)
@@ -168,7 +170,7 @@ class Supervisor:
         for pid, drive in self._children.items():
             os.waitpid(pid, 0)
             if drive.mount:
-                unmount(drive.mount)  # what one that was killed just now has left
+                unmount(drive.mount)  # left by a drive that was just killed
 
 
 def print_to_stderr(text: str) -> None:
@@ -177,7 +179,7 @@ def print_to_stderr(text: str) -> None:
 
 
 def warm_up() -> None:
-    """Load the kernels: every child has them from the start."""
+    """Load the kernels, so that every child inherits them."""
     firmware = Firmware(INSTCSD_ZYNQ7045_8CH)
     done = firmware.step(SeqCreate(1, 1, 1, 64, 1024), 0)
     seqs, rows = tuple(done.data[0].tolist()), np.zeros((100, 1, 64), np.float16)
@@ -201,14 +203,14 @@ def _child(drive: ServedDrive, parent: int, ready: Callable[[], object]) -> int:
     return 1
 
 
-def _front(drive: ServedDrive) -> Front | None:
-    """The mount, where one is asked for; its libraries need not be there otherwise."""
+def _front(drive: ServedDrive) -> FrontEnd | None:
+    """Return the FUSE front end if a mount is configured; its libraries are optional otherwise."""
     if not drive.mount:
         return None
     try:
-        from csd_firmware.process.fuse import mounted
+        from csd_firmware.process.fuse import serve_mount
     except ImportError as error:
         raise OSError(
             f"mounting a drive needs pyfuse3 ({error}): apt-get install fuse3 libfuse3-dev, ./dev setup"
         ) from error
-    return mounted
+    return serve_mount

@@ -1,4 +1,4 @@
-"""Whose turn it is: a lock that those who wait get in the order in which they came."""
+"""FIFO lock: waiting threads get it in the order of arrival."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import threading
 from collections import deque
 
 
-class Turns:
-    """A lock for what many use one after the other; `threading.Lock` may go to the same thread again and again.
+class FifoLock:
+    """A fair lock; `threading.Lock` may go to the same thread repeatedly.
 
-    Whoever leaves hands it to the one who has waited longest. So a thread with a queue of its own, which waits for one
-    thing at a time, gets one turn for each of everybody else's.
+    It is handed to the thread that has waited longest. So a thread that submits one request after the other gets one
+    turn per turn of every other thread.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._waiting: deque[threading.Lock] = deque()  # each locked until its turn comes
+        self._waiting: deque[threading.Lock] = deque()  # each is locked until its turn
         self._taken = False
 
     def __enter__(self) -> None:

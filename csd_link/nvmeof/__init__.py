@@ -1,1 +1,1 @@
-"""NVMe over TCP: PDUs, a controller in front of a drive, and an initiator."""
+"""NVMe over TCP: PDUs, a controller for a drive, and a host (initiator)."""

@@ -1,4 +1,4 @@
-"""Queue entries, opcodes and status codes of NVMe as values (NVMe Base Specification 2.0)."""
+"""Queue entries, opcodes and status codes of NVMe (NVMe Base Specification 2.0)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_NQN_BYTES = 223
 
 
 class Code(IntEnum):
-    """Status code type (bits 10:8) and status code, as `csd_spec.Status` has them."""
+    """Status code type (bits 10:8) and status code, as in `csd_spec.Status`."""
 
     SUCCESS = 0x000
     INVALID_OPCODE = 0x001
@@ -51,7 +51,7 @@ class Code(IntEnum):
     CONTROLLER_BUSY = 0x181
     CONNECT_PARAMETERS = 0x182
     INVALID_HOST = 0x184
-    READ_ONLY = 0x182  # of the NVM command set; the same number as a Fabrics command's
+    READ_ONLY = 0x182  # NVM command set; same number as CONNECT_PARAMETERS of Fabrics
     WRITE_FAULT = 0x280
     UNRECOVERED_READ_ERROR = 0x281
     COMPARE_FAILURE = 0x285
@@ -79,7 +79,7 @@ class Fabrics(IntEnum):
 
 
 class Csi(IntEnum):
-    """Command set identifiers; 30h to 3Fh are vendor specific."""
+    """Command set identifiers; 30h to 3Fh are vendor-specific."""
 
     NVM = 0x00
     KEY_VALUE = 0x01
@@ -87,7 +87,7 @@ class Csi(IntEnum):
 
 
 class CommandError(Exception):
-    """A command ends with a status other than success. dw0: of its completion."""
+    """A command completes with a status other than success; `dw0` is that of its completion."""
 
     def __init__(self, status: int, dw0: int = 0) -> None:
         super().__init__(f"status {status:#05x}")
@@ -95,10 +95,10 @@ class CommandError(Exception):
 
 
 class Sqe(NamedTuple):
-    """A submission queue entry. sgl_*: its SGL descriptor."""
+    """A submission queue entry; sgl_* are the fields of its SGL descriptor."""
 
     opcode: int
-    flags: int = 0x40  # SGLs, as every Fabrics command has
+    flags: int = 0x40  # SGLs, as in every Fabrics command
     cid: int = 0
     nsid: int = 0
     cdw2: int = 0
@@ -116,15 +116,15 @@ class Sqe(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes) -> Sqe:
-        """From its 64 bytes."""
+        """Decode 64 bytes."""
         return cls(*_SQE.unpack(raw))
 
     def pack(self) -> bytes:
-        """Its 64 bytes."""
+        """Encode to 64 bytes."""
         return _SQE.pack(*self)
 
     def pack_as(self, cid: int, sgl_bytes: int, sgl_type: int) -> bytes:
-        """Its 64 bytes with another number and SGL descriptor."""
+        """Encode to 64 bytes with another command identifier and SGL descriptor."""
         return _SQE.pack(self.opcode, self.flags, cid, *self[3:8], sgl_bytes, sgl_type, *self[10:])
 
     @property
@@ -140,7 +140,7 @@ class Sqe(NamedTuple):
 
 
 class Cqe(NamedTuple):
-    """A completion queue entry. result: DW0 and DW1. status: without the phase tag."""
+    """A completion queue entry. `result` is DW0 and DW1; `status` has no phase tag."""
 
     result: int
     sq_head: int
@@ -150,22 +150,22 @@ class Cqe(NamedTuple):
 
     @classmethod
     def parse(cls, raw: bytes) -> Cqe:
-        """From its 16 bytes."""
+        """Decode 16 bytes."""
         result, sq_head, sq_id, cid, status = _CQE.unpack(raw)
         return cls(result, sq_head, sq_id, cid, status >> 1)
 
     def pack(self) -> bytes:
-        """Its 16 bytes."""
+        """Encode to 16 bytes."""
         return _CQE.pack(self.result, self.sq_head, self.sq_id, self.cid, self.status << 1)
 
 
 class Answer(NamedTuple):
-    """What a command that succeeded returns. result: DW0 and DW1 of its completion."""
+    """Result of a successful command; `result` is DW0 and DW1 of its completion."""
 
     data: tuple[bytes | bytearray | memoryview, ...] = ()
     result: int = 0
 
 
 def words(low: int, high: int) -> int:
-    """A number of 64 bits in two dwords."""
+    """Combine two dwords to a 64-bit number."""
     return low | high << 32

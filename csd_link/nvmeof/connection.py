@@ -1,4 +1,4 @@
-"""The controller's end of one TCP connection: a queue, its commands and their data."""
+"""Controller side of one TCP connection: a queue, its commands and their data."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from csd_link.nvmeof.pdu import (
     pack_ic,
     pack_term,
 )
-from csd_link.nvmeof.stream import MIN_BYTES_PER_S, Closed, PduStream
+from csd_link.nvmeof.stream import MIN_BYTES_PER_S, ConnectionClosedError, PduStream
 from csd_link.nvmeof.subsystem import Address, Namespace
 from csd_link.nvmeof.tls import TlsError, TlsLine
 
-MAX_H2C_BYTES = 1 << 23  # of an H2CData PDU
-_ADMIN_CAPSULE_BYTES = 8192  # of the admin queue, as the specification has it
-_SEND_BYTES = 1 << 20  # responses wait for each other up to this size, while commands are there to be read
+MAX_H2C_BYTES = 1 << 23  # maximum data of an H2CData PDU
+_ADMIN_CAPSULE_BYTES = 8192  # of the admin queue, by the specification
+_SEND_BYTES = 1 << 20  # responses are coalesced up to this size while more commands are ready to be read
 _MAX_ALIGN = 31
 _NO_FLOW_CONTROL = 1 << 2
 _RETRIED = (Code.INTERRUPTED, Code.TRANSIENT)
@@ -61,7 +61,7 @@ _NO_DATA = memoryview(b"")
 
 @dataclass(slots=True)
 class Transfer:
-    """A command whose data comes by R2T. data: as soon as it was asked for."""
+    """A command whose data is transferred by R2T; `data` is set once it is requested."""
 
     sqe: Sqe
     size: int
@@ -73,7 +73,7 @@ class Transfer:
 
 
 class Connection:
-    """Serves one connection until it ends; all of it in the thread that calls `run`."""
+    """Serves one connection until it closes, in the thread that calls `run`."""
 
     def __init__(self, line: socket.socket | TlsLine, controllers: Controllers) -> None:
         self._controllers, self._limits = controllers, controllers.limits
@@ -81,13 +81,13 @@ class Connection:
         self._controller: Controller | None = None
         self._queue = self._entries = self._sq_head = self._align = self._tags = 0
         self._flow_control = True
-        self._nqns: list[str] = []  # that the host's certificate allows; empty for any
+        self._nqns: list[str] = []  # NQNs that the host's certificate allows; empty for any
         self._out: list[Buffer] = []
         self._out_bytes = 0
-        self._transfers: deque[Transfer] = deque()  # the host was asked for the data of the first
+        self._transfers: deque[Transfer] = deque()  # only the data of the first is requested
 
     def run(self) -> None:
-        """Serve the host until it leaves, breaks the protocol, or is too slow."""
+        """Serve the host until it disconnects, violates the protocol, or is too slow."""
         raw = b""
         try:
             self._initialize()
@@ -104,22 +104,22 @@ class Connection:
             with suppress(OSError):
                 self.stream.send([pack_term(PduType.C2H_TERM, Term(error.fes, error.information, raw))])
         except OSError:
-            pass  # it was closed, by the host or because it was too slow
+            pass  # closed by the host, or because it was too slow
         finally:
             for transfer in self._transfers:
-                self._controllers.give(len(transfer.data))
+                self._controllers.release_bytes(len(transfer.data))
             if self._controller:
-                self._controllers.leave(self._controller, self._queue)
+                self._controllers.disconnect(self._controller, self._queue)
             self.stream.close()
 
     def _initialize(self) -> None:
         deadline = time.monotonic() + self._limits.handshake_s
 
-        def look() -> None:
+        def check_deadline() -> None:
             if time.monotonic() > deadline:
-                raise Closed("the host has not connected to a controller")
+                raise ConnectionClosedError("the host has not connected to a controller")
 
-        self.stream.look = look
+        self.stream.on_idle = check_deadline
         if isinstance(self.stream.line, TlsLine):
             self._handshake(self.stream.line, deadline)
         _, request = self.stream.receive()
@@ -165,7 +165,7 @@ class Connection:
                     return
                 data = _in_capsule(sqe, data)[:size]
             if size > self._limits.in_capsule_bytes:
-                with self._controllers.moving(size):
+                with self._controllers.reserve_bytes(size):
                     self._execute(sqe, data)
                     self._send()
             else:
@@ -174,7 +174,7 @@ class Connection:
             self._refuse(sqe, error)
 
     def _data_bytes(self, sqe: Sqe) -> int:
-        """Bytes that a command moves; raises CommandError for one that is not there."""
+        """Bytes that a command transfers; raises CommandError for an unknown command."""
         if sqe.opcode == Admin.FABRICS:
             return CONNECT_DATA_BYTES if sqe.fabrics_type == Fabrics.CONNECT else 0
         if self._controller is None:
@@ -197,7 +197,7 @@ class Connection:
         return self._controller.namespace(nsid)
 
     def _execute(self, sqe: Sqe, data: Buffer) -> None:
-        """Execute a command whose data is here, and queue what answers it."""
+        """Execute a command whose data has arrived, and queue its response."""
         answer: Answer | None
         if sqe.opcode == Admin.FABRICS:
             answer = self._fabrics(sqe, data)
@@ -281,26 +281,26 @@ class Connection:
             raise CommandError(Code.INVALID_HOST)
         if queue:
             made = self._controllers.join(asked, queue, self.stream.shut)
-            self.stream.look = lambda: None
+            self.stream.on_idle = lambda: None
             self.stream.max_data_bytes = max(self._limits.in_capsule_bytes, MAX_H2C_BYTES)
         else:
             made = self._controllers.create(asked, self.stream.shut)
             made.features.keep_alive_ms = sqe.cdw12
             made.address = _address(self.stream.line)
             made.complete_event = self._respond
-            self.stream.look = self._look
+            self.stream.on_idle = self._check_alive
         self._controller, self._queue, self._entries = made, queue, entries
         self._flow_control = not sqe.cdw11 >> 16 & _NO_FLOW_CONTROL
         return Answer(result=made.cntlid)
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         assert self._controller is not None
         if self._controller.expired:
-            raise Closed("no sign of the host in its keep alive timeout")
+            raise ConnectionClosedError("no sign of the host in its keep alive timeout")
         self._check_transfer()
 
     def _ask(self, sqe: Sqe, size: int) -> None:
-        """Have the host send a command's data, after that of those before."""
+        """Request a command's data, after the data of earlier commands."""
         if len(self._transfers) >= self._limits.queue_entries:
             raise CommandError(Code.INTERRUPTED)
         self._tags = (self._tags + 1) & 0xFFFF
@@ -309,16 +309,16 @@ class Connection:
             self._ask_first()
 
     def _ask_first(self) -> None:
-        """Ask for the data of the first transfer that there is room for."""
+        """Request the data of the first transfer that fits the in-flight limit."""
         while self._transfers:
             first = self._transfers[0]
             try:
-                self._controllers.take(first.size)
+                self._controllers.acquire_bytes(first.size)
             except CommandError as error:
                 self._transfers.popleft()
                 self._refuse(first.sqe, error)
                 continue
-            first.data = np.empty(first.size, np.uint8).data  # not zeroed: all of it comes before it is used
+            first.data = np.empty(first.size, np.uint8).data  # not zeroed: it is filled before it is used
             first.deadline = time.monotonic() + self._limits.pdu_s + first.size / MIN_BYTES_PER_S
             asked = R2T(first.sqe.cid, first.tag, 0, first.size)
             self._out += pack(PduType.R2T, pack_data(asked), (), self.stream.digests)
@@ -347,16 +347,16 @@ class Connection:
         except CommandError as error:
             self._refuse(first.sqe, error)
         finally:
-            self._controllers.give(first.size)
+            self._controllers.release_bytes(first.size)
         self._ask_first()
 
     def _check_transfer(self) -> None:
         if self._transfers and time.monotonic() > self._transfers[0].deadline:
-            raise Closed("data that was asked for did not come")
+            raise ConnectionClosedError("data that was asked for did not come")
 
 
 def _in_capsule(sqe: Sqe, data: memoryview) -> memoryview:
-    """The part of a capsule's data that a command's SGL descriptor names."""
+    """Part of a capsule's data that a command's SGL descriptor selects."""
     if sqe.sgl_type != SGL_IN_CAPSULE:
         raise CommandError(Code.SGL_TYPE)
     if sqe.sgl_address + sqe.sgl_bytes > len(data):
@@ -365,7 +365,7 @@ def _in_capsule(sqe: Sqe, data: memoryview) -> memoryview:
 
 
 def _address(line: socket.socket | TlsLine) -> Address:
-    """Where the host has connected to."""
+    """Local address of the host's connection."""
     if line.family not in (socket.AF_INET, socket.AF_INET6):
         return Address("", 0, False)
     host, port, *_ = line.getsockname()

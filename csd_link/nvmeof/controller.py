@@ -1,4 +1,4 @@
-"""A controller: what one host sees of a subsystem, by properties and admin commands."""
+"""Controller: one host's view of a subsystem, through properties and admin commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.subsystem import Address, Namespace, Subsystem
 
 _CAP, _VS, _CC, _CSTS = 0x00, 0x08, 0x14, 0x1C
-_READY_TIMEOUT = 20  # CAP.TO, of 500 ms
+_READY_TIMEOUT = 20  # CAP.TO, in units of 500 ms
 _ENABLE, _SHUTDOWN = 1 << 0, 3 << 14
-_ALL_SETS = 6  # CC.CSS: the host uses every command set
+_ALL_SETS = 6  # CC.CSS: the host uses all command sets
 _READY, _FATAL, _SHUTDOWN_DONE = 1 << 0, 1 << 1, 2 << 2
-_KEEP_ALIVE_GRACE = 2  # a controller lives this many keep alive timeouts without a sign of its host
+_KEEP_ALIVE_GRACE = 2  # a controller is removed after this many keep-alive timeouts without a command
 _SMART_EVENT, _SMART_WARNINGS = 1, 0x1F
 _LOG_SMART = 0x02
-_MAX_LOG_BYTES = 1 << 20  # of one command; no log page is larger
+_MAX_LOG_BYTES = 1 << 20  # per command; no log page is larger
 _CRITICAL_EVENTS = {0: 0x01, 2: 0x00, 3: 0x00}  # bit of the critical warning: event information
 
 CompleteEvent = Callable[[int, int, int], None]  # cid, result, status
@@ -30,34 +30,41 @@ class Controller:
     """One association of a host with a subsystem. Admin commands come from one thread."""
 
     def __init__(self, subsystem: Subsystem, cntlid: int, host: tuple[bytes, str], limits: Limits) -> None:
-        """host: its identifier of 16 bytes and its NQN. A subsystem without namespaces is a discovery subsystem."""
+        """Create a controller.
+
+        Args:
+            subsystem: Subsystem; without namespaces, it is a discovery subsystem.
+            cntlid: Controller ID.
+            host: Host identifier (16 bytes) and NQN.
+            limits: Limits of the target.
+        """
         self.subsystem, self.cntlid, self.host, self.limits = subsystem, cntlid, host, limits
         self.is_discovery = not subsystem.namespaces
         self.features = Features(limits.io_queues, host[0])
         self.queues: set[int] = set()
-        self.lock = threading.Lock()  # of queues
+        self.lock = threading.Lock()  # guards queues
         self.address = Address("", 0, False)
         self.complete_event: CompleteEvent = lambda cid, result, status: None
         self._cc = self._csts = 0
-        self._events: list[int] = []  # cids of event requests that are held
+        self._events: list[int] = []  # command IDs of outstanding Asynchronous Event Requests
         self._warned = 0
         self._heard = time.monotonic()
 
     @property
     def is_ready(self) -> bool:
-        """Whether I/O and admin commands are executed."""
+        """Whether I/O and admin commands are accepted."""
         return bool(self._csts & _READY) and not self._cc & _SHUTDOWN
 
     @property
     def expired(self) -> bool:
-        """Whether the host has given no sign of life in its keep alive timeout."""
+        """Whether the host's keep-alive timeout has expired."""
         timeout_s = self.features.keep_alive_ms / 1000
         return bool(timeout_s) and time.monotonic() - self._heard > _KEEP_ALIVE_GRACE * timeout_s
 
     def get_property(self, offset: int, is_wide: bool) -> int:
-        """The value of a property; raises CommandError."""
+        """Return the value of a property; raises CommandError."""
         entries = self.limits.queue_entries - 1
-        sets = 1 << 37 | 1 << 43  # CAP.CSS: NVM, and others that CC.CSS 110b selects
+        sets = 1 << 37 | 1 << 43  # CAP.CSS: NVM, and all others (CC.CSS = 110b)
         found = {
             _CAP: entries | 1 << 16 | _READY_TIMEOUT << 24 | sets,
             _VS: identify.VERSION,
@@ -69,7 +76,7 @@ class Controller:
         return found[offset]
 
     def set_property(self, offset: int, value: int) -> None:
-        """Set the only property that can be, the controller's configuration; raises CommandError."""
+        """Set CC, the only writable property; raises CommandError."""
         if offset != _CC or value >> 32:
             raise CommandError(Code.INVALID_FIELD)
         selected = value >> 4 & 7
@@ -81,14 +88,14 @@ class Controller:
             self._events.clear()
 
     def namespace(self, nsid: int) -> Namespace:
-        """A namespace that exists; raises CommandError."""
+        """Return an existing namespace; raises CommandError."""
         found = self.subsystem.namespaces.get(nsid)
         if found is None:
             raise CommandError(Code.INVALID_NAMESPACE)
         return found
 
     def admin(self, sqe: Sqe) -> Answer | None:
-        """Execute an admin command; None where it is held. Raises CommandError."""
+        """Execute an admin command; None if its completion is deferred. Raises CommandError."""
         if not self.is_ready:
             raise CommandError(Code.SEQUENCE_ERROR)
         match sqe.opcode:
@@ -102,7 +109,7 @@ class Controller:
                 return self.features.set(sqe)
             case Admin.KEEP_ALIVE:
                 self._heard = time.monotonic()
-                self._look_at_health()
+                self._report_health()
                 return Answer()
             case Admin.ASYNC_EVENT:
                 self._hold(sqe)
@@ -136,7 +143,7 @@ class Controller:
         raise CommandError(Code.INVALID_FIELD)
 
     def _identify_namespace(self, nsid: int, csi: int) -> bytes:
-        """Of the broadcast number, what all namespaces of the command set have in common."""
+        """Identify a namespace; for the broadcast NSID, the common properties of the command set."""
         numbers = self.subsystem.with_set(csi)
         if nsid == ALL_NAMESPACES and numbers:
             nsid = numbers[0]
@@ -148,7 +155,7 @@ class Controller:
         return {each.csi for each in self.subsystem.namespaces.values()}
 
     def _log(self, sqe: Sqe) -> bytes:
-        """The part of a log page that the command asks for."""
+        """Return the requested part of a log page."""
         size = 4 * (sqe.cdw10 >> 16 | (sqe.cdw11 & 0xFFFF) << 16) + 4
         offset, csi = words(sqe.cdw12, sqe.cdw13), sqe.cdw14 >> 24
         pages = self._pages(csi)
@@ -171,20 +178,20 @@ class Controller:
                 0x01: lambda: identify.error_log(subsystem),
                 _LOG_SMART: lambda: identify.smart_log(subsystem.smart()),
                 0x03: lambda: identify.firmware_log(subsystem),
-                0x04: lambda: identify.namespace_list(()),  # changed namespaces: the set of a drive does not change
+                0x04: lambda: identify.namespace_list(()),  # changed namespaces: a drive's namespaces do not change
                 0x05: lambda: identify.effects_log(io_effects, is_discovery=False),
             }
         return pages | {0x00: lambda: identify.supported_logs((0x00, *pages))}
 
     def _hold(self, sqe: Sqe) -> None:
-        """Keep an event request until something happens."""
+        """Keep an Asynchronous Event Request until an event occurs."""
         if len(self._events) >= identify.MAX_EVENTS:
             raise CommandError(Code.EVENT_LIMIT)
         self._events.append(sqe.cid)
-        self._look_at_health()
+        self._report_health()
 
-    def _look_at_health(self) -> None:
-        """Complete a held event request for critical warnings that are new and that the host wants to hear of."""
+    def _report_health(self) -> None:
+        """Complete an event request for new critical warnings that the host has enabled."""
         if self.is_discovery or not self._events:
             return
         warning = self.subsystem.smart().critical_warning
@@ -196,7 +203,7 @@ class Controller:
             self.complete_event(self._events.pop(0), result, Code.SUCCESS)
 
     def _abort(self, sqe: Sqe) -> Answer:
-        """Queues work in order: only an event request can still wait when an Abort is executed."""
+        """Commands are executed in order, so only an event request can be outstanding when an Abort is executed."""
         queue, cid = sqe.cdw10 & 0xFFFF, sqe.cdw10 >> 16
         if queue or cid not in self._events:
             return Answer(result=1)

@@ -1,4 +1,4 @@
-"""The controllers of a target: who has connected to what, and how much data is in flight."""
+"""Controllers of a target: connections of hosts, and the limit on data in flight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_CNTLID = 0xFFEF
 
 @dataclass(frozen=True, slots=True)
 class ConnectData:
-    """The data of a Connect command."""
+    """Data of a Connect command."""
 
     host_id: bytes
     cntlid: int
@@ -31,12 +31,12 @@ class ConnectData:
 
     @classmethod
     def parse(cls, raw: bytes) -> ConnectData:
-        """Raises CommandError for what cannot be one."""
+        """Decode the data; raises CommandError if it is invalid."""
         cntlid = int.from_bytes(raw[_CNTLID_AT : _CNTLID_AT + 2], "little")
         return cls(raw[:16], cntlid, _nqn(raw, _SUBNQN_AT), _nqn(raw, _HOSTNQN_AT))
 
     def pack(self) -> bytes:
-        """Its 1024 bytes."""
+        """Encode to 1024 bytes."""
         head = self.host_id + self.cntlid.to_bytes(2, "little")
         nqns = self.subnqn.encode().ljust(256, b"\0") + self.hostnqn.encode().ljust(256, b"\0")
         return (head.ljust(_SUBNQN_AT, b"\0") + nqns).ljust(CONNECT_DATA_BYTES, b"\0")
@@ -53,12 +53,12 @@ def _nqn(raw: bytes, at: int) -> str:
 
 
 def bad_data(at: int) -> CommandError:
-    """A Connect command whose data is invalid from byte `at` on."""
+    """Error for Connect data that is invalid at byte `at`."""
     return CommandError(Code.CONNECT_PARAMETERS, _IN_DATA | at)
 
 
 class Controllers:
-    """Controllers of one subsystem and of its discovery service, by number."""
+    """Controllers of one subsystem and of its discovery service, by ID."""
 
     def __init__(self, subsystem: Subsystem, limits: Limits) -> None:
         self.subsystem, self.limits = subsystem, limits
@@ -73,9 +73,11 @@ class Controllers:
         return len(self._found)
 
     def create(self, asked: ConnectData, hang_up: Callable[[], None]) -> Controller:
-        """A controller for the host of an admin queue; raises CommandError.
+        """Create a controller for the host of an admin queue; raises CommandError.
 
-        hang_up: ends the connection, from any thread.
+        Args:
+            asked: Data of the Connect command.
+            hang_up: Closes the connection, from any thread.
         """
         if asked.subnqn not in (self.subsystem.nqn, DISCOVERY_NQN):
             raise bad_data(_SUBNQN_AT)
@@ -95,7 +97,7 @@ class Controllers:
         return made
 
     def join(self, asked: ConnectData, queue: int, hang_up: Callable[[], None]) -> Controller:
-        """The controller that an I/O queue is to belong to; raises CommandError."""
+        """Return the controller to which an I/O queue connects; raises CommandError."""
         with self._lock:
             found = self._found.get(asked.cntlid)
             if found is None or found.is_discovery:
@@ -112,8 +114,8 @@ class Controllers:
             queues[queue] = hang_up
         return found
 
-    def leave(self, controller: Controller, queue: int) -> None:
-        """A queue's connection has ended; with the admin queue the controller goes, and all of its queues."""
+    def disconnect(self, controller: Controller, queue: int) -> None:
+        """Remove a queue whose connection has closed; the admin queue removes the controller with all queues."""
         with self._lock:
             queues = self._hang_ups.get(controller.cntlid, {})
             queues.pop(queue, None)
@@ -123,15 +125,15 @@ class Controllers:
                 for hang_up in queues.values():
                     hang_up()
 
-    def take(self, size: int) -> None:
-        """Count bytes as in flight; raises CommandError where there are too many."""
+    def acquire_bytes(self, size: int) -> None:
+        """Count bytes as in flight; raises CommandError if the limit is exceeded."""
         with self._lock:
             if self._in_flight_bytes + size > self.limits.in_flight_bytes:
                 raise CommandError(Code.INTERRUPTED)
             self._in_flight_bytes += size
 
-    def give(self, size: int) -> None:
-        """These bytes are not in flight any more."""
+    def release_bytes(self, size: int) -> None:
+        """Count bytes as no longer in flight."""
         with self._lock:
             self._in_flight_bytes -= size
 
@@ -140,10 +142,10 @@ class Controllers:
         return self._in_flight_bytes
 
     @contextmanager
-    def moving(self, size: int) -> Iterator[None]:
-        """Bytes in flight for the time of a block."""
-        self.take(size)
+    def reserve_bytes(self, size: int) -> Iterator[None]:
+        """Count bytes as in flight for the duration of a block."""
+        self.acquire_bytes(size)
         try:
             yield
         finally:
-            self.give(size)
+            self.release_bytes(size)

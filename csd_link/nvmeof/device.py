@@ -11,30 +11,30 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from csd_link.host_end import AttachedDevice, Lost, Pending, Silent, path_lost
+from csd_link.host_end import AttachedDevice, DriveLostError, HeartbeatTimeoutError, Pending, path_lost
 from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
 from csd_link.nvmeof.host import Host
-from csd_link.nvmeof.host_queue import Reply, Silence, StatusError
+from csd_link.nvmeof.host_queue import ControllerTimeoutError, Reply, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
-from csd_link.nvmeof.sequences import UNKNOWN_SESSION, Encoded, Op, attached, dwords, unframed
-from csd_link.nvmeof.stream import Closed
+from csd_link.nvmeof.sequences import UNKNOWN_SESSION, EncodedCommand, Op, decode_attach, decode_frame, dwords
+from csd_link.nvmeof.stream import ConnectionClosedError
 from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_link.window import Identity
 from csd_link.wire import ENTRY
 from csd_spec import Command, Completion
 
-CTRL_LOSS_S = 60.0  # for a lost connection to be made again, if attempts fail without an answer
-REFUSED_S = 2.0  # the same, while no process listens or the controller refuses this host: waiting hardly changes that
-MAX_DELAY_S = 1.0  # between two attempts
-MAX_RESUMES = 50  # connections in a row on which no command ended
+CTRL_LOSS_S = 60.0  # reconnect timeout while attempts fail without an answer
+REFUSED_S = 2.0  # the same while no process listens or the host is rejected: waiting rarely helps
+MAX_DELAY_S = 1.0  # maximum delay between two attempts
+MAX_RESUMES = 50  # consecutive connections on which no command completed
 _ATTACH_BYTES = 1 << 16
-_FETCH_BYTES = 1 << 20  # asked for at first; the rest of a larger completion is fetched after it
-_LOOK_S = 0.01
+_FETCH_BYTES = 1 << 20  # fetched at first; the rest of a larger completion is fetched afterwards
+_RETRY_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a drive listens: host, port, NQN of its subsystem."""
+    """Address of a drive: host, port, NQN of its subsystem."""
 
     host: str
     port: int
@@ -42,22 +42,22 @@ class Endpoint:
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
-    """A command in flight. parts: its entry and its arrays."""
+class _SentCommand:
+    """A command in flight; `parts` are its entry and its arrays."""
 
     number: int
     parts: list[Buffer]
     size: int
     future: Future[Completion]
     is_asked: bool = False  # whether a Fetch of its completion is in flight
-    frame: bytearray | None = None  # of a completion that is fetched in two parts
+    frame: bytearray | None = None  # buffer of a completion that is fetched in two parts
 
 
 class NvmeDevice(AttachedDevice):
-    """A drive behind a TCP connection. When it is lost, commands under way and later ones end with PATH_LOST.
+    """A drive over a TCP connection. When it is lost, commands in flight and later ones complete with PATH_LOST.
 
-    A connection that breaks is made again; commands whose end is not known are sent again with their numbers, and the
-    drive executes none of them twice. A drive that has forgotten the session has begun anew, and is lost.
+    A lost connection is re-established; commands without a completion are sent again with their numbers, and the drive
+    executes each only once. A drive that does not know the session has restarted, and is lost.
     """
 
     def __init__(
@@ -72,22 +72,22 @@ class NvmeDevice(AttachedDevice):
 
         Args:
             locate: Returns the drive's address; raises OSError if it is not known.
-            name: NQN of this host; empty for one of its own.
+            name: NQN of this host; empty generates one.
             digests: Digests of PDUs.
-            ctrl_loss_s: How long a lost connection is tried to be made again, s.
+            ctrl_loss_s: Reconnect timeout, seconds.
             tls: CA of the drive, and certificate of this host; None for no TLS.
 
         Raises:
-            Lost: No drive answers.
+            DriveLostError: No drive answers.
         """
         self._locate, self._digests, self._ctrl_loss_s, self._tls = locate, digests, ctrl_loss_s, tls
         self._sending, self._submitting = threading.Lock(), threading.Lock()
         self._turn, self._reaping = threading.Condition(), False
-        self._waiting: deque[_Sent] = deque()  # for their ends, in order
-        self._unsent: deque[_Sent] = deque()  # the last ones of these
-        self._large: _Sent | None = None  # the last one sent, whose data the drive asks for
+        self._waiting: deque[_SentCommand] = deque()  # commands in flight, in order
+        self._unsent: deque[_SentCommand] = deque()  # the last ones of `_waiting`
+        self._large: _SentCommand | None = None  # command whose data is being transferred by R2T
         self._numbers = 0
-        self._resumes = 0  # since a command has ended
+        self._resumes = 0  # reconnects since the last completed command
         try:
             with ExitStack() as undo:
                 self._host = self._connect(name)
@@ -97,19 +97,21 @@ class NvmeDevice(AttachedDevice):
                 self._session, self.identity = self._attach()
                 undo.pop_all()
         except (OSError, StatusError, ValueError) as error:
-            raise Lost(f"no drive answers over NVMe/TCP: {error}") from error
+            raise DriveLostError(f"no drive answers over NVMe/TCP: {error}") from error
 
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        encoded = Encoded.of(command, self.max_bytes)
-        future = Pending(self._reap)
+        encoded = EncodedCommand.of(command, self.max_bytes)
+        future = Pending(self._poll_completions)
         with self._submitting:
             while not self._lost and len(self._waiting) >= self.identity.layout.depth:
-                with suppress(IndexError):  # another thread has ended the last one
-                    self._reap(self._waiting[0].future)
+                with suppress(IndexError):  # another thread has completed the last one
+                    self._poll_completions(self._waiting[0].future)
             if self._lost:
                 future.set_result(path_lost(self._lost))
                 return future
-            sent = _Sent(self._numbers, encoded.parts(self._numbers, submit_ns), ENTRY.size + encoded.size, future)
+            sent = _SentCommand(
+                self._numbers, encoded.parts(self._numbers, submit_ns), ENTRY.size + encoded.size, future
+            )
             self._numbers += 1
             with self._sending:
                 self._waiting.append(sent)
@@ -118,10 +120,10 @@ class NvmeDevice(AttachedDevice):
         return future
 
     def close(self) -> None:
-        """Wait for what is under way, then end the association."""
+        """Wait for all commands in flight, then disconnect."""
         try:
             for sent in list(self._waiting):
-                self._reap(sent.future)
+                self._poll_completions(sent.future)
         finally:
             self._host.close()
 
@@ -130,7 +132,7 @@ class NvmeDevice(AttachedDevice):
         return Host(at.host, at.port, at.nqn, name, self._digests, tls=self._tls)
 
     def _find(self) -> int:
-        """Number of the namespace that holds sequences."""
+        """Find the namespace of sequences; returns its NSID."""
         (nsid,) = struct.unpack_from("<I", self._host.identify(0x07, 0, Csi.SEQUENCES))
         if not nsid:
             raise ValueError("the subsystem has no namespace of sequences")
@@ -138,13 +140,13 @@ class NvmeDevice(AttachedDevice):
 
     def _attach(self) -> tuple[int, Identity]:
         data = self._host.io.command(Sqe(Op.ATTACH, nsid=self._nsid, cdw10=_ATTACH_BYTES), (), _ATTACH_BYTES).data
-        return attached(data)
+        return decode_attach(data)
 
     def _send(self) -> None:
-        """Send what was not sent yet. The data of a large command has to arrive before the next one is sent.
+        """Send unsent commands. The data of a large command must have arrived before the next one is sent.
 
-        Submit and Fetch go in one piece. They cannot be one command, although two bits of an opcode have a value for
-        data both ways: a capsule has one SGL descriptor. Whoever reads notices a connection that is lost.
+        Submit and Fetch are sent together. They cannot be one command, although an opcode can have both directions:
+        a capsule has one SGL descriptor. The reading thread handles a lost connection.
         """
         io = self._host.io
         while self._unsent and not self._large:
@@ -160,7 +162,7 @@ class NvmeDevice(AttachedDevice):
         except OSError:
             io.shut()
 
-    def _fetch(self, sent: _Sent) -> None:
+    def _fetch(self, sent: _SentCommand) -> None:
         sent.is_asked = True
         at, into = (_FETCH_BYTES, memoryview(sent.frame)[_FETCH_BYTES:]) if sent.frame else (0, None)
         size = _FETCH_BYTES if into is None else len(into)
@@ -170,8 +172,8 @@ class NvmeDevice(AttachedDevice):
         words = dwords(size, cdw11, number, self._session)
         return Sqe(op, 0x40, 0, self._nsid, 0, 0, 0, 0, 0, SGL_TRANSPORT, *words)
 
-    def _reap(self, future: Future[Completion]) -> None:
-        """Complete commands until this one is; one thread at a time reads."""
+    def _poll_completions(self, future: Future[Completion]) -> None:
+        """Poll completions until this command is done; one thread reads at a time."""
         while True:
             with self._turn:
                 while self._reaping and not future.done():
@@ -182,8 +184,8 @@ class NvmeDevice(AttachedDevice):
             try:
                 while not self._take(self._host.io.next()):
                     pass
-            except Silence as silence:
-                self._fail(Silent(str(silence)))
+            except ControllerTimeoutError as silence:
+                self._fail(HeartbeatTimeoutError(str(silence)))
             except OSError as error:
                 self._resume(error)
             finally:
@@ -192,13 +194,13 @@ class NvmeDevice(AttachedDevice):
                     self._turn.notify_all()
 
     def _take(self, reply: Reply) -> bool:
-        """An NVMe command has ended; whether a command of ours has with it."""
+        """Handle the completion of an NVMe command; returns whether it completes one of the drive's commands."""
         sent, op = reply.context
         if not reply.status and op is Op.SUBMIT and sent.is_asked:
             return False
         with self._sending:
             if reply.status == Code.INTERRUPTED and op is Op.SUBMIT:
-                time.sleep(_LOOK_S)  # other hosts have too much in flight
+                time.sleep(_RETRY_S)  # the target's in-flight limit is exhausted
                 self._unsent.appendleft(sent)
                 self._large = None
             elif reply.status:
@@ -209,30 +211,30 @@ class NvmeDevice(AttachedDevice):
             elif reply.result:
                 sent.frame = bytearray(reply.result & 0xFFFFFFFF)
                 if len(reply.data) != _FETCH_BYTES or len(sent.frame) <= _FETCH_BYTES:
-                    raise Lost("its answer to a Fetch has another size than it says")
+                    raise DriveLostError("its answer to a Fetch has another size than it says")
                 sent.frame[:_FETCH_BYTES] = reply.data
                 self._fetch(sent)
             else:
                 self._waiting.remove(sent)
                 self._resumes = 0
-                sent.future.set_result(unframed(sent.frame or reply.data))
+                sent.future.set_result(decode_frame(sent.frame or reply.data))
                 return True
             self._send()
         return False
 
     def _resume(self, error: OSError) -> None:
-        """Make the connection again and send what is under way again, or give the drive up."""
-        if isinstance(error, Lost):
+        """Reconnect and resend commands in flight, or mark the drive as lost."""
+        if isinstance(error, DriveLostError):
             self._fail(error)
             return
         self._host.close()
         self._resumes += 1
         if self._resumes > MAX_RESUMES:
-            self._fail(Lost(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
+            self._fail(DriveLostError(f"{MAX_RESUMES} connections were lost before a command ended: {error}"))
             return
         try:
             host = self._reconnect(error)
-        except Lost as lost:
+        except DriveLostError as lost:
             self._fail(lost)
             return
         with self._sending:
@@ -243,9 +245,9 @@ class NvmeDevice(AttachedDevice):
             self._send()
 
     def _reconnect(self, error: OSError) -> Host:
-        """Make an association again after `error`; raises Lost after `ctrl_loss_s`."""
+        """Reconnect after `error`; raises DriveLostError after `ctrl_loss_s`."""
         began = refused = time.monotonic()
-        delay_s = _LOOK_S
+        delay_s = _RETRY_S
         while True:
             try:
                 return self._connect(self._name)
@@ -254,11 +256,13 @@ class NvmeDevice(AttachedDevice):
                 if not _is_refusal(failed):
                     refused = now
                 if now - began >= self._ctrl_loss_s or now - refused >= REFUSED_S:
-                    raise Lost(f"its connection is gone ({error}), and it takes no other: {failed}") from failed
+                    raise DriveLostError(
+                        f"its connection is gone ({error}), and it takes no other: {failed}"
+                    ) from failed
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
 
-    def _fail(self, lost: Lost) -> None:
+    def _fail(self, lost: DriveLostError) -> None:
         self._lost = lost
         with self._sending:
             while self._waiting:
@@ -266,16 +270,16 @@ class NvmeDevice(AttachedDevice):
 
 
 def _is_refusal(error: OSError | StatusError) -> bool:
-    """Whether no process listens for this host, in contrast to a drive that is too slow, or out of reach."""
+    """Whether no process accepts this host, as opposed to a drive that is slow or unreachable."""
     if isinstance(error, StatusError):
         return error.status == Code.INVALID_HOST
     return isinstance(error, ConnectionRefusedError | FileNotFoundError | TlsError)
 
 
 def _status_error(status: int) -> OSError:
-    """The reason to connect again, or why the drive is lost."""
+    """Convert a status to the reason to reconnect, or to the reason why the drive is lost."""
     if status == Code.TRANSIENT:
-        return Closed("data was damaged on its way to the drive")
+        return ConnectionClosedError("data was damaged on its way to the drive")
     if status == UNKNOWN_SESSION:
-        return Lost("its firmware has begun anew")
-    return Lost(f"it refuses an NVMe command with status {status:#05x}")
+        return DriveLostError("its firmware has restarted")
+    return DriveLostError(f"it refuses an NVMe command with status {status:#05x}")

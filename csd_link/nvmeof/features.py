@@ -46,17 +46,17 @@ _MAX_QUEUES_ASKED = 0xFFFE
 
 
 class Features:
-    """Values of one controller; nothing is saved over a reset."""
+    """Values of one controller; they are not saved across a reset."""
 
     def __init__(self, io_queues: int, host_identifier: bytes) -> None:
-        """io_queues: most that a host may have. host_identifier: 16 bytes."""
+        """`io_queues` is the maximum number of I/O queues; `host_identifier` has 16 bytes."""
         self._queues = (io_queues - 1) * 0x10001  # submission and completion queues, 0's based
         self._host = host_identifier
         self._values = dict.fromkeys(_FREE, 0)
 
     @property
     def keep_alive_ms(self) -> int:
-        """Keep alive timeout; 0 is none."""
+        """Keep-alive timeout, ms; 0 disables it."""
         return self._values[Feature.KEEP_ALIVE_TIMER]
 
     @keep_alive_ms.setter
@@ -65,7 +65,7 @@ class Features:
 
     @property
     def events(self) -> int:
-        """Events that the host wants to hear of, as bits."""
+        """Events that the host has enabled, as bits."""
         return self._values[Feature.ASYNC_EVENTS]
 
     def get(self, sqe: Sqe) -> Answer:

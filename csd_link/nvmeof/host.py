@@ -1,4 +1,4 @@
-"""Our initiator: an association with a controller, its admin queue and an I/O queue."""
+"""Host (initiator): an association with a controller, with an admin queue and an I/O queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from csd_link.nvmeof.pdu import Buffer, Digests
 from csd_link.nvmeof.subsystem import Record
 from csd_link.nvmeof.tls import Credentials
 
-ENTRIES = 32  # of a queue
+ENTRIES = 32  # per queue
 _HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:"
 _CC = 0x14
 _CC_ENABLED = 1 << 0 | 6 << 4 | 6 << 16 | 4 << 20  # all command sets; entries of 64 and 16 bytes
@@ -24,12 +24,12 @@ _DISCOVERY_LOG = 0x70
 
 
 def host_nqn() -> str:
-    """A host name of this process's own."""
+    """Generate a random host NQN."""
     return f"{_HOST_NQN}{uuid.uuid4()}"
 
 
 class Host:
-    """One association: its admin queue, and an I/O queue unless the subsystem is for discovery."""
+    """One association: its admin queue and, unless the subsystem is for discovery, an I/O queue."""
 
     def __init__(
         self,
@@ -43,8 +43,14 @@ class Host:
     ) -> None:
         """Connect, enable the controller and connect the I/O queue.
 
-        name: NQN of the host; empty is one of its own. tls: see `HostQueue`.
-        Raises OSError where no controller answers, StatusError where it refuses.
+        Args:
+            nqn: NQN of the subsystem.
+            name: NQN of the host; empty generates one.
+            tls: See `HostQueue`.
+
+        Raises:
+            OSError: No controller answers.
+            StatusError: The controller rejects the host.
         """
         self.name = name or host_nqn()
         data = ConnectData(os.urandom(16), _ANY, nqn, self.name)
@@ -62,26 +68,26 @@ class Host:
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """End the association."""
+        """Disconnect."""
         self._undo.close()
 
     def get_property(self, offset: int, is_wide: bool = False) -> int:
-        """Value of a property."""
+        """Return the value of a property."""
         return self.admin.command(
             Sqe(Admin.FABRICS, nsid=Fabrics.PROPERTY_GET, cdw10=int(is_wide), cdw11=offset)
         ).result
 
     def set_property(self, offset: int, value: int) -> None:
-        """Set a property of 32 bits."""
+        """Set a 32-bit property."""
         self.admin.command(Sqe(Admin.FABRICS, nsid=Fabrics.PROPERTY_SET, cdw11=offset, cdw12=value))
 
     def identify(self, kind: int, nsid: int = 0, csi: int = 0) -> Buffer:
-        """An Identify page of 4096 bytes. kind: CNS."""
+        """Return an Identify page of 4096 bytes; `kind` is CNS."""
         sqe = Sqe(Admin.IDENTIFY, nsid=nsid, cdw10=kind, cdw11=csi << 24)
         return self.admin.command(sqe, (), _PAGE_BYTES).data
 
     def log_page(self, page: int, size: int, offset: int = 0, csi: int = 0) -> Buffer:
-        """Part of a log page; size and offset are multiples of 4 bytes."""
+        """Return a part of a log page; size and offset are multiples of 4 bytes."""
         dwords = size // 4 - 1
         sqe = Sqe(
             Admin.GET_LOG_PAGE,
@@ -95,7 +101,7 @@ class Host:
 
 
 def discover(host: str, port: int, name: str = "", tls: Credentials | None = None) -> list[Record]:
-    """Subsystems that the discovery controller at an address lists; raises OSError, StatusError."""
+    """List the subsystems of a discovery controller; raises OSError, StatusError."""
     found = Host(host, port, DISCOVERY_NQN, name, tls=tls)
     try:
         _, count = struct.unpack_from("<QQ", found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES))

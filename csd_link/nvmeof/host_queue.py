@@ -1,4 +1,4 @@
-"""The host's end of one TCP connection: a queue of our initiator in user space."""
+"""Host side of one TCP connection: a queue of the initiator in user space."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from csd_link.nvmeof.pdu import (
     pack_term,
     part_of,
 )
-from csd_link.nvmeof.stream import Closed, PduStream
+from csd_link.nvmeof.stream import ConnectionClosedError, PduStream
 from csd_link.nvmeof.target import resolve
 from csd_link.nvmeof.tls import Credentials, TlsError, TlsLine, words
 
-SILENCE_S = 60.0  # without a PDU, while a command is in flight
-PDU_S = 10.0  # for a PDU that has begun: after a loss of bytes on the way its end never comes
+CONTROLLER_TIMEOUT_S = 60.0  # without a PDU, while a command is in flight
+PDU_S = 10.0  # to complete a PDU that has begun; if bytes are lost, it never completes
 CONNECT_S = 5.0
 _CONNECT_CAPSULE_BYTES = 8192  # of the admin queue, and of a Connect command
 _NO_FLOW_CONTROL = 1 << 18  # CATTR bit 2 in CDW11
@@ -46,12 +46,12 @@ _MAX_ALIGN = 31
 _CIDS = 1 << 16
 
 
-class Silence(Closed):
-    """Nothing has come from the controller for SILENCE_S."""
+class ControllerTimeoutError(ConnectionClosedError):
+    """Nothing was received from the controller for CONTROLLER_TIMEOUT_S."""
 
 
 class StatusError(Exception):
-    """A command has ended with a status other than success. status: without DO_NOT_RETRY."""
+    """A command completed with a status other than success; `status` has no DO_NOT_RETRY bit."""
 
     def __init__(self, status: int, result: int) -> None:
         super().__init__(f"NVMe status {status:#05x}, result {result:#x}")
@@ -59,10 +59,12 @@ class StatusError(Exception):
 
 
 class Reply(NamedTuple):
-    """A command that has ended.
+    """A completed command.
 
-    status: without DO_NOT_RETRY. data: received data, or the memory given for it. context: as
-    `begin` was given it.
+    Attributes:
+        status: NVMe status without DO_NOT_RETRY.
+        data: Received data, or the memory passed to `begin`.
+        context: Value passed to `begin`.
     """
 
     cid: int
@@ -73,31 +75,35 @@ class Reply(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Begun:
-    """A command in flight. out: data that goes to the controller. most, got: bytes that may come, and have come."""
+class _InFlightCommand:
+    """A command in flight. out: data to the controller; most, got: bytes expected at most, and received."""
 
     out: Sequence[Buffer]
     most: int
     context: Any
-    into: bytearray | memoryview | None  # for data that comes; made when its size is known
+    into: bytearray | memoryview | None  # buffer for received data; allocated when its size is known
     got: int = 0
 
     @property
     def data(self) -> bytearray | memoryview:
-        """Received data, in the memory that it was received into."""
+        """Received data, in its buffer."""
         if isinstance(self.into, bytearray):
             del self.into[self.got :]
         return bytearray() if self.into is None else self.into
 
 
 class HostQueue:
-    """Commands to a controller, several in flight. One thread at a time prepares commands, and one waits for them."""
+    """Queue of commands to a controller. One thread at a time prepares commands, and one waits for completions."""
 
     def __init__(self, host: str, port: int, digests: Digests = Digests(), tls: Credentials | None = None) -> None:
-        """Connect and agree on digests.
+        """Connect and negotiate digests.
 
-        tls: CA of the controller, and this host's certificate if the controller asks for one; None for no TLS.
-        Raises OSError if no NVMe/TCP controller answers there, TlsError if one side does not accept the other.
+        Args:
+            tls: CA of the controller, and this host's certificate if the controller requires one; None for no TLS.
+
+        Raises:
+            OSError: No NVMe/TCP controller answers.
+            TlsError: One side does not accept the other's certificate.
         """
         family, address = resolve(host, port)
         with ExitStack() as undo:
@@ -113,19 +119,21 @@ class HostQueue:
                     secured.handshake(time.monotonic() + CONNECT_S)
                 self._align = self._initialize(digests)
             except PduError as error:
-                raise Closed(f"{host}:{port} is no NVMe/TCP controller: {error}") from error
+                raise ConnectionClosedError(f"{host}:{port} is no NVMe/TCP controller: {error}") from error
             except (TlsError, ssl.SSLError) as error:
                 raise TlsError(
                     f"{host}:{port}: {words(error) if isinstance(error, ssl.SSLError) else error}"
                 ) from error
-            except (Closed, TimeoutError) as error:
-                raise Closed(f"{host}:{port}: {error}" + (not tls) * "; if it needs TLS, add ?tls=FILE") from error
+            except (ConnectionClosedError, TimeoutError) as error:
+                raise ConnectionClosedError(
+                    f"{host}:{port}: {error}" + (not tls) * "; if it needs TLS, add ?tls=FILE"
+                ) from error
             except OSError as error:
                 raise OSError(error.errno, f"{host}:{port}: {error.strerror or error}") from error
             undo.pop_all()
         self.in_capsule_bytes = _CONNECT_CAPSULE_BYTES
         self._out: list[Buffer] = []
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[int, _InFlightCommand] = {}
         self._cids = 0
         self._since = time.monotonic()
         self._sending = threading.Lock()
@@ -139,13 +147,13 @@ class HostQueue:
         if answer.version or answer.digests != digests or answer.align > _MAX_ALIGN or answer.max_h2c_bytes < 4096:
             raise PduError(Fes.UNSUPPORTED_PARAMETER, 8, f"it answers {answer}")
         stream.digests, stream.allowed = digests, FROM_CONTROLLER - {PduType.IC_RESP}
-        stream.set_patience(PDU_S, SILENCE_S)
-        stream.look = self._look
+        stream.set_patience(PDU_S, CONTROLLER_TIMEOUT_S)
+        stream.on_idle = self._check_alive
         self._max_h2c_bytes, stream.max_data_bytes = answer.max_h2c_bytes, 1 << 32
         return answer.align
 
     def connect(self, data: ConnectData, queue: int, entries: int, keep_alive_ms: int = 0) -> int:
-        """Connect to a controller, without flow control; returns its number. Raises StatusError."""
+        """Connect to a controller without flow control; returns its ID. Raises StatusError."""
         sqe = Sqe(
             Admin.FABRICS,
             nsid=Fabrics.CONNECT,
@@ -156,7 +164,7 @@ class HostQueue:
         return self.command(sqe, [data.pack()]).result & 0xFFFF
 
     def command(self, sqe: Sqe, data: Sequence[Buffer] = (), receive_bytes: int = 0) -> Reply:
-        """Carry out a command while no other is in flight; see `begin`. Raises StatusError."""
+        """Execute a command while no other is in flight; see `begin`. Raises StatusError."""
         self.begin(sqe, data, receive_bytes)
         self.flush()
         reply = self.next()
@@ -172,19 +180,19 @@ class HostQueue:
         context: Any = None,
         into: memoryview | None = None,
     ) -> int:
-        """Prepare a command, which `flush` sends; returns its number.
+        """Prepare a command, which `flush` sends; returns its command ID.
 
         Args:
-            sqe: Its entry, without number and SGL descriptor.
-            data: What goes to the controller, sent from where it lies.
-            receive_bytes: Most data that the controller may send.
-            context: Given back with the reply.
-            into: Memory of `receive_bytes` for that data; None for memory of its own.
+            sqe: Its entry, without command ID and SGL descriptor.
+            data: Data to the controller (zero-copy).
+            receive_bytes: Maximum data from the controller.
+            context: Returned with the reply.
+            into: Memory of `receive_bytes` for that data; None allocates it.
         """
         size, cid = sum(map(len, data)), self._number()
         in_capsule = size <= self.in_capsule_bytes
         entry = sqe.pack_as(cid, size or receive_bytes, SGL_IN_CAPSULE if size and in_capsule else SGL_TRANSPORT)
-        self._begun[cid] = _Begun(data, receive_bytes, context, into)
+        self._begun[cid] = _InFlightCommand(data, receive_bytes, context, into)
         sent = data if in_capsule else ()
         capsule = pack(PduType.CAPSULE_CMD, entry, sent, self._stream.digests, 0, self._align)
         with self._sending:
@@ -192,14 +200,14 @@ class HostQueue:
         return cid
 
     def flush(self) -> None:
-        """Send what was prepared; raises OSError where the connection is lost."""
+        """Send prepared commands; raises OSError if the connection is lost."""
         with self._sending:
             if self._out:
                 out, self._out = self._out, []
                 self._stream.send(out)
 
     def next(self) -> Reply:
-        """The next command that ends; raises OSError where the connection is lost."""
+        """Wait for the next completion; raises OSError if the connection is lost."""
         self._since = time.monotonic()
         try:
             while True:
@@ -215,17 +223,19 @@ class HostQueue:
                     case R2T():
                         self._send_data(pdu)
                     case Term():
-                        raise Closed(f"the controller ends the connection: error {pdu.fes}, {pdu.information:#x}")
+                        raise ConnectionClosedError(
+                            f"the controller ends the connection: error {pdu.fes}, {pdu.information:#x}"
+                        )
         except PduError as error:
             self._stream.send([pack_term(PduType.H2C_TERM, Term(error.fes, error.information))])
-            raise Closed(f"the controller breaks the protocol: {error}") from error
+            raise ConnectionClosedError(f"the controller breaks the protocol: {error}") from error
 
-    def _look(self) -> None:
-        if time.monotonic() - self._since > SILENCE_S:
-            raise Silence(f"the controller has not been heard of for {SILENCE_S:g} s")
+    def _check_alive(self) -> None:
+        if time.monotonic() - self._since > CONTROLLER_TIMEOUT_S:
+            raise ControllerTimeoutError(f"nothing received from the controller for {CONTROLLER_TIMEOUT_S:g} s")
 
     def shut(self) -> None:
-        """End the connection from any thread."""
+        """Shut the connection down, from any thread."""
         self._stream.shut()
 
     def close(self) -> None:
@@ -233,7 +243,7 @@ class HostQueue:
         self._stream.close()
 
     def detach(self) -> socket.socket:
-        """The connection as a socket, which is the caller's from now on, while no command is in flight."""
+        """Return the connection as a socket, which the caller then owns; no command may be in flight."""
         assert isinstance(self._stream.line, socket.socket), "a connection without TLS"
         return self._stream.line
 
@@ -243,7 +253,7 @@ class HostQueue:
         cid, self._cids = self._cids, (self._cids + 1) % _CIDS
         return cid
 
-    def _of(self, cid: int) -> _Begun:
+    def _of(self, cid: int) -> _InFlightCommand:
         begun = self._begun.get(cid)
         if begun is None:
             raise PduError(Fes.INVALID_HEADER_FIELD, 8, f"command {cid} is not in flight")
@@ -258,7 +268,7 @@ class HostQueue:
         if begun.into is None:
             begun.into = bytearray(end if is_last else begun.most)
         if not self._stream.read(memoryview(begun.into)[offset:end]):
-            raise Closed("data of the controller does not match its digest")
+            raise ConnectionClosedError("data of the controller does not match its digest")
         begun.got = end
         if not head.flags & Flag.SUCCESS:
             return None
@@ -266,7 +276,7 @@ class HostQueue:
         return Reply(cid, 0, 0, begun.data, begun.context)
 
     def _send_data(self, pdu: R2T) -> None:
-        """Send what the controller asks for, in parts that it takes."""
+        """Send the requested data, in parts of at most MAXH2CDATA."""
         out, end = self._of(pdu.cid).out, pdu.offset + pdu.length
         if end > sum(map(len, out)):
             raise PduError(Fes.DATA_OUT_OF_RANGE, 12, f"the controller asks for byte {end}")

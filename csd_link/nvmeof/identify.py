@@ -11,7 +11,7 @@ from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, Namespa
 
 PAGE_BYTES = 4096
 VERSION = 0x20000
-KEEP_ALIVE_UNIT = 10  # of 100 ms
+KEEP_ALIVE_UNIT = 10  # in units of 100 ms
 MAX_EVENTS = 4
 MDTS_UNIT_BYTES = 4096
 _TEMPERATURE_K = 298  # assumed: an emulated drive has no thermometer
@@ -19,17 +19,18 @@ _TEMPERATURE_K = 298  # assumed: an emulated drive has no thermometer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a target bears.
+    """Limits of a target.
 
-    connections: TCP connections at once.
-    controllers: of all hosts.
-    io_queues: of one controller.
-    queue_entries: of one queue.
-    in_capsule_bytes: data that may come with a command on an I/O queue.
-    transfer_bytes: most data of a command, a power of two of 4 KiB.
-    in_flight_bytes: data of all commands whose data does not come in their capsule.
-    handshake_s: from a connection until its Connect command.
-    pdu_s: for one PDU, see `PduStream`.
+    Attributes:
+        connections: TCP connections.
+        controllers: Controllers of all hosts.
+        io_queues: I/O queues per controller.
+        queue_entries: Entries per queue.
+        in_capsule_bytes: In-capsule data of a command on an I/O queue.
+        transfer_bytes: Data of a command, a power of two of at least 4 KiB.
+        in_flight_bytes: Total data of commands that do not use in-capsule data.
+        handshake_s: Time from a connection until its Connect command.
+        pdu_s: Time for one PDU, see `PduStream`.
     """
 
     connections: int = 64
@@ -59,7 +60,7 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
     page[111] = 2 if is_discovery else 1  # CNTRLTYPE
     page[258] = 3  # ACL
     page[259] = MAX_EVENTS - 1  # AERL
-    page[260] = 1 << 0 | 1 << 1  # FRMW: slot 1 is read only, there is one
+    page[260] = 1 << 0 | 1 << 1  # FRMW: one read-only slot
     page[261] = 1 << 1 | 1 << 2 | 1 << 5  # LPA: effects, extended data, supported log pages
     page[262] = ERROR_ENTRIES - 1  # ELPE
     struct.pack_into("<HH", page, 266, 343, 353)  # WCTEMP, CCTEMP in K, never reached
@@ -69,7 +70,7 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
     struct.pack_into("<H", page, 514, limits.queue_entries)  # MAXCMD
     struct.pack_into("<I", page, 516, 0 if is_discovery else max(subsystem.namespaces, default=0))
     struct.pack_into("<H", page, 520, 1 << 0 | 1 << 2 | 1 << 3 | 1 << 7)  # ONCS: Compare, DSM, Write Zeroes, Verify
-    page[525] = 1 << 0 | 3 << 1  # VWC: there is one; Flush takes the broadcast NSID
+    page[525] = 1 << 0 | 3 << 1  # VWC: present; Flush supports the broadcast NSID
     struct.pack_into("<I", page, 536, 1 << 0 | 1 << 20)  # SGLS: any length; an address may be an offset
     nqn = (DISCOVERY_NQN if is_discovery else subsystem.nqn).encode()
     page[768 : 768 + len(nqn)] = nqn
@@ -80,7 +81,7 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
 
 
 def namespace_list(numbers: Iterable[int]) -> bytes:
-    """A list of namespace numbers."""
+    """List of namespace IDs."""
     found = list(numbers)[: PAGE_BYTES // 4]
     return struct.pack(f"<{len(found)}I", *found).ljust(PAGE_BYTES, b"\0")
 
@@ -100,7 +101,7 @@ def independent(namespace: Namespace) -> bytes:
 
 
 def command_sets(sets: Iterable[int]) -> bytes:
-    """The one combination of command sets that there is (CNS 1Ch)."""
+    """The only supported combination of command sets (CNS 1Ch)."""
     return sum(1 << csi for csi in set(sets)).to_bytes(8, "little").ljust(PAGE_BYTES, b"\0")
 
 
@@ -133,7 +134,7 @@ def smart_log(smart: Smart) -> bytes:
 
 
 def error_log(subsystem: Subsystem) -> bytes:
-    """Error information, the last error first (figure 206)."""
+    """Error Information, most recent error first (figure 206)."""
     entries = [
         struct.pack("<QHHHHQI36x", each.number, each.sq_id, each.cid, each.status << 1, 0xFFFF, 0, each.nsid)
         for each in list(subsystem.errors)
@@ -170,7 +171,7 @@ def supported_logs(identifiers: Iterable[int]) -> bytes:
 
 
 def discovery_log(subsystem: Subsystem, at: Address) -> bytes:
-    """The discovery log page (figure 285): NVM subsystems behind the address that the host has reached."""
+    """Discovery log page (figure 285): NVM subsystems at the address that the host has connected to."""
     entries = []
     for port_id, record in enumerate(subsystem.discovers, 1):
         entry = bytearray(1024)

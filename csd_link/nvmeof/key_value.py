@@ -1,4 +1,4 @@
-"""The Key Value command set over a store of values by key (NVMe Key Value Command Set Specification 1.0d)."""
+"""Key Value command set over a store of values by key (NVMe Key Value Command Set Specification 1.0d)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from csd_link.nvmeof.subsystem import effects_of
 
 MAX_KEY_BYTES = 16
 _KEY = struct.Struct("<4I")
-_MUST_EXIST, _MUST_BE_NEW = 1 << 8, 1 << 9  # store options; no compression (bit 10) is what this controller does anyway
+_MUST_EXIST, _MUST_BE_NEW = 1 << 8, 1 << 9  # store options; data is never compressed (bit 10)
 _COUNT_BYTES = _ALIGN = 4
 _LENGTH = struct.Struct("<H")
 
@@ -34,17 +34,17 @@ class Values(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Room for keys and values, bytes."""
+        """Capacity for keys and values, bytes."""
         ...
 
     @property
     def used_bytes(self) -> int:
-        """Room that its values take, bytes."""
+        """Capacity used by its values, bytes."""
         ...
 
     @property
     def granularity_bytes(self) -> int:
-        """Values of a multiple of this many bytes waste no room."""
+        """Allocation unit of values, bytes."""
         ...
 
     @property
@@ -54,34 +54,34 @@ class Values(Protocol):
     def max_keys(self) -> int: ...
 
     def store(self, key: bytes, value: Buffer, must_exist: bool, must_be_new: bool) -> None:
-        """Store a value as a whole, or leave everything as it was."""
+        """Store a value atomically."""
         ...
 
     def retrieve(self, key: bytes, size_bytes: int) -> tuple[bytes, int]:
-        """The first `size_bytes` of a value, and its size in bytes."""
+        """Return the first `size_bytes` of a value, and its size in bytes."""
         ...
 
     def exist(self, key: bytes) -> int:
-        """Size of a value, bytes."""
+        """Return the size of a value, bytes."""
         ...
 
     def delete(self, key: bytes) -> None: ...
 
     def keys(self, first: bytes, count: int) -> list[bytes]:
-        """Keys in the order of their bytes from `first` on, `count` of them at most."""
+        """Return at most `count` keys >= `first`, in byte order."""
         ...
 
     def flush(self) -> None: ...
 
 
 class KeyValueNamespace:
-    """A namespace in which each tenant has keys and values of its own."""
+    """A namespace with separate keys and values for each tenant."""
 
     csi: int = Csi.KEY_VALUE
     effects: Mapping[int, int] = effects_of(KeyValue, (KeyValue.STORE, KeyValue.DELETE))
 
     def __init__(self, serve: Callable[[str], Values], uuid: bytes) -> None:
-        """serve: the values of a host's tenant, by the host's NQN."""
+        """`serve` returns the values of a host's tenant, by the host's NQN."""
         self._serve, self.uuid = serve, uuid
 
     def identify(self, host: str) -> bytes:
@@ -113,7 +113,7 @@ class KeyValueNamespace:
                 if len(data) > values.max_value_bytes:
                     raise CommandError(Code.INVALID_VALUE_SIZE)
                 values.store(key, data, bool(sqe.cdw11 & _MUST_EXIST), bool(sqe.cdw11 & _MUST_BE_NEW))
-                values.flush()  # hosts of this command set take a value that was stored for durable
+                values.flush()  # hosts of this command set assume that a stored value is durable
             case KeyValue.RETRIEVE:
                 found, size = values.retrieve(key, sqe.cdw10)
                 return Answer((found,), size)
@@ -134,7 +134,7 @@ def _key_of(sqe: Sqe) -> bytes:
 
 
 def _listed(values: Values, first: bytes, size_bytes: int) -> bytes:
-    """Keys from `first` on, as many as fit the host's buffer as a whole (figures 15 and 16)."""
+    """List keys >= `first` that fit the host's buffer completely (figures 15 and 16)."""
     if size_bytes < _COUNT_BYTES:
         raise CommandError(Code.INVALID_FIELD)
     entries, left = list[bytes](), size_bytes - _COUNT_BYTES

@@ -1,4 +1,4 @@
-"""Where drives listen for NVMe/TCP hosts, as a value, and what each is called there."""
+"""NVMe/TCP listening configuration of drives, and their NQNs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def nqn_of(name: str) -> str:
 
 
 class AllowedHost(NamedTuple):
-    """A host that may connect, by its NQN, and the tenant that it is; an empty name is a drive's first tenant."""
+    """A host that may connect, by its NQN, and its tenant; an empty name is a drive's first tenant."""
 
     nqn: str
     tenant: str = ""
@@ -27,13 +27,14 @@ class AllowedHost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """An address, and the drives of a server that listen from its port on, one each.
+    """An address at which drives of a server listen, one port per drive.
 
-    host: name or address of the interface.
-    port: of the first drive; 0 is any free port for each drive.
-    drives: names in the order of ports.
-    hosts: those that may connect; None is any, each as the drive's first tenant.
-    tls: certificate and key of the drives, if connections must have TLS; with a CA, hosts need a certificate.
+    Attributes:
+        host: Name or address of the interface.
+        port: Port of the first drive; 0 uses any free port for each drive.
+        drives: Names, in the order of ports.
+        hosts: Hosts that may connect; None allows any, each as the drive's first tenant.
+        tls: Certificate and key of the drives, if TLS is required; with a CA, hosts need a certificate.
     """
 
     host: str
@@ -51,9 +52,13 @@ class Listen:
         hosts: tuple[AllowedHost, ...] | None = None,
         tls: Credentials | None = None,
     ) -> Listen:
-        """From HOST:PORT; raises ValueError for what is none, or for an address that other machines must not reach.
+        """Parse HOST:PORT.
 
-        is_remote_allowed: Whether other machines may reach it; then it takes a list of hosts, or TLS with a CA.
+        Args:
+            is_remote_allowed: Whether other machines may reach it, which then needs a list of hosts, or TLS with a CA.
+
+        Raises:
+            ValueError: The text is invalid, or other machines could reach the address without authentication.
         """
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -62,19 +67,19 @@ class Listen:
             raise ValueError(f"listen = {text!r}: must be HOST:PORT, as 127.0.0.1:4420; each drive takes the next port")
         if not is_remote_allowed and not is_loopback(host):
             raise ValueError(
-                f"listen = {text}: other machines reach this address, and hosts are not authenticated: take 127.0.0.1,"
+                f"listen = {text}: other machines reach this address, and hosts are not authenticated: use 127.0.0.1,"
                 " or add --listen-remote"
             )
         if hosts is None and not (tls and tls.ca) and not is_loopback(host):
             raise ValueError(
-                f"listen = {text}: other machines reach this address: add --hosts FILE, who may connect,"
-                " or --tls-ca FILE, whose certificates hosts need"
+                f"listen = {text}: other machines reach this address: add --hosts FILE (allowed hosts)"
+                " or --tls-ca FILE (CA of host certificates)"
             )
         return cls(host, int(port), drives, hosts, tls)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Listen:
-        """What `dataclasses.asdict` has made, by way of JSON."""
+        """Read the output of `dataclasses.asdict` after a JSON round trip."""
         hosts = values["hosts"]
         allowed = None if hosts is None else tuple(AllowedHost(*each) for each in hosts)
         tls = values["tls"] and Credentials(**values["tls"])
@@ -85,10 +90,10 @@ class Listen:
         return self.port and self.port + self.drives.index(drive)
 
     def tenant_of(self, host: str) -> str:
-        """Tenant of a host that may connect, by the host's NQN; empty is a drive's first tenant."""
+        """Tenant of an allowed host by its NQN; empty is a drive's first tenant."""
         return next((each.tenant for each in self.hosts or () if each.nqn == host), "")
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """What a discovery controller of any of the drives lists; nothing if their ports are not known before."""
+        """Entries of each drive's discovery log; empty if ports are not known in advance."""
         return tuple(Record(nqn_of(name), self.port_of(name)) for name in self.drives) if self.port else ()

@@ -1,4 +1,4 @@
-"""A `Device` behind a node of Linux's NVMe driver, as /dev/ng0n3: the namespace of a drive that holds sequences."""
+"""A `Device` over a node of Linux's NVMe driver (/dev/ng0n3): a drive's namespace of sequences."""
 
 from __future__ import annotations
 
@@ -15,21 +15,30 @@ from typing import Protocol
 
 from csd_io.passthrough import Passthrough, VendorCommand
 from csd_io.queue import aligned
-from csd_link.host_end import AttachedDevice, Lost, Pending, path_lost
+from csd_link.host_end import AttachedDevice, DriveLostError, Pending, path_lost
 from csd_link.nvmeof.pdu import Buffer
-from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Encoded, Op, attached, dwords, frame_bytes, unframed
+from csd_link.nvmeof.sequences import (
+    FRAME,
+    UNKNOWN_SESSION,
+    EncodedCommand,
+    Op,
+    decode_attach,
+    decode_frame,
+    dwords,
+    frame_bytes,
+)
 from csd_link.window import Identity
 from csd_spec import Command, Completion
 
-FIELDS_BYTES = 1 << 16  # of a completion, besides its data
-RECONNECT_S = 40.0  # for Linux to connect again: it tries every 10 s (--reconnect-delay of nvme connect)
-_LOOK_S = 0.05
+FIELDS_BYTES = 1 << 16  # maximum bytes of a completion besides its data
+RECONNECT_S = 40.0  # time for Linux to reconnect: it retries every 10 s (--reconnect-delay of nvme connect)
+_RETRY_S = 0.05
 _ATTACH_BYTES = 1 << 16
 _PATH_RELATED = 3  # status code type
 
 
 class Line(Protocol):
-    """What carries commands to the namespace; see `csd_io.passthrough.Passthrough`."""
+    """Interface to the namespace; see `csd_io.passthrough.Passthrough`."""
 
     max_bytes: int
     how: str
@@ -42,8 +51,8 @@ class Line(Protocol):
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A command that has not ended. parts: its entry and its arrays."""
+class _PendingCommand:
+    """A command without a completion; `parts` are its entry and its arrays."""
 
     number: int
     parts: list[Buffer]
@@ -51,54 +60,54 @@ class _Waiting:
 
 
 class NodeDevice(AttachedDevice):
-    """A drive behind Linux's own initiator or a local controller. Commands go one after the other.
+    """A drive connected through Linux's initiator or as a local controller. One command is in flight at a time.
 
-    While Linux connects again, a command fails with a status of a lost path, and is given again with its number: the
-    drive does not execute it twice. A drive that has forgotten the session has begun anew, and is lost.
+    While Linux reconnects, a command fails with a path-related status, and is submitted again with its number: the
+    drive executes it only once. A drive that does not know the session has restarted, and is lost.
 
     Attributes:
-        how: What carries commands out, for people.
+        how: Name of the interface in use, for display.
 
     """
 
     def __init__(self, path: Path, opened: Callable[[Path], Line] = Passthrough) -> None:
-        """Attach; raises Lost if no drive answers there."""
+        """Attach; raises DriveLostError if no drive answers there."""
         self.path = path
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingCommand] = deque()
         self._numbers = 0
         try:
             self._line = opened(path)
         except OSError as error:
-            raise Lost(f"no drive at {path}: {error.strerror}") from error
+            raise DriveLostError(f"no drive at {path}: {error.strerror}") from error
         self.how = self._line.how
         self._out, self._in = aligned(self._line.max_bytes), aligned(self._line.max_bytes)
         try:
             self._session, self.identity = self._attach()
         except (OSError, ValueError, struct.error) as error:
             self._line.close()
-            raise Lost(f"{path} is no namespace of sequences: {error}") from error
+            raise DriveLostError(f"{path} is not a namespace of sequences: {error}") from error
 
     @property
     def max_bytes(self) -> int:
-        """Also what Linux moves in a command."""
+        """Limit of the drive, and of Linux for one command."""
         return min(super().max_bytes, self._line.max_bytes - FIELDS_BYTES)
 
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        encoded = Encoded.of(command, self.max_bytes)
-        future = Pending(self._reap)
+        encoded = EncodedCommand.of(command, self.max_bytes)
+        future = Pending(self._poll_completions)
         with self._lock:
             if self._lost:
                 future.set_result(path_lost(self._lost))
                 return future
-            self._waiting.append(_Waiting(self._numbers, encoded.parts(self._numbers, submit_ns), future))
+            self._waiting.append(_PendingCommand(self._numbers, encoded.parts(self._numbers, submit_ns), future))
             self._numbers += 1
             if len(self._waiting) == 1:
                 self._begin()
         return future
 
     def close(self) -> None:
-        """Wait for what is under way, and close the node."""
+        """Wait for all commands, and close the node."""
         with self._lock:
             while self._waiting:
                 self._end_first()
@@ -110,10 +119,10 @@ class NodeDevice(AttachedDevice):
         (status,) = self._line.wait()
         if status:
             raise OSError(_words(status))
-        return attached(data)
+        return decode_attach(data)
 
     def _begin(self) -> None:
-        """Begin the first command that waits, and fetch its completion."""
+        """Submit the first pending command, and fetch its completion."""
         first, size = self._waiting[0], 0
         for part in first.parts:
             self._out[size : size + len(part)] = part
@@ -128,21 +137,21 @@ class NodeDevice(AttachedDevice):
     def _dwords(self, number: int, size: int, offset: int = 0) -> tuple[int, ...]:
         return dwords(size, offset, number, self._session)
 
-    def _reap(self, future: Future[Completion]) -> None:
-        """Complete commands until this one is."""
+    def _poll_completions(self, future: Future[Completion]) -> None:
+        """Wait for completions until this command is done."""
         while not future.done():
             with self._lock:
                 if not future.done():
                     self._end_first()
 
     def _end_first(self) -> None:
-        """Wait for the first command, and begin the next."""
+        """Wait for the first command, and submit the next one."""
         first, deadline = self._waiting[0], time.monotonic() + RECONNECT_S
         while failed := next((status for status in self._line.wait() if status), 0):
             if failed >> 8 & 7 != _PATH_RELATED or failed < 0 or time.monotonic() > deadline:
                 self._fail(failed)
                 return
-            time.sleep(_LOOK_S)
+            time.sleep(_RETRY_S)
             self._begin()
         frame = self._frame(first.number)
         if frame is None:
@@ -150,10 +159,10 @@ class NodeDevice(AttachedDevice):
         self._waiting.popleft()
         if self._waiting:
             self._begin()
-        first.future.set_result(unframed(frame))
+        first.future.set_result(decode_frame(frame))
 
     def _frame(self, number: int) -> bytearray | None:
-        """The frame of a completion, fetched in as many parts as it takes; None if the drive is lost meanwhile."""
+        """Fetch the frame of a completion, in parts if necessary; None if the drive is lost meanwhile."""
         size = frame_bytes(self._in)
         frame = bytearray(self._in[:size])
         while len(frame) < size:
@@ -167,8 +176,8 @@ class NodeDevice(AttachedDevice):
         return frame
 
     def _fail(self, status: int) -> None:
-        self._lost = Lost(
-            "its firmware has begun anew" if status == UNKNOWN_SESSION else f"{self.path}: {_words(status)}"
+        self._lost = DriveLostError(
+            "its firmware has restarted" if status == UNKNOWN_SESSION else f"{self.path}: {_words(status)}"
         )
         while self._waiting:
             self._waiting.popleft().future.set_result(path_lost(self._lost))

@@ -1,4 +1,4 @@
-"""The NVM command set over a range of bytes (NVMe NVM Command Set Specification 1.0)."""
+"""NVM command set over a range of bytes (NVMe NVM Command Set Specification 1.0)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHIFT = LBA_BYTES.bit_length() - 1
 _RANGE = struct.Struct("<IIQ")  # attributes, blocks, first block
 _DEALLOCATE = 1 << 2
 _FORCE_UNIT_ACCESS = 1 << 30
-_VERIFY_BYTES = 1 << 20  # read at once: other commands of the drive come in between
+_VERIFY_BYTES = 1 << 20  # read at once, so that other commands can be executed in between
 
 
 class Nvm(IntEnum):
@@ -39,12 +39,12 @@ class Blocks(Protocol):
 
     @property
     def used_bytes(self) -> int:
-        """Of the blocks that hold something."""
+        """Bytes of written, not discarded blocks."""
         ...
 
     @property
     def page_bytes(self) -> int:
-        """Size and alignment of writes that the drive prefers."""
+        """Preferred size and alignment of writes."""
         ...
 
     def read(self, offset: int, size: int) -> bytes: ...
@@ -52,14 +52,14 @@ class Blocks(Protocol):
     def write(self, offset: int, data: Buffer) -> None: ...
 
     def discard(self, offset: int, size: int) -> None:
-        """From now on the bytes read as zeros."""
+        """Discard bytes, which then read as zeros."""
         ...
 
     def flush(self) -> None: ...
 
 
 class NvmNamespace:
-    """A namespace of blocks of 4 KiB."""
+    """A namespace with 4 KiB blocks."""
 
     csi: int = Csi.NVM
     effects: Mapping[int, int] = effects_of(Nvm, (Nvm.WRITE, Nvm.WRITE_ZEROES, Nvm.DATASET_MANAGEMENT))
@@ -72,7 +72,7 @@ class NvmNamespace:
         page = bytearray(4096)
         used = min(self._lbas, -(-self._blocks.used_bytes // LBA_BYTES))
         struct.pack_into("<QQQ", page, 0, self._lbas, self._lbas, used)
-        page[24] = 1 << 0 | 1 << 4  # NSFEAT: NUSE may be below NCAP; NPWG and the fields behind it are there
+        page[24] = 1 << 0 | 1 << 4  # NSFEAT: NUSE may be below NCAP; NPWG and following fields are valid
         page[33] = 1 << 0 | 1 << 3  # DLFEAT: deallocated blocks read as zeros, Write Zeroes may deallocate
         unit = max(1, self._blocks.page_bytes // LBA_BYTES) - 1
         struct.pack_into("<5H", page, 64, unit, unit, unit, unit, unit)  # NPWG, NPWA, NPDG, NPDA, NOWS
@@ -112,7 +112,7 @@ class NvmNamespace:
         return Answer()
 
     def _manage(self, sqe: Sqe, data: Buffer) -> Answer:
-        """Deallocate ranges, all of them or none; other attributes are hints."""
+        """Deallocate ranges, all or none; other attributes are hints and are ignored."""
         ranges = [self._range(first, count) for _, count, first in _RANGE.iter_unpack(data) if count]
         if sqe.cdw11 & _DEALLOCATE:
             for offset, size in ranges:
@@ -120,7 +120,7 @@ class NvmNamespace:
         return Answer()
 
     def _range(self, first: int, count: int) -> tuple[int, int]:
-        """Offset and size in bytes."""
+        """Byte offset and size."""
         if first + count > self._lbas:
             raise CommandError(Code.LBA_RANGE)
         return first << _SHIFT, count << _SHIFT

@@ -1,8 +1,8 @@
-"""PDUs of NVMe/TCP as values (NVMe TCP Transport Specification 1.0, section 3.6).
+"""PDUs of NVMe/TCP (NVMe TCP Transport Specification 1.0, section 3.6).
 
-A PDU is a common header of 8 bytes, the rest of a header of fixed length, a header digest, padding up to PDO, data, and
-a data digest. Both digests are there if both ends have agreed on them. `parse_head` checks a common header against what
-its type may have, before anything else is read.
+A PDU has a common header of 8 bytes, the rest of a fixed-length header, a header digest, padding up to PDO, data,
+and a data digest. Digests are present if both sides have negotiated them. `parse_head` validates a common header before
+anything else is read.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Buffer = bytes | bytearray | memoryview
 
 COMMON = struct.Struct("<BBBBI")  # type, flags, HLEN, PDO, PLEN
 DIGEST_BYTES = 4
-_HEADERS = 256  # common headers that are remembered: those of one connection are alike
+_HEADERS = 256  # cached common headers: those of one connection are similar
 MAX_HEADER_BYTES = 128
-_OFFSET_UNIT = 4  # PDO is a multiple of this many bytes, CPDA and HPDA count them
-_TERM_DATA_BYTES = 128  # of the offending PDU in a termination request
+_OFFSET_UNIT = 4  # unit of PDO, CPDA and HPDA, bytes
+_TERM_DATA_BYTES = 128  # maximum bytes of the offending PDU in a termination request
 
 
 class PduType(IntEnum):
-    """PDU-Type. H2C goes from the host to the controller, C2H back."""
+    """PDU-Type. H2C is from the host to the controller, C2H the reverse."""
 
     IC_REQ = 0x00
     IC_RESP = 0x01
@@ -80,11 +80,11 @@ class Fes(IntEnum):
 
 
 class PduError(Exception):
-    """A fatal transport error; the connection ends after a termination request that says it.
+    """A fatal transport error; the connection is closed after a termination request that reports it.
 
     Attributes:
-        fes: Which error.
-        information: Byte offset of the field in error, or the digest received.
+        fes: Fatal error status.
+        information: Byte offset of the invalid field, or the digest received.
     """
 
     def __init__(self, fes: Fes, information: int, reason: str) -> None:
@@ -93,24 +93,24 @@ class PduError(Exception):
 
 
 class Head(NamedTuple):
-    """A common header that was checked. data_bytes: bytes of data, without padding and digests."""
+    """A validated common header; `data_bytes` excludes padding and digests."""
 
     kind: PduType
     flags: int
-    header_bytes: int  # all before the data but the common header: header, digest, padding
+    header_bytes: int  # bytes between common header and data: header, digest, padding
     data_bytes: int
     raw: bytes
 
 
 class Digests(NamedTuple):
-    """What both ends have agreed to sum."""
+    """Negotiated digests."""
 
     header: bool = False
     data: bool = False
 
     @classmethod
     def of(cls, bits: int) -> Digests:
-        """From DGST of an initialize connection PDU."""
+        """Decode DGST of an initialize connection PDU."""
         return cls(bool(bits & 1), bool(bits & 2))
 
     @property
@@ -137,7 +137,7 @@ class IcResp(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A termination request of either end. header: the beginning of the PDU that was in error."""
+    """A termination request; `header` is the beginning of the invalid PDU."""
 
     fes: int
     information: int
@@ -145,7 +145,7 @@ class Term(NamedTuple):
 
 
 class Data(NamedTuple):
-    """H2CData or C2HData: `length` bytes at `offset` of a command's data. tag: TTAG, 0 of a C2HData."""
+    """H2CData or C2HData: `length` bytes at `offset` of a command's data; `tag` is TTAG, 0 in C2HData."""
 
     cid: int
     tag: int
@@ -154,7 +154,7 @@ class Data(NamedTuple):
 
 
 class R2T(NamedTuple):
-    """The controller is ready for `length` bytes at `offset` of a command's data."""
+    """Ready to Transfer: requests `length` bytes at `offset` of a command's data."""
 
     cid: int
     tag: int
@@ -169,23 +169,23 @@ _DATA = struct.Struct("<HHII4x")
 
 @lru_cache(_HEADERS)
 def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_data_bytes: int) -> Head:
-    """Check a common header.
+    """Validate a common header.
 
     Args:
         raw: Its 8 bytes.
-        allowed: Types that may come now.
-        digests: What was agreed.
-        max_data_bytes: Most data of a PDU.
+        allowed: PDU types that are valid in the current state.
+        digests: Negotiated digests.
+        max_data_bytes: Maximum data of a PDU.
 
     Raises:
-        PduError: The PDU cannot be what its header says.
+        PduError: The header is invalid.
     """
     number, flags, header_len, offset, total = COMMON.unpack(raw)
     kind = _TYPES.get(number)
     if kind is None:
-        raise PduError(Fes.INVALID_HEADER_FIELD, 0, f"PDU type {number:#04x} is none")
+        raise PduError(Fes.INVALID_HEADER_FIELD, 0, f"PDU type {number:#04x} is unknown")
     if kind not in allowed:
-        raise PduError(Fes.SEQUENCE_ERROR, 0, f"a PDU of type {kind.name} may not come now")
+        raise PduError(Fes.SEQUENCE_ERROR, 0, f"a PDU of type {kind.name} is not valid in this state")
     if header_len != HEADER_BYTES[kind]:
         raise PduError(Fes.INVALID_HEADER_FIELD, 2, f"HLEN = {header_len}: {kind.name} has {HEADER_BYTES[kind]}")
     if kind in _WITHOUT_DIGESTS:
@@ -195,7 +195,7 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
             raise PduError(Fes.INVALID_HEADER_FIELD, 4, f"PLEN = {total} of {kind.name}")
         return Head(kind, flags, header_len - COMMON.size, data, raw)
     if bool(flags & Flag.HEADER_DIGEST) != digests.header:
-        raise PduError(Fes.INVALID_HEADER_FIELD, 1, f"HDGSTF of {kind.name} is not as agreed")
+        raise PduError(Fes.INVALID_HEADER_FIELD, 1, f"HDGSTF of {kind.name} is not as negotiated")
     before = header_len + DIGEST_BYTES * digests.header
     if total == before:
         return Head(kind, flags, before - COMMON.size, 0, raw)
@@ -204,7 +204,7 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
     if not before <= offset <= total or offset % _OFFSET_UNIT:
         raise PduError(Fes.INVALID_HEADER_FIELD, 3, f"PDO = {offset} of a PDU of {total} bytes")
     if bool(flags & Flag.DATA_DIGEST) != digests.data:
-        raise PduError(Fes.INVALID_HEADER_FIELD, 1, f"DDGSTF of {kind.name} is not as agreed")
+        raise PduError(Fes.INVALID_HEADER_FIELD, 1, f"DDGSTF of {kind.name} is not as negotiated")
     data = total - offset - DIGEST_BYTES * digests.data
     if data < 0:
         raise PduError(Fes.INVALID_HEADER_FIELD, 4, f"PLEN = {total} has no room for a data digest")
@@ -214,7 +214,7 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
 
 
 def check_header_digest(head: Head, rest: Buffer) -> None:
-    """Raise PduError where a header does not match its digest. rest: `head.header_bytes` after the common header."""
+    """Raise PduError if a header does not match its digest; `rest` is the header after its common part."""
     at = HEADER_BYTES[head.kind] - COMMON.size
     (found,) = struct.unpack_from("<I", rest, at)
     if crc32c(head.raw + bytes(rest[:at])) != found:
@@ -222,9 +222,10 @@ def check_header_digest(head: Head, rest: Buffer) -> None:
 
 
 def parse(head: Head, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T | bytes:
-    """The PDU behind a checked header; a capsule is the bytes of its queue entry.
+    """Decode the PDU of a validated header; a capsule is returned as the bytes of its queue entry.
 
-    rest: `head.header_bytes` after the common header, and for termination requests their data.
+    Args:
+        rest: `head.header_bytes` after the common header; for termination requests also their data.
     """
     if head.kind in _CAPSULES:
         return bytes(rest[: HEADER_BYTES[head.kind] - COMMON.size])
@@ -243,14 +244,14 @@ def parse(head: Head, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T | byte
 
 
 def pack_ic(value: IcReq | IcResp) -> bytes:
-    """An initialize connection request or response."""
+    """Encode an initialize connection request or response."""
     kind = PduType.IC_REQ if isinstance(value, IcReq) else PduType.IC_RESP
     version, align, digests, last = value
     return COMMON.pack(kind, 0, 128, 0, 128) + _IC.pack(version, align, digests.bits, last)
 
 
 def pack_term(kind: PduType, value: Term) -> bytes:
-    """A termination request."""
+    """Encode a termination request."""
     data = value.header[:_TERM_DATA_BYTES]
     return COMMON.pack(kind, 0, 24, 0, 24 + len(data)) + _TERM.pack(value.fes, value.information) + data
 
@@ -258,13 +259,13 @@ def pack_term(kind: PduType, value: Term) -> bytes:
 def pack(
     kind: PduType, header: bytes, data: Sequence[Buffer], digests: Digests, flags: int = 0, align: int = 0
 ) -> list[Buffer]:
-    """A PDU as buffers to send one after the other; the data is not copied.
+    """Encode a PDU as buffers to send one after the other; the data is not copied.
 
     Args:
         kind: A capsule, data, or R2T.
-        header: All of its header but the common part: a queue entry, or `pack_data`.
+        header: The header after its common part: a queue entry, or `pack_data`.
         data: Buffers of bytes.
-        digests: What was agreed.
+        digests: Negotiated digests.
         flags: LAST and SUCCESS; those of the digests are added.
         align: HPDA or CPDA of the receiver: data begins at a multiple of 4 * (align + 1) bytes.
     """
@@ -294,12 +295,12 @@ def _common(kind: PduType, rest: int, size: int, digests: Digests, flags: int, a
 
 
 def pack_data(value: Data | R2T) -> bytes:
-    """The header of a data PDU or an R2T behind its common part."""
+    """Encode the header of a data PDU or an R2T after its common part."""
     return _DATA.pack(*value)
 
 
 def part_of(buffers: Sequence[Buffer], at: int, length: int) -> list[Buffer]:
-    """`length` bytes of buffers that follow each other, from byte `at` on, not copied."""
+    """Slice `length` bytes of consecutive buffers from byte `at` on, without copying."""
     part: list[Buffer] = []
     for buffer in buffers:
         taken = memoryview(buffer)[at : at + length]

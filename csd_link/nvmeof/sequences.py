@@ -1,4 +1,4 @@
-"""The namespace that holds sequences: the drive's verbs as vendor specific commands.
+"""Namespace of sequences: the drive's commands as vendor-specific NVMe commands.
 
 | opcode | command | data | CDW10 | CDW11 | CDW12, 13 | CDW14, 15 |
 |---|---|---|---|---|---|---|
@@ -7,8 +7,8 @@
 | 86h | Fetch | to the host: a frame with the completion | bytes | offset | number | session |
 
 Attach begins a session, which outlives connections. Commands of a session are numbered from 0 on. The drive executes
-each number once and in order, and keeps its completion until a Submit says that only the last `kept` numbers before its
-own are still wanted. So a host that has lost a connection sends again what it does not know the end of.
+each number once and in order, and keeps its completion until a later Submit releases it: only the last `kept` numbers
+before that Submit are still needed. So a host that has lost a connection resends all commands without a completion.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from csd_link.wire import (
     ENTRY,
     Request,
     WireError,
-    checked,
+    check_payload,
     decode_completion,
     encode_arrays,
     encode_completion,
@@ -42,11 +42,11 @@ from csd_link.wire import (
 from csd_spec import Command, Completion, Status
 
 ATTACHED = struct.Struct("<QII")  # session, version, bytes of JSON
-FRAME = struct.Struct("<QQ")  # bytes of a completion's fields, of its data
+FRAME = struct.Struct("<QQ")  # bytes of a completion's fields, bytes of its data
 FRAME_VERSION = 1
-UNKNOWN_SESSION = 0x7C1  # vendor specific status
-_LITTLE_BYTES = 1 << 20  # that each session may keep, whatever the others do
-_ALIGN = 16  # of a completion's data in its frame
+UNKNOWN_SESSION = 0x7C1  # vendor-specific status
+_LITTLE_BYTES = 1 << 20  # guaranteed space for each session's completions
+_ALIGN = 16  # alignment of a completion's data in its frame
 
 
 class Op(IntEnum):
@@ -69,7 +69,7 @@ class Session:
         service.attach()
 
     def submit(self, number: int, kept: int, data: Buffer) -> None:
-        """Execute a command, unless it was executed before; raises CommandError where one before it is missing."""
+        """Execute a command unless it was already executed; raises CommandError if an earlier one is missing."""
         with self._lock:
             if number < self._next:
                 return
@@ -77,13 +77,13 @@ class Session:
                 raise CommandError(Code.SEQUENCE_ERROR)
             for old in [each for each in self._kept if each < number - kept]:
                 self.kept_bytes -= sum(map(len, self._kept.pop(old)))
-            self._next += 1  # first: whatever happens, it is not executed again
+            self._next += 1  # first: it must not be executed again, even after an error
             frame = _frame(carry_out(self._service, partial(_request, data), self._slot_bytes))
             self._kept[number] = frame
             self.kept_bytes += sum(map(len, frame))
 
     def fetch(self, number: int) -> tuple[bytes, ...]:
-        """Parts of the frame of a completion; raises CommandError where it is not kept."""
+        """Return the parts of a completion's frame; raises CommandError if it is not kept."""
         with self._lock:
             frame = self._kept.get(number)
         if frame is None:
@@ -92,26 +92,26 @@ class Session:
 
 
 class SequenceNamespace:
-    """Vendor specific command set over services, of which each session has its own."""
+    """Vendor-specific command set over services; each session has its own service."""
 
     csi: int = Csi.SEQUENCES
     effects: Mapping[int, int] = effects_of(Op, (Op.SUBMIT,))
 
     def __init__(self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = 64) -> None:
-        """serve: the service of a host, by its NQN. sessions: kept at most."""
+        """`serve` returns the service of a host, by its NQN; `sessions` is the maximum number kept."""
         self._serve, self._identity, self.uuid, self._layout = serve, identity, uuid, identity.layout
         self.most_sessions = sessions
-        self.most_kept_bytes = (self._layout.depth + 1) * self._layout.slot_bytes  # more than one session can keep
+        self.most_kept_bytes = (self._layout.depth + 1) * self._layout.slot_bytes  # more than a single session can keep
         self._lock = threading.Lock()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
 
     def __len__(self) -> int:
-        """Sessions at present."""
+        """Current number of sessions."""
         return len(self._sessions)
 
     @property
     def kept_bytes(self) -> int:
-        """Of completions that sessions keep."""
+        """Bytes of completions kept by sessions."""
         return sum(each.kept_bytes for each in tuple(self._sessions.values()))
 
     def identify(self, host: str) -> bytes:
@@ -154,10 +154,10 @@ class SequenceNamespace:
         return found
 
     def _drop(self) -> None:
-        """Drop sessions while there are too many, or too much is kept of them.
+        """Drop sessions while there are too many, or their completions take too much space.
 
-        Those of the host that has most of it go first, the one not used for longest before others: a host that begins
-        sessions without end, or keeps all that it can, takes no other host's.
+        The host with the largest share loses its least recently used session first, so that a host that opens sessions
+        without limit cannot evict those of others.
         """
         with self._lock:
             while (is_full := self.kept_bytes > self.most_kept_bytes) or len(self._sessions) > self.most_sessions:
@@ -169,14 +169,14 @@ class SequenceNamespace:
 
 
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:
-    """All parts if they fit; else what fits, and the size as the result."""
+    """Return all parts if they fit; otherwise what fits, with the total size as the result."""
     size = sum(map(len, parts))
     return Answer(parts) if size <= most else Answer(tuple(part_of(parts, 0, most)), size)
 
 
 def _request(data: Buffer) -> tuple[Request, int]:
     opcode, parameters, submit_ns, size, crc = unpack_entry(data)
-    return checked(Request(opcode, parameters, memoryview(data)[ENTRY.size :]), size, crc), submit_ns
+    return check_payload(Request(opcode, parameters, memoryview(data)[ENTRY.size :]), size, crc), submit_ns
 
 
 def _frame(done: Completion) -> tuple[bytes, ...]:
@@ -184,8 +184,8 @@ def _frame(done: Completion) -> tuple[bytes, ...]:
     return FRAME.pack(len(fields), len(data)) + fields.ljust(-(-len(fields) // _ALIGN) * _ALIGN, b"\0"), data
 
 
-class Encoded(NamedTuple):
-    """A command that is ready to be submitted. size, crc: of all its arrays, bytes."""
+class EncodedCommand(NamedTuple):
+    """An encoded command; `size` and `crc` are those of all its arrays."""
 
     opcode: int
     parameters: tuple[int, ...]
@@ -194,8 +194,8 @@ class Encoded(NamedTuple):
     crc: int
 
     @classmethod
-    def of(cls, command: Command, max_bytes: int) -> Encoded:
-        """Raises ValueError for a command of more bytes."""
+    def of(cls, command: Command, max_bytes: int) -> EncodedCommand:
+        """Encode a command; raises ValueError if it exceeds `max_bytes`."""
         opcode, parameters, arrays = encode_arrays(command)
         size = crc = 0
         for array in arrays:
@@ -205,7 +205,7 @@ class Encoded(NamedTuple):
         return cls(opcode, parameters, arrays, size, crc)
 
     def parts(self, number: int, submit_ns: int) -> list[Buffer]:
-        """Data of Submit, to be sent from where it lies."""
+        """Data of Submit (zero-copy)."""
         return [pack_entry(self.opcode, self.parameters, number, submit_ns, self.size, self.crc), *self.arrays]
 
 
@@ -215,8 +215,8 @@ def dwords(size: int, cdw11: int, number: int, session: int) -> tuple[int, ...]:
     return size, cdw11, number & low, number >> 32, session & low, session >> 32
 
 
-def attached(data: Buffer) -> tuple[int, Identity]:
-    """Session and identity of an answer to Attach; raises ValueError for a drive of another version."""
+def decode_attach(data: Buffer) -> tuple[int, Identity]:
+    """Decode the answer to Attach: session and identity; raises ValueError for another protocol version."""
     session, version, size = ATTACHED.unpack_from(data)
     if version != FRAME_VERSION:
         raise ValueError(f"the drive has version {version} of its commands, this host has {FRAME_VERSION}")
@@ -229,8 +229,8 @@ def frame_bytes(head: Buffer) -> int:
     return FRAME.size + -(-int(fields_bytes) // _ALIGN) * _ALIGN + int(data_bytes)
 
 
-def unframed(frame: bytearray | memoryview) -> Completion:
-    """The completion of a frame, its arrays in the frame's memory."""
+def decode_frame(frame: bytearray | memoryview) -> Completion:
+    """Decode the completion in a frame, whose memory its arrays share."""
     try:
         fields_bytes, data_bytes = FRAME.unpack_from(frame)
         view = memoryview(frame)[FRAME.size :]

@@ -1,4 +1,4 @@
-"""PDUs over a TCP connection, in both directions, with limits on time and bytes."""
+"""PDU stream over a TCP connection, in both directions, with limits on time and bytes."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from csd_link.nvmeof.pdu import (
 )
 from csd_link.nvmeof.tls import TlsLine
 
-SPIN_S = 200e-6  # after the last PDU in which a thread asks without sleeping: to wake it takes as long as a command
-LOOK_S = 0.25  # how often a connection on which nothing comes is looked after
+SPIN_S = 200e-6  # spin time after a PDU: waking a thread takes as long as a command
+IDLE_CHECK_S = 0.25  # interval of `on_idle` on an idle connection
 _BUFFER_BYTES = 1 << 16
-# A machine that is switched off, or cut off, sends nothing more: its connection ends about 10 s later
+# A machine that is switched off or unreachable sends nothing: its connection is closed after about 10 s
 _KEEP_ALIVE = {
     socket.TCP_KEEPIDLE: 4,  # s
     socket.TCP_KEEPINTVL: 2,  # s
     socket.TCP_KEEPCNT: 3,
     socket.TCP_USER_TIMEOUT: 10_000,  # ms
 }
-MIN_BYTES_PER_S = 1 << 20  # of a peer that is served; assumed
-_MAX_PARTS = 512  # of one sendmsg; Linux takes 1024
+MIN_BYTES_PER_S = 1 << 20  # minimum rate of a peer; assumed
+_MAX_PARTS = 512  # per sendmsg; Linux allows 1024
 
 Pdu = IcReq | IcResp | Term | Data | R2T | bytes
 
 
-class Closed(ConnectionError):
-    """The peer has closed the connection, or was dropped."""
+class ConnectionClosedError(ConnectionError):
+    """The peer has closed the connection, or was disconnected."""
 
 
 class PduStream:
-    """One end of a connection. Small reads are joined; data goes straight into the caller's memory."""
+    """One side of a connection. Small reads are buffered; data is received directly into the caller's memory."""
 
     def __init__(self, line: socket.socket | TlsLine, allowed: frozenset[PduType], pdu_s: float) -> None:
         """Args:
         line: A connected socket, or TLS over one; the stream owns it.
-        allowed: Types of PDU that may come.
-        pdu_s: A PDU that has begun to come, or to go, is to be complete after this many seconds.
+        allowed: PDU types that are valid to receive.
+        pdu_s: Time limit for a PDU that has begun to be received or sent, seconds.
         """
         self.line, self.allowed = line, allowed
         self.digests, self.max_data_bytes = Digests(), 0
-        self.look: Callable[[], None] = lambda: None  # called while nothing comes; may raise Closed
+        self.on_idle: Callable[[], None] = lambda: None  # called while idle; may raise ConnectionClosedError
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0
         self._spin_until = 0.0  # time.perf_counter(), s
@@ -71,18 +71,18 @@ class PduStream:
         self.set_patience(pdu_s, pdu_s)
 
     def set_patience(self, pdu_s: float, send_s: float) -> None:
-        """Other limits on the time of a PDU that comes, and of one that goes, s."""
+        """Change the time limits for receiving and for sending a PDU, seconds."""
         self._pdu_s, self._send_s = pdu_s, send_s
-        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(LOOK_S, pdu_s)))
+        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(min(IDLE_CHECK_S, pdu_s)))
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_s))
 
     @property
     def pending(self) -> bool:
-        """Whether the beginning of another PDU has come already."""
+        """Whether the beginning of another PDU is already buffered."""
         return self._end - self._begin >= COMMON.size
 
     def receive(self) -> tuple[Head, Pdu]:
-        """The next PDU without its data, which `read` takes; raises PduError, Closed, or OSError."""
+        """Receive a PDU without its data, which `read` takes; raises PduError, ConnectionClosedError, or OSError."""
         raw = bytes(self._take(COMMON.size, idle=True))
         head = parse_head(raw, self.allowed, self.digests, self.max_data_bytes)
         is_term = head.kind in (PduType.H2C_TERM, PduType.C2H_TERM)
@@ -92,7 +92,7 @@ class PduStream:
         return head, parse(head, rest)
 
     def read(self, into: memoryview) -> bool:
-        """Fill memory with all data of the PDU that was received last; whether it matches its digest."""
+        """Read all data of the last PDU into memory; returns whether it matches its digest."""
         if not into:
             return True
         got = min(len(into), self._end - self._begin)
@@ -106,18 +106,18 @@ class PduStream:
         return bool(crc32c(into) == found)
 
     def _read(self, into: memoryview) -> None:
-        """Fill memory from the connection."""
+        """Read from the connection into memory."""
         got, deadline = 0, time.monotonic() + self._pdu_s + len(into) / MIN_BYTES_PER_S
         while got < len(into):
             more = self._receive_into(into[got:])
             got += more
             if not more:
-                self.look()
+                self.on_idle()
             if got < len(into) and time.monotonic() > deadline:
-                raise Closed(f"{len(into) - got} of {len(into)} bytes of data did not come in time")
+                raise ConnectionClosedError(f"{len(into) - got} of {len(into)} bytes of data did not come in time")
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send buffers one after the other; raises Closed where the peer takes nothing for too long."""
+        """Send buffers one after the other; raises ConnectionClosedError if the peer is too slow."""
         left, deadline = sum(map(len, parts)), 0.0
         try:
             while left:
@@ -128,22 +128,22 @@ class PduStream:
                     now = time.monotonic()
                     deadline = deadline or now + self._send_s + left / MIN_BYTES_PER_S
                     if now > deadline:
-                        raise Closed(f"the peer takes less than {MIN_BYTES_PER_S} bytes a second")
+                        raise ConnectionClosedError(f"the peer takes less than {MIN_BYTES_PER_S} bytes a second")
             self._spin_until = time.perf_counter() + SPIN_S
         except BlockingIOError:
-            raise Closed(f"the peer has taken nothing for {self._send_s:g} s") from None
+            raise ConnectionClosedError(f"the peer has taken nothing for {self._send_s:g} s") from None
 
     def shut(self) -> None:
-        """End the connection from any thread; the thread that reads sees Closed."""
-        with suppress(OSError):  # it has ended already
+        """Shut the connection down, from any thread; the reading thread gets ConnectionClosedError."""
+        with suppress(OSError):  # already closed
             self.line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release the socket; only for the thread that reads."""
+        """Release the socket; only for the reading thread."""
         self.line.close()
 
     def _take(self, size: int, idle: bool = False) -> memoryview:
-        """The next bytes, valid until the next read. idle: whether nothing has to come."""
+        """Return the next bytes, valid until the next read; `idle` allows unlimited waiting for the first byte."""
         if self._end - self._begin < size:
             self._fill(size, idle)
         taken = self._buffer[self._begin : self._begin + size]
@@ -155,24 +155,25 @@ class PduStream:
         if left:
             self._buffer[:left] = self._buffer[self._begin : self._end]
         self._begin, self._end = 0, left
-        deadline = 0.0  # from the first look on that found too little
+        deadline = 0.0  # starts when the first bytes are incomplete
         while True:
             got = self._receive_into(self._buffer[self._end :], spins=True)
             self._end += got
             if self._end >= size:
                 return
             if not got:
-                self.look()
+                self.on_idle()
             now = time.monotonic()
             if not deadline or (idle and not self._end):
                 deadline = now + self._pdu_s
             elif now > deadline:
-                raise Closed(f"a PDU was not complete after {self._pdu_s:g} s")
+                raise ConnectionClosedError(f"a PDU was not complete after {self._pdu_s:g} s")
 
     def _receive_into(self, view: memoryview, spins: bool = False) -> int:
-        """Bytes that have come; 0 when none came for a while. Raises Closed at the end.
+        """Receive available bytes; returns 0 if none arrived for a while. Raises ConnectionClosedError at the end.
 
-        spins: whether to ask for SPIN_S before sleeping; not in large transfers, where the peer needs the processor.
+        Args:
+            spins: Poll for SPIN_S before sleeping; not for large transfers, where the peer needs the processor.
         """
         while True:
             is_spinning = spins and time.perf_counter() < self._spin_until
@@ -184,13 +185,13 @@ class PduStream:
                     return 0
                 os.sched_yield()
         if not got:
-            raise Closed("the peer has closed the connection")
+            raise ConnectionClosedError("the peer has closed the connection")
         self._spin_until = time.perf_counter() + SPIN_S
         return got
 
 
 def _after(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """The rest of buffers, of which the first bytes were sent."""
+    """Return the buffers without the first `sent` bytes."""
     rest = list[Buffer]()
     for part in parts:
         if sent < len(part):

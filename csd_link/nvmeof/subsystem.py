@@ -1,4 +1,4 @@
-"""What a controller stands in front of: a subsystem and its namespaces."""
+"""NVM subsystem and its namespaces, as a controller presents them."""
 
 from __future__ import annotations
 
@@ -12,51 +12,53 @@ from csd_link.nvmeof.commands import Answer, Sqe
 from csd_link.nvmeof.pdu import Buffer
 
 ERROR_ENTRIES = 64
-SUPPORTED, _CHANGES_DATA = 1 << 0, 1 << 1  # of an entry in the log page of commands supported and effects
+SUPPORTED, _CHANGES_DATA = 1 << 0, 1 << 1  # bits in the Commands Supported and Effects log page
 
 
 def effects_of(opcodes: Iterable[int], changing: Collection[int]) -> dict[int, int]:
-    """Entries in the log page of commands supported and effects. changing: opcodes that change data."""
+    """Entries of the Commands Supported and Effects log page; `changing` are the opcodes that change data."""
     return {int(each): SUPPORTED | _CHANGES_DATA * (each in changing) for each in opcodes}
 
 
 class Namespace(Protocol):
-    """A namespace of one command set. Methods may be called by several connections at once."""
+    """A namespace of one command set. Methods may be called concurrently by several connections."""
 
     @property
     def csi(self) -> int:
-        """The command set (`commands.Csi`)."""
+        """Command set identifier (`commands.Csi`)."""
         ...
 
     @property
     def uuid(self) -> bytes:
-        """16 bytes that no other namespace has."""
+        """Unique identifier, 16 bytes."""
         ...
 
     @property
     def effects(self) -> Mapping[int, int]:
-        """Supported opcodes, and their entries in the log page of commands supported and effects."""
+        """Supported opcodes, with their entries of the Commands Supported and Effects log page."""
         ...
 
     def identify(self, host: str) -> bytes:
-        """Identify Namespace of the command set, up to 4096 bytes, for a host's NQN; empty if it has none."""
+        """Identify Namespace of the command set for a host's NQN, up to 4096 bytes; empty if it has none."""
         ...
 
     def data_bytes(self, sqe: Sqe) -> int:
-        """Bytes that the command moves in either direction, as its dwords say; raises CommandError."""
+        """Bytes that the command transfers in either direction, by its dwords; raises CommandError."""
         ...
 
     def execute(self, sqe: Sqe, data: Buffer, host: str) -> Answer:
-        """Execute one of the supported opcodes; raises CommandError.
+        """Execute a supported opcode; raises CommandError.
 
-        data: `data_bytes` that the host has sent, or none. host: its NQN.
+        Args:
+            data: `data_bytes` sent by the host, or empty.
+            host: NQN of the host.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Smart:
-    """Fields of the SMART / health log, as `csd_firmware.logs.smart` names them."""
+    """Fields of the SMART / Health log, named as in `csd_firmware.logs.smart`."""
 
     critical_warning: int = 0
     avail_spare: int = 100
@@ -83,14 +85,14 @@ class ErrorEntry(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A subsystem of the discovery log, on the host that was asked."""
+    """A subsystem in the discovery log."""
 
     nqn: str
     port: int
 
 
 class Address(NamedTuple):
-    """Where a host has connected to, as text."""
+    """Local address of a host's connection."""
 
     host: str
     port: int
@@ -101,14 +103,15 @@ class Address(NamedTuple):
 class Subsystem:
     """One drive.
 
-    nqn: its name, at most 223 bytes.
-    serial, model, firmware: at most 20, 40 and 8 ASCII characters.
-    capacity_bytes: of its flash.
-    smart: its health at present.
-    discovers: subsystems that its discovery controller lists.
-    hosts: NQNs that may connect; None is any.
-    refuse_host: told of each host that may not, by a line.
-    needs_tls: whether connections have TLS.
+    Attributes:
+        nqn: NQN, at most 223 bytes.
+        serial, model, firmware: At most 20, 40 and 8 ASCII characters.
+        capacity_bytes: Capacity of its flash.
+        smart: Returns its current health.
+        discovers: Subsystems that its discovery controller lists.
+        hosts: NQNs that may connect; None allows any.
+        refuse_host: Called with a message for each rejected host.
+        needs_tls: Whether TLS is required.
     """
 
     nqn: str
@@ -127,11 +130,11 @@ class Subsystem:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, sq_id: int, cid: int, status: int, nsid: int) -> None:
-        """Record that a command has failed."""
+        """Record a failed command."""
         with self._lock:
             self._count += 1
             self.errors.appendleft(ErrorEntry(self._count, sq_id, cid, status, nsid))
 
     def with_set(self, csi: int) -> list[int]:
-        """Numbers of the namespaces of a command set, ascending."""
+        """NSIDs of a command set, ascending."""
         return sorted(nsid for nsid, each in self.namespaces.items() if each.csi == csi)

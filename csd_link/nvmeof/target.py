@@ -1,4 +1,4 @@
-"""Listens for hosts of one subsystem, and serves each connection in a thread of its own."""
+"""NVMe/TCP target: listens for hosts of one subsystem, and serves each connection in its own thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_PORT = 4420
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Family and address to listen at or to connect to; raises OSError with the host's name."""
+    """Resolve family and address to listen at or to connect to; raises OSError with the host's name."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -27,7 +27,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener there."""
+    """Whether only this machine can reach a listener at this address."""
     return ipaddress.ip_address(resolve(host, 0)[1][0]).is_loopback
 
 
@@ -37,9 +37,11 @@ class Target:
     def __init__(
         self, subsystem: Subsystem, host: str, port: int, limits: Limits = Limits(), tls: Credentials | None = None
     ) -> None:
-        """Listen; raises OSError if that fails.
+        """Listen; raises OSError on failure.
 
-        port: 0 for any that is free. tls: certificate and key, if connections must have TLS.
+        Args:
+            port: Port; 0 uses any free one.
+            tls: Certificate and key if TLS is required.
         """
         self._tls = tls and tls.server()
         family, address = resolve(host, port)
@@ -56,14 +58,14 @@ class Target:
 
     @property
     def connections(self) -> int:
-        """TCP connections at present."""
+        """Current number of TCP connections."""
         return len(self._connections)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the commands at hand and end all connections."""
+        """Finish the current commands and close all connections."""
         self._stopping = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -80,7 +82,7 @@ class Target:
             try:
                 line, _ = self._listener.accept()
             except OSError:
-                continue  # it was closed, or the host has gone meanwhile
+                continue  # closed, or the host has disconnected
             with self._lock:
                 if len(self._connections) >= self.controllers.limits.connections:
                     line.close()
@@ -88,7 +90,7 @@ class Target:
                 try:
                     wrapped = TlsLine(line, self._tls) if self._tls else line
                     connection = Connection(wrapped, self.controllers)
-                except OSError:  # the host has gone meanwhile
+                except OSError:  # the host has disconnected
                     line.close()
                     continue
                 thread = threading.Thread(target=self._serve, args=(connection,), daemon=True)

@@ -1,4 +1,4 @@
-"""TLS 1.3 with certificates for our NVMe/TCP initiator and controller, by Python's ssl."""
+"""TLS 1.3 with certificates for the NVMe/TCP host and controller, based on Python's ssl module."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from csd_link.nvmeof.pdu import Buffer
 
-_PIECE_BYTES = 1 << 18  # encrypted at a time
-_LINGER_S = 1.0  # for the peer to read why it is refused
+_PIECE_BYTES = 1 << 18  # encrypted at once
+_LINGER_S = 1.0  # for the peer to read the reason of a rejection
 _REFUSED_CERTIFICATE = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
 
 
@@ -55,7 +55,7 @@ class Credentials:
         try:
             for name in filter(None, (self.cert, self.key, self.ca)):
                 with open(name, "rb"):
-                    pass  # an error of ssl has no file name
+                    pass  # ssl errors have no file name
             if self.cert:
                 context.load_cert_chain(self.cert, self.key or None, password=lambda: b"")
             if self.ca:
@@ -73,7 +73,7 @@ class TlsLine:
     """A TCP connection with TLS, with the methods of a socket that `PduStream` calls.
 
     One thread may receive while another sends. Timeouts of the socket apply, so receiving raises BlockingIOError if no
-    whole record has come.
+    complete record has arrived.
     """
 
     def __init__(self, line: socket.socket, context: ssl.SSLContext, peer: str | None = None) -> None:
@@ -85,12 +85,12 @@ class TlsLine:
         self._line, self._lock = line, threading.Lock()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=peer is None, server_hostname=peer)
-        self._unsent, self._size = memoryview(b""), 0  # encrypted bytes, and the size of their plain text
+        self._unsent, self._size = memoryview(b""), 0  # encrypted bytes, and the size of their plaintext
         self.family, self.close, self.shutdown = line.family, line.close, line.shutdown
         self.setsockopt, self.getsockname = line.setsockopt, line.getsockname
 
     def handshake(self, deadline: float) -> None:
-        """Agree on keys until a time (time.monotonic); raises TlsError, with the reason, TimeoutError, OSError."""
+        """Do the handshake before a deadline (time.monotonic); raises TlsError with the reason, or OSError."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -110,12 +110,12 @@ class TlsLine:
 
     @property
     def nqns(self) -> list[str]:
-        """NQNs that the host's certificate has as URIs among its subject alternative names."""
+        """NQNs among the URI subject alternative names of the host's certificate."""
         names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
         return [value for kind, value in names if kind == "URI" and value.startswith("nqn.")]
 
     def recv_into(self, view: memoryview, nbytes: int = 0, flags: int = 0) -> int:
-        """Bytes that have come, as `socket.recv_into` with its flags; a record that is not whole counts as none."""
+        """Receive like `socket.recv_into`; an incomplete record counts as no data."""
         for is_last in (False, True):
             with self._lock:
                 try:
@@ -129,7 +129,7 @@ class TlsLine:
         raise BlockingIOError
 
     def sendmsg(self, parts: Sequence[Buffer], ancillary: tuple[()] = (), flags: int = 0) -> int:
-        """Send the beginning of buffers; returns its bytes, 0 while the socket has not taken all of it."""
+        """Send the beginning of buffers; returns its bytes, 0 until the socket has accepted all of it."""
         if not self._unsent:
             plain, size = list[Buffer](), 0
             for part in parts:
@@ -142,7 +142,7 @@ class TlsLine:
         return 0 if self._unsent else self._size
 
     def _receive(self, flags: int = 0) -> bool:
-        """Take encrypted bytes from the socket; False at the end."""
+        """Read encrypted bytes from the socket; returns False at the end."""
         data = self._line.recv(_PIECE_BYTES, flags)
         with self._lock:
             if data:
@@ -152,7 +152,7 @@ class TlsLine:
         return bool(data)
 
     def _refuse(self) -> None:
-        """Send the reason as an alert; bytes that are not read would have the peer lose it."""
+        """Send an alert with the reason; pending input is read, since a reset would discard the alert."""
         deadline = time.monotonic() + _LINGER_S
         with suppress(OSError):
             self._line.sendall(self._outgoing.read())
@@ -164,7 +164,8 @@ class TlsLine:
 
 
 def words(error: ssl.SSLError) -> str:
-    """An error of TLS in one line, with advice for a host where there is some."""
+    """Format a TLS error in one line, with advice for the host if there is some."""
+
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"

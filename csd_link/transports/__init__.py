@@ -1,5 +1,5 @@
-"""The ways to drives, by name. One of your own is a file beside these and a line here, or an entry point of the
-group `vcsd.transports`."""
+"""Transports by name. To add one, write a module here and extend the table, or register an entry point of the group
+`vcsd.transports`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ GROUP = "vcsd.transports"
 
 @cache
 def transports() -> dict[str, Transport]:
-    """All ways to drives that are installed here, by name."""
+    """All installed transports by name."""
     plugged_in = [entry.load()() for entry in entry_points(group=GROUP)]
     return {each.name: each for each in (*OURS, *plugged_in)}
 
 
 def transport_of(drives: DriveSet) -> Transport:
-    """The way that a set of drives names; raises ValueError where there is none such."""
+    """Return the transport of a set of drives; raises ValueError if it is unknown."""
     found = transports().get(drives.kind)
     if found is None:
         forms = ", ".join(each.form for each in transports().values())
@@ -40,8 +40,10 @@ def transport_of(drives: DriveSet) -> Transport:
 
 
 def open_drives(drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
-    """The drives, until the block ends.
+    """Open drives for the duration of the block.
 
-    Raises ValueError for a transport that there is none of, ConnectionError where no drive answers.
+    Raises:
+        ValueError: The transport is unknown.
+        ConnectionError: No drive answers.
     """
     return transport_of(drives).open(drives, factory)

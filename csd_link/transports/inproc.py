@@ -1,4 +1,4 @@
-"""Drives in this process: nothing to set up, nothing between."""
+"""In-process transport: drives in this process, without setup."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from csd_link.driveset import DriveSet
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_spec import Device
 
 
 class InProcess(Transport):
-    """The firmware runs in the program's own process."""
+    """Runs the firmware in the calling process."""
 
     name = form = "inproc"
 
-    def missing(self) -> Missing | None:
-        return None if importlib.util.find_spec("numba") else Missing("numba is missing", "pip install numba")
+    def missing(self) -> MissingDependency | None:
+        return None if importlib.util.find_spec("numba") else MissingDependency("numba is missing", "pip install numba")
 
     @contextmanager
     def open(self, drives: DriveSet, factory: DriveFactory) -> Iterator[list[Device]]:

@@ -1,4 +1,4 @@
-"""Drives behind Linux's NVMe driver: it has connected to them, and shows their namespaces of sequences as nodes."""
+"""NVMe node transport: drives that Linux's NVMe driver is connected to, through namespace character devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_link.nvmeof.node import NodeDevice
-from csd_link.own_server import connected
+from csd_link.own_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_spec import Device
 
@@ -20,7 +20,7 @@ _NODES = Path("/dev")
 
 
 class NvmeNode(Transport):
-    """Drives by character devices of Linux's NVMe driver, one for each."""
+    """Drives through character devices of Linux's NVMe driver, one per drive."""
 
     name, form = "nvme", "nvme:/dev/ngXnY (several drives: with commas)"
 
@@ -29,10 +29,12 @@ class NvmeNode(Transport):
         if not all(paths) or len(set(paths)) < len(paths):
             raise ValueError(f"transport = nvme:{where}: needs a device for each drive, as nvme:/dev/ng0n3,/dev/ng1n3")
 
-    def missing(self) -> Missing | None:
+    def missing(self) -> MissingDependency | None:
         if any(os.access(each, os.R_OK | os.W_OK) for each in _NODES.glob("ng*")):
             return None
-        return Missing("no /dev/ngXnY that this user may use", "as root: modprobe nvme-tcp, then nvme connect -t tcp")
+        return MissingDependency(
+            "no /dev/ngXnY that this user may use", "as root: modprobe nvme-tcp, then nvme connect -t tcp"
+        )
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         paths = [Path(each) for each in drives.where.split(",")]
@@ -42,4 +44,4 @@ class NvmeNode(Transport):
         return [partial(NodeDevice, each) for each in paths]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
-        return connected(self.served(drives), drives.recovery_s)
+        return open_devices(self.served(drives), drives.recovery_s)

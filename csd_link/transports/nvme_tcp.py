@@ -1,4 +1,4 @@
-"""Drives over NVMe/TCP: those that are served at an address, or drives of this run's own on this machine."""
+"""NVMe/TCP transport: drives served at an address, or private drives on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.commands import MAX_NQN_BYTES, Code
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.host import discover, host_nqn
@@ -19,7 +19,7 @@ from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import MAX_PORT, AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.target import DEFAULT_PORT
 from csd_link.nvmeof.tls import Credentials, TlsError
-from csd_link.own_server import Placed, connected, own_drives
+from csd_link.own_server import ServerEndpoint, open_devices, own_drives
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served
@@ -32,10 +32,13 @@ _MAX_LOSS_S = 86400
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Drives as a user names them.
+    """Parsed address.
 
-    nqn: of the first drive; host_nqn: of this host; each empty if not given. ctrl_loss_s: None for that of the set of
-    drives. tls: see `NvmeDevice`.
+    Attributes:
+        nqn: NQN of the first drive; empty for any.
+        host_nqn: NQN of this host; empty for the default.
+        ctrl_loss_s: Reconnect timeout, seconds; None uses that of the set of drives.
+        tls: See `NvmeDevice`.
     """
 
     host: str
@@ -47,7 +50,7 @@ class _Where:
 
 
 class NvmeTcp(Transport):
-    """The drives that are served at an address; without one, drives of this run's own."""
+    """Drives served at an address; without an address, private drives of this run."""
 
     name, form = "nvme+tcp", "nvme+tcp, nvme+tcp://HOST:PORT or nvme+tcp://HOST:PORT/NQN?OPTION=VALUE"
 
@@ -64,10 +67,12 @@ class NvmeTcp(Transport):
         found = _discovered(where)
         first = next((number for number, each in enumerate(found) if each.nqn == nqn), None if nqn else 0)
         if first is None:
-            raise Lost(f"no drive {nqn} at {host}:{port}: there are {', '.join(each.nqn for each in found)}")
+            raise DriveLostError(f"no drive {nqn} at {host}:{port}: there are {', '.join(each.nqn for each in found)}")
         chosen = found[first : first + drives.total]
         if len(chosen) < drives.total:
-            raise Lost(f"{len(chosen)} drives are served at {host}:{port} from {nqn or 'the first'} on: start more")
+            raise DriveLostError(
+                f"{len(chosen)} drives are served at {host}:{port} from {nqn or 'the first'} on: start more"
+            )
         loss_s = drives.ctrl_loss_s if where.ctrl_loss_s is None else where.ctrl_loss_s
         return [
             partial(NvmeDevice, partial(_same, each), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
@@ -77,12 +82,12 @@ class NvmeTcp(Transport):
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
         connects = self.served(drives)
         if connects:
-            return connected(connects, drives.recovery_s)
+            return open_devices(connects, drives.recovery_s)
         return own_drives(drives, factory.server, partial(_on_loopback, host_nqn()))
 
 
 def _parsed(where: str) -> _Where:
-    """Raises ValueError for an invalid address or option."""
+    """Parse an address; raises ValueError if it or an option is invalid."""
     place, question, text = where.partition("?")
     address, _, nqn = place.removeprefix("//").partition("/")
     host, colon, port = address.rpartition(":")
@@ -99,7 +104,7 @@ def _parsed(where: str) -> _Where:
 
 
 def _options(text: str) -> dict[str, Any]:
-    """Fields of `_Where` from OPTION=VALUE&OPTION=VALUE; raises ValueError."""
+    """Parse OPTION=VALUE&OPTION=VALUE to fields of `_Where`; raises ValueError."""
     given = dict[str, str]()
     for each in text.split("&"):
         name, _, value = each.partition("=")
@@ -134,19 +139,19 @@ def _discovered(where: _Where) -> list[Endpoint]:
         if isinstance(error, StatusError) and error.status == Code.INVALID_HOST:
             advice = "it refuses this host: take a name that its --hosts lists (?hostnqn=NQN at the end of the address)"
         if isinstance(error, TlsError):
-            raise Lost(f"no drive at {error}") from error
-        raise Lost(f"no drive answers at {host}:{port} ({error}): {advice}") from error
+            raise DriveLostError(f"no drive at {error}") from error
+        raise DriveLostError(f"no drive answers at {host}:{port} ({error}): {advice}") from error
 
 
 def _same(endpoint: Endpoint) -> Endpoint:
     return endpoint
 
 
-def _on_loopback(host: str, drive: ServedDrive, number: int, scratch: Path) -> Placed:
-    """A drive at a free port of this machine, for one host alone."""
+def _on_loopback(host: str, drive: ServedDrive, number: int, scratch: Path) -> ServerEndpoint:
+    """Configure a drive to listen at a free loopback port for a single host."""
     listen = Listen(_LOOPBACK, 0, (drive.name,), (AllowedHost(host),))
 
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, int(port_path(drive.name).read_text()), nqn_of(drive.name))
 
-    return Placed(replace(drive, listen=listen), partial(NvmeDevice, locate, host))
+    return ServerEndpoint(replace(drive, listen=listen), partial(NvmeDevice, locate, host))

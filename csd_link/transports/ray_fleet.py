@@ -1,4 +1,4 @@
-"""Drives of a fleet that Ray has placed on machines: Ray says where each is, data goes over NVMe/TCP."""
+"""Ray transport: drives of a fleet that Ray has placed on nodes; Ray provides addresses, data goes over NVMe/TCP."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_link.fleet_table import FleetTable, Member, find_cluster, missing_ray, read_table
-from csd_link.host_end import AttachedDevice, Lost
+from csd_link.host_end import AttachedDevice, DriveLostError
 from csd_link.nvmeof.device import NvmeDevice
 from csd_link.nvmeof.listen import nqn_of
-from csd_link.own_server import connected
+from csd_link.own_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_spec import Device
 
-KEPT_S = 5.0  # a table that was read is used again for this long
-ASK_EVERY_S = 2.0  # between two looks at the table while a drive does not answer
+KEPT_S = 5.0  # how long a table is cached
+ASK_EVERY_S = 2.0  # interval of table reads while a drive does not answer
 
 
 class RayFleet(Transport):
@@ -35,7 +35,7 @@ class RayFleet(Transport):
         if where:
             find_cluster(where)
 
-    def missing(self) -> Missing | None:
+    def missing(self) -> MissingDependency | None:
         return missing_ray()
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
@@ -46,40 +46,40 @@ class RayFleet(Transport):
         members = found.usable(spares=False)
         if len(members) < drives.count:
             others = ", ".join(f"{m.name} is {m.state}" for m in found.members if not m.is_spare and m.state != "up")
-            raise Lost(
+            raise DriveLostError(
                 f"{len(members)} drives of the fleet are up and {drives.count} are asked for: {others or 'no more'}"
             )
         return [self._connect(drives, found, each) for each in members[: drives.count]]
 
     def more(self, drives: DriveSet, known: Collection[str]) -> Connect | None:
-        """A spare drive, or an empty one in place of one that was lost, as the table has them now."""
+        """Return a spare drive, or the empty successor of a lost one, from a fresh table."""
         found, used = self.table(drives.where, is_fresh=True), {nqn_of(name) for name in known}
         free = [each for each in (*found.usable(spares=True), *found.usable(spares=False)) if each.nqn not in used]
         return self._connect(drives, found, free[0]) if free else None
 
     def count(self, where: str) -> int:
-        """Number of drives that are up, without spares; raises Lost if there is none."""
+        """Number of drives that are up, without spares; raises DriveLostError if there is none."""
         if not (count := len(self.table(where, is_fresh=True).usable(spares=False))):
-            raise Lost("no drive of the fleet is up: vcsd fleet status shows why")
+            raise DriveLostError("no drive of the fleet is up: vcsd fleet status shows why")
         return count
 
     def draining(self, drives: DriveSet) -> Collection[str]:
         try:
             members = self.table(drives.where, is_fresh=True).members
-        except Lost:
+        except DriveLostError:
             return ()
         return [each.nqn.rpartition(":")[2] for each in members if each.state == "draining"]
 
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
-        return connected(self.served(drives), drives.recovery_s)
+        return open_devices(self.served(drives), drives.recovery_s)
 
     def table(self, where: str, is_fresh: bool = False) -> FleetTable:
-        """The fleet's table, read again or up to `KEPT_S` old; raises Lost if no fleet is up."""
+        """Return the fleet's table, at most `KEPT_S` old; raises DriveLostError if no fleet is up."""
         read_s, kept = self._kept.get(where, (0.0, None))
         if kept is None or is_fresh or time.monotonic() - read_s > KEPT_S:
             kept = read_table(find_cluster(where))
             if kept is None:
-                raise Lost("no fleet is up: vcsd fleet up starts one")
+                raise DriveLostError("no fleet is up: vcsd fleet up starts one")
             self._kept[where] = time.monotonic(), kept
         return kept
 
@@ -88,7 +88,7 @@ class RayFleet(Transport):
 
 
 class _FleetDrive:
-    """A generation of a drive: its endpoint never changes. The table says whether it is lost."""
+    """A generation of a drive, whose endpoint never changes; the table shows whether it is lost."""
 
     def __init__(self, fleet: RayFleet, drives: DriveSet, host_nqn: str, member: Member) -> None:
         self._fleet, self._drives, self._host_nqn, self._member = fleet, drives, host_nqn, member
@@ -96,22 +96,22 @@ class _FleetDrive:
         self.node = member.node
 
     def __call__(self) -> AttachedDevice:
-        """Attach; raises Lost with the table's reason if the drive does not answer."""
+        """Attach; raises DriveLostError with the table's reason if the drive does not answer."""
         try:
             return NvmeDevice(lambda: self._member.endpoint, self._host_nqn, ctrl_loss_s=self._drives.ctrl_loss_s)
-        except Lost as error:
+        except DriveLostError as error:
             if time.monotonic() - self._asked_s > ASK_EVERY_S:
                 self._reason = self._ask()
                 self._asked_s = time.monotonic()
             if self._reason:
-                raise Lost(self._reason) from error
+                raise DriveLostError(self._reason) from error
             raise
 
     def _ask(self) -> str:
-        """Reason for which the table no longer has this generation; empty if it has it."""
+        """Reason why the table no longer has this generation; empty if it does."""
         try:
             now = self._fleet.table(self._drives.where, is_fresh=True).find(self._member.name)
-        except (Lost, ValueError) as error:
+        except (DriveLostError, ValueError) as error:
             return f"drive {self._member.name}: {error}"
         if now.nqn != self._member.nqn:
             return (

@@ -1,4 +1,4 @@
-"""What a way to drives is: one small class, one instance in the table."""
+"""Transport interface: one small class per transport, one instance in the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_spec import Device
 
 Make = Callable[[Path | None], Device]
@@ -18,10 +18,11 @@ Make = Callable[[Path | None], Device]
 
 @dataclass(frozen=True, slots=True)
 class DriveFactory:
-    """How drives come to be: the firmware is no business of the link's, so whoever opens drives hands this in.
+    """Creates drives. The link layer does not depend on the firmware, so the caller that opens drives passes this in.
 
-    in_process: for a set of drives, what makes one of them in this process, on a folder or in memory.
-    server: the command that serves the drives of a file (`ServedDrives.to_json`), which is its last argument.
+    Attributes:
+        in_process: Returns, for a set of drives, a function that creates one of them on a folder (None: in memory).
+        server: Command that serves the drives in a file (`ServedDrives.to_json`); the file is its last argument.
     """
 
     in_process: Callable[[DriveSet], Make]
@@ -29,49 +30,55 @@ class DriveFactory:
 
 
 def check_served(drives: DriveSet, where: str) -> None:
-    """Raise ValueError for what drives that are served already cannot be given. where: words for messages."""
+    """Raise ValueError for options that cannot apply to drives that are already served; `where` is for messages."""
     if drives.methods:
         raise ValueError(
-            f"methods = {drives.methods}: the drives at {where} are served already, and know what their operator has"
-            f" loaded (vcsd serve --methods)"
+            f"methods = {drives.methods}: the drives at {where} are already served, and use the methods that their"
+            f" operator has loaded (vcsd serve --methods)"
         )
-    if drives.asked:
+    if drives.has_overrides:
         raise ValueError(
-            f"durability, medium and threads of the drives at {where} are as their operator has asked for"
+            f"durability, medium and threads of the drives at {where} are set by their operator"
             f" (vcsd serve --durability, --medium, --threads)"
         )
 
 
 class Transport(ABC):
-    """A way to drives. A new one is a file with one of these, and a line in the table or an entry point.
+    """A transport. A new one is a module with a subclass, and a line in the table or an entry point.
 
-    name: what a user begins it with. form: how a user writes it.
+    Attributes:
+        name: Name, the first part of the option.
+        form: Syntax for users.
     """
 
     name: str
     form: str
 
     def check(self, where: str) -> None:
-        """Raise ValueError for what may not stand behind the name and a colon."""
+        """Raise ValueError for an invalid text after the name and colon."""
         if where:
-            raise ValueError(f"transport = {self.name}:{where}: nothing stands behind {self.name}")
+            raise ValueError(f"transport = {self.name}:{where}: {self.name} takes no argument")
 
-    def missing(self) -> Missing | None:
-        """What this machine lacks for it."""
+    def missing(self) -> MissingDependency | None:
+        """Return the requirement that this machine lacks; None if it has all."""
         return None
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
-        """How to reach drives that others serve there already; none where `open` makes them."""
+        """Return how to reach drives that are already served; empty if `open` creates the drives."""
         return ()
 
     def more(self, drives: DriveSet, known: Collection[str]) -> Connect | None:
-        """How to reach a drive that may replace a lost one; None if there is none. known: names of drives in use."""
+        """Return how to reach a drive that may replace a lost one; None if there is none.
+
+        Args:
+            known: Names of drives in use.
+        """
         return None
 
     def draining(self, drives: DriveSet) -> Collection[str] | None:
-        """Names of drives whose hosts are to use others from now on; None if the transport never asks for that."""
+        """Names of drives whose data hosts should move away; None if the transport does not support this."""
         return None
 
     @abstractmethod
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
-        """The drives, until the block ends; raises ConnectionError where one does not answer."""
+        """Open drives for the duration of the block; raises ConnectionError if one does not answer."""

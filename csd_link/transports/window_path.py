@@ -1,4 +1,4 @@
-"""Windows one after the other on a file, a block device or an NVMe character device."""
+"""Window transport: consecutive windows in a file, a block device or an NVMe character device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from csd_link.connect import Connect, beating, open_window
+from csd_link.connect import Connect, find_live_drive, open_window
 from csd_link.driveset import DriveSet
-from csd_link.finding import Missing
-from csd_link.host_end import Lost
+from csd_link.finding import MissingDependency
+from csd_link.host_end import DriveLostError
 from csd_link.medium import FileMedium, make_window_file
-from csd_link.own_server import Placed, connected, own_drives
+from csd_link.own_server import ServerEndpoint, open_devices, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_link.window import BLOCK_BYTES
@@ -22,7 +22,7 @@ from csd_spec import Device
 
 
 class WindowPath(Transport):
-    """The drives that are served there; on a new file, drives of this run's own."""
+    """Drives served at a path; on a new file, private drives of this run."""
 
     name, form = "window", "window:PATH (a file or block device)"
 
@@ -30,8 +30,8 @@ class WindowPath(Transport):
         if not where:
             raise ValueError("transport = window: needs a path, as window:/dev/nvme0n1")
 
-    def missing(self) -> Missing | None:
-        return None if hasattr(os, "O_DIRECT") else Missing("this system has no O_DIRECT", "use Linux")
+    def missing(self) -> MissingDependency | None:
+        return None if hasattr(os, "O_DIRECT") else MissingDependency("this system has no O_DIRECT", "use Linux")
 
     def served(self, drives: DriveSet) -> Sequence[Connect]:
         path = Path(drives.where)
@@ -43,28 +43,28 @@ class WindowPath(Transport):
     def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
         connects = self.served(drives)
         if connects:
-            return connected(connects, drives.recovery_s)
+            return open_devices(connects, drives.recovery_s)
         return own_drives(drives, factory.server, partial(_on, Path(drives.where)))
 
 
-def _on(path: Path, drive: ServedDrive, number: int, scratch: Path) -> Placed:
-    """A drive whose window is number `number` of those in a file."""
+def _on(path: Path, drive: ServedDrive, number: int, scratch: Path) -> ServerEndpoint:
+    """Configure a drive with window `number` of a file."""
     size = drive.layout.blocks * BLOCK_BYTES
     make_window_file(path, (number + 1) * size)
     placed = replace(drive, device=path.absolute(), offset_bytes=number * size)
-    return Placed(placed, partial(open_window, path, number))
+    return ServerEndpoint(placed, partial(open_window, path, number))
 
 
 def _is_served(path: Path) -> bool:
-    """Whether a drive answers there; raises Lost for a device on which none does."""
+    """Whether a drive answers at the path; raises DriveLostError for a device without one."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return False
     medium = FileMedium(path)
     try:
-        if beating(medium):
+        if find_live_drive(medium):
             return True
         if not path.is_file():
-            raise Lost(f"no drive answers at {path}: serve one there first (vcsd serve --window {path})")
+            raise DriveLostError(f"no drive answers at {path}: serve one there first (vcsd serve --window {path})")
         return False
     finally:
         medium.close()

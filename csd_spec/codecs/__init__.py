@@ -1,4 +1,4 @@
-"""Codecs: how rows of K and V are stored. One small file each; `csd_spec.layouts` says which layout uses which."""
+"""Codecs: storage formats of KV rows, one module each; `csd_spec.layouts` defines which layout uses which codec."""
 
 from csd_spec.codecs.codec import Codec
 from csd_spec.codecs.fp8 import FP8

@@ -1,4 +1,4 @@
-"""A codec: how the values of a vector become bytes, and bytes values again."""
+"""Codec interface: encodes a vector of values to bytes and decodes it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Value = Literal["fp16", "bf16"]
 class Codec:
     """Encoding of vectors: a row of K or V of one head, or one channel of K over the tokens of a page.
 
-    What `encode` makes of decoded values must be the bytes they came from: rows are decoded and encoded again when
-    their group fills up, when a sequence is cut, and when a drive is opened again.
+    Encoding decoded values must give the same bytes again: rows are decoded and encoded again when their group becomes
+    full, when a sequence is truncated, and when a drive is opened.
 
     Attributes:
         name: Name in messages and reports.
-        value: Format of decoded values, which q, k, v and the output have too.
-        row_bytes: From the number of values of a vector to its bytes; grows with it.
-        encode: From values (..., t) uint16 bit patterns to bytes (..., row_bytes(t)) uint8.
-        decode: From those bytes and t to values (..., t) uint16 bit patterns.
+        value: Format of decoded values, which is also that of q, k, v and the output.
+        row_bytes: Maps the number of values of a vector to its bytes; increasing.
+        encode: Maps values (..., t), uint16 bit patterns, to bytes (..., row_bytes(t)), uint8.
+        decode: Maps these bytes and t to values (..., t), uint16 bit patterns.
         exact: The bytes are the values themselves, 2 bytes each.
-        tag: Number by which compiled loops are found, in the FTL and in the attention kernels; None if there are none:
-            then pages are decoded to `value` before they are attended.
+        tag: Number of the compiled loops in the FTL and the attention kernels; None if there are none: pages are then
+            decoded to `value` before they are attended.
     """
 
     name: str

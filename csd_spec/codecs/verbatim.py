@@ -1,4 +1,4 @@
-"""FP16 and BF16: values are stored as they are."""
+"""FP16 and BF16: values are stored unmodified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layouts: what a drive stores of K and V. `table.py` has all of them, `layout.py` what a layout is."""
+"""KV layouts: storage formats of keys and values in a drive. `table.py` lists them, `layout.py` defines the classes."""
 
 from csd_spec.layouts.layout import Group, Layout, PageForm
 from csd_spec.layouts.table import LAYOUTS, layout_named, layout_of, layouts, load_layouts, name_of, resolve

@@ -1,4 +1,4 @@
-"""A layout as a value: what a drive stores of K and V, with which codec, in which groups; and how that fills pages."""
+"""Layout of keys and values in a drive: codec, groups, and how they fill pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from csd_spec._check import at_least
+from csd_spec._bounds import at_least
 from csd_spec.codecs import Codec
 from csd_spec.model import FP16_BYTES
 from csd_spec.progressive import Progressive
@@ -19,15 +19,15 @@ MAX_CODE = 255
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One map of a layout: which rows it holds and how they are packed into pages.
+    """One map of a layout: the rows it holds and how they are packed into pages.
 
     Attributes:
-        name: Name of the map. Kernels read those named k, v and embedding_k; methods read others from `KvView.maps`.
+        name: Name of the map. Kernels read k, v and embedding_k; methods read others through `KvView.maps`.
         source: Rows that it holds: "k", "v", or "kv" for both.
-        packing: One of six of the FTL (`ftl.kv.layouts`): `rows`, token after token; `staged`, rows that wait in DRAM
-            until a refined page holds them; `channels`, channel after channel; `refined`, `scores` and `values`, see
-            `csd_spec.progressive`. Or a function from (form, layers, heads) to a map of your own.
-        bits: Bits per value of channels; those of less than 16 are codes with a scale and a least value.
+        packing: One of six packings of the FTL (`ftl.kv.layouts`): `rows`, token by token; `staged`, rows that stay in
+            DRAM until a refined page holds them; `channels`, channel by channel; `refined`, `scores` and `values`, see
+            `csd_spec.progressive`. Or a function from (form, layers, heads) to a custom map.
+        bits: Bits per value for `channels`; less than 16 bits are codes with a scale and a minimum.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a drive stores of K and V.
+    """Storage of keys and values in a drive.
 
     Attributes:
-        name: Name by which users ask for it.
-        code: The byte that stands for it in `SeqCreate` and in journals, 1 to 255; 240 to 255 are for plug-ins.
+        name: Name for users.
+        code: Byte that identifies it in `SeqCreate` and in journals, 1 to 255; 240 to 255 are reserved for plug-ins.
         rows: Codec of rows of K and V.
         groups: Its maps, in the order in which their pages are written.
-        family: Layouts that store the same in other formats: the name of the FP16 one; "" if there are no others.
-        latent: V is a part of K, and K alone is stored.
-        lossy: What is kept of K and V; "" if all is.
-        attended: Whether it can be attended, or is only read back.
-        coarse: Bits of a value of K in score pages, on average, and of V in value pages; None without such pages.
+        family: Name of the FP16 member of a family of layouts that differ in format only; "" if there is no other.
+        latent: V is a part of K, and only K is stored.
+        lossy: Precision that is kept of K and V; "" if it is exact.
+        attended: Whether drives can compute attention on it; False: it can only be read.
+        coarse: Mean bits per value of K in score pages, and bits of V in value pages; None without such pages.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Layout:
         if not 1 <= self.code <= MAX_CODE:
             raise ValueError(f"layout {self.name}: code = {self.code}: must be 1 to {MAX_CODE}")
         if not self.rows.exact and self.bits < 16:
-            raise ValueError(f"layout {self.name}: codes of {self.bits} bits are made of FP16 or BF16 rows only")
+            raise ValueError(f"layout {self.name}: codes of {self.bits} bits need FP16 or BF16 rows")
         if (self.coarse is None) == self._packs("scores"):
             raise ValueError(f"layout {self.name}: coarse is needed with groups of scores, and with these alone")
         if "k" not in {group.name for group in self.groups}:
@@ -74,23 +74,23 @@ class Layout:
 
     @property
     def bits(self) -> int:
-        """Bits per value of the pages of channels that tokens are scored by, else 16."""
+        """Bits per value of the channel pages that tokens are scored by; 16 without codes."""
         return next((each.bits for each in self.groups if each.packing == "channels"), 16)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows of K and V are stored, and not only refined pages."""
+        """Whether exact rows of K and V are stored, not only refined pages."""
         return not self._packs("staged")
 
     def _packs(self, packing: Packing) -> bool:
         return any(group.packing == packing for group in self.groups)
 
     def form(self, page_bytes: int, head_dim: int, max_tokens: int) -> PageForm:
-        """How a head's rows fill pages of sequences of about `max_tokens` tokens.
+        """Return the page format for sequences of about `max_tokens` tokens.
 
-        Pages of channels have the smallest m of 2, 4, 8 whose groups fill at least four times: fewer channels a page
-        waste less of what a selection of channels fetches, shorter groups leave fewer tokens waiting in drive DRAM.
-        Codes have all channels in a page, since all are worth scoring then.
+        Channel pages use the smallest m of 2, 4, 8 for which the sequence fills at least four groups: fewer channels
+        per page waste less of a fetch, and shorter groups leave fewer tokens in drive DRAM. With codes, a page has all
+        channels, since scoring all of them is worthwhile then.
 
         Raises:
             ValueError: A row does not fit a page.
@@ -107,7 +107,7 @@ class Layout:
         return self.paged(page_bytes, head_dim, 8)
 
     def paged(self, page_bytes: int, head_dim: int, m: int) -> PageForm:
-        """How a head's rows fill pages with m channels a page; raises ValueError if they do not fit."""
+        """Return the page format with m channels per page; raises ValueError if rows do not fit."""
         at_least(1, head_dim=head_dim, m=m)
         row_bytes = self.rows.row_bytes(head_dim)
         scale_bytes = 0 if self.bits == 16 else 2 * FP16_BYTES * m
@@ -126,7 +126,7 @@ class Layout:
             )
         if self._packs("channels"):
             if m not in (2, 4, 8, head_dim):
-                raise ValueError(f"m = {m}: an embedding page holds 2, 4 or 8 channels, or all {head_dim}")
+                raise ValueError(f"m = {m}: must be 2, 4, 8 or all {head_dim} channels of a head")
             if T < 1:
                 raise ValueError(f"m = {m}: a page of {page_bytes} bytes has no room for one token's channels")
         return PageForm(self, page_bytes, head_dim, m, n, T, row_bytes, run_bytes, scale_bytes, progressive)
@@ -139,30 +139,30 @@ class Layout:
 
 @cache
 def _fitting(codec: Codec, nbytes: int) -> int:
-    """Values of the longest vector that fits `nbytes` bytes."""
+    """Length of the longest vector that fits `nbytes` bytes, values."""
     return bisect_right(range(8 * nbytes + 1), nbytes, key=codec.row_bytes) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PageForm:
-    """How one head's K and V fill pages (InstInfer, section IV-C); made by `Layout.form`.
+    """Page format of one head's keys and values (InstInfer, section IV-C); created by `Layout.form`.
 
     A token page holds n consecutive tokens of K or of V, row after row. An embedding page holds m channels of K for T
-    consecutive tokens, channel after channel. With less than 16 bits a value is a code c, and stands for least + scale
-    x c: the page begins with the scales of its m channels and then the least values, 2 bytes each. Of 4-bit codes, byte
-    i holds token i in its low half and token i + T/2 in its high half.
+    consecutive tokens, channel after channel. With fewer than 16 bits, a value is minimum + scale x code: the page
+    begins with the scales of its m channels, then the minimums, 2 bytes each. With 4-bit codes, byte i holds token i in
+    its low half and token i + T/2 in its high half.
 
     Attributes:
-        layout: The layout that it is a form of.
+        layout: Layout of this format.
         page_bytes: Bytes of a flash page.
         head_dim: Channels of a head.
         m: Channels of an embedding page or of a score page.
         n: Tokens of a token page or of a refined page.
         T: Tokens of an embedding page or of a score page.
         row_bytes: Bytes of a row of K or V.
-        run_bytes: Bytes of one channel in an embedding page, without its scale; 0 where pages are progressive.
+        run_bytes: Bytes of one channel in an embedding page, without its scale; 0 with progressive pages.
         scale_bytes: Bytes before the first channel of an embedding page.
-        progressive: Form of score, value and refined pages; None without.
+        progressive: Format of score, value and refined pages; None if the layout has none.
     """
 
     layout: Layout
@@ -188,25 +188,25 @@ class PageForm:
 
     @property
     def bf16(self) -> bool:
-        """Whether values come and go as BF16: q and the output too."""
+        """Whether values are exchanged as BF16, including q and the output."""
         return self.layout.rows.value == "bf16"
 
     @property
     def latent(self) -> bool:
-        """Whether V is a part of K, and read with it."""
+        """Whether V is a part of K."""
         return self.layout.latent
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether rows of K and V are stored, and not only refined pages."""
+        """Whether exact rows of K and V are stored, not only refined pages."""
         return self.layout.keeps_rows
 
     @property
     def opaque(self) -> bool:
-        """Whether values are only kept, 2 bytes each, and nothing is computed of them."""
+        """Whether values are uninterpreted bytes, 2 per value, on which nothing is computed."""
         return not self.layout.attended
 
     @property
     def embedding_pages(self) -> int:
-        """Embedding pages of one group of T tokens; the last may hold fewer than m channels."""
+        """Embedding pages per group of T tokens; the last one may hold fewer than m channels."""
         return -(-self.head_dim // self.m)

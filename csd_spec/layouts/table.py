@@ -1,4 +1,4 @@
-"""All layouts by name: ours, those of plug-ins and those of files; which of them stores the values of a model."""
+"""Registry of layouts: built-in ones, plug-ins and files; selects the layout that stores a model's values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def _coded(bits: int) -> tuple[Group, ...]:
     return _K, _V, Group("embedding_k", "k", "channels", bits)
 
 
-_COARSE = {"progressive": (2.5, 2), "progressive4": (4.0, 4)}  # bits of K and of V for all tokens
+_COARSE = {"progressive": (2.5, 2), "progressive4": (4.0, 4)}  # bits per value of K and of V, for all tokens
 
 
 def _progressive() -> list[Layout]:
-    """Layouts of progressive precision, whose codes follow each other."""
+    """Build the progressive-precision layouts; the codes of a kind are consecutive."""
     staged = Group("k", "k", "staged"), Group("v", "v", "staged")
     lossy: dict[str, Any] = {"lossy": _8_BITS}
     kinds: tuple[tuple[int, Codec, str, str, tuple[Group, ...], dict[str, Any]], ...] = (
-        # code of the first, codec, suffixes of the name and of the family, rows, what they have besides
+        # first code, codec, suffix of the name, suffix of the family, row groups, other fields
         (37, FP16, "", "", staged, lossy),
         (101, BF16, "-bf16", "", staged, lossy),
         (53, FP16, "-exact", "-exact", (_K, _V), {}),
@@ -53,7 +53,7 @@ def _progressive() -> list[Layout]:
 _OURS = (
     Layout(name="fp16", code=16, rows=FP16, groups=_DUAL, family="fp16"),
     Layout(name="bf16", code=3, rows=BF16, groups=_DUAL, family="fp16"),
-    Layout(name="fp8", code=6, rows=FP8, groups=_DUAL, family="fp16", lossy="4 bits, of the largest of its row on"),
+    Layout(name="fp8", code=6, rows=FP8, groups=_DUAL, family="fp16", lossy="4 significant bits, one scale per row"),
     Layout(name="int8", code=8, rows=FP16, groups=_coded(8), family="int8"),
     Layout(name="int4", code=4, rows=FP16, groups=_coded(4), family="int4"),
     Layout(name="int8-bf16", code=72, rows=BF16, groups=_coded(8), family="int8"),
@@ -69,7 +69,7 @@ _OF_FILES: dict[str, Layout] = {}
 
 
 def _checked(source: str, name: object, layout: Any) -> Layout:
-    """A layout of a plug-in or a file; raises ValueError if it cannot be used beside the others."""
+    """Return a layout of a plug-in or a file; raises ValueError if it conflicts with another one."""
     if not isinstance(layout, Layout) or layout.name != name:
         raise ValueError(f"{source}: layout {name!r}: {layout!r} must be a csd_spec.Layout of that name")
     codec = layout.rows
@@ -87,9 +87,9 @@ _TABLES = Tables(LAYOUTS, "LAYOUTS", "vcsd.layouts", _checked, "docs/layouts.md"
 
 
 def load_layouts(file: Path | None) -> None:
-    """Make the layouts of a Python file known in this process; None: do nothing.
+    """Register the layouts of a Python file in this process; None does nothing.
 
-    The file is run; its global LAYOUTS is a table from name to `Layout`.
+    The file is executed; its global LAYOUTS maps names to `Layout`.
 
     Raises:
         ValueError: The file fails, or a name or a code of its layouts is taken.
@@ -104,12 +104,12 @@ def load_layouts(file: Path | None) -> None:
 
 
 def layouts() -> dict[str, Layout]:
-    """All layouts that this process knows, by name."""
+    """All layouts known in this process, by name."""
     return LAYOUTS | _TABLES.plugged_in() | _OF_FILES
 
 
 def layout_named(name: str) -> Layout:
-    """The layout of a name; raises ValueError with all names if there is none."""
+    """Return the layout with a name; raises ValueError, listing all names, if it is unknown."""
     known = layouts()
     if name not in known:
         raise ValueError(f"layout = {name!r}: must be one of {', '.join(known)}")
@@ -117,7 +117,7 @@ def layout_named(name: str) -> Layout:
 
 
 def layout_of(code: int) -> Layout:
-    """The layout of a code; raises ValueError with all codes if there is none."""
+    """Return the layout with a code; raises ValueError, listing all codes, if it is unknown."""
     known = {layout.code: layout for layout in layouts().values()}
     if code not in known:
         raise ValueError(f"layout = {code}: must be one of {', '.join(map(str, known))}; is its plug-in installed?")
@@ -125,14 +125,14 @@ def layout_of(code: int) -> Layout:
 
 
 def name_of(layout: str | int, option: str = "layout") -> str:
-    """The name of a layout that is given by its name, or by its code, as in earlier releases.
+    """Return the name of a layout given by name, or by code as in earlier releases.
 
     Args:
         layout: Name or code.
-        option: The keyword or option that it was given with, for the warning.
+        option: Keyword or option through which it was given, for the warning.
 
     Raises:
-        ValueError: There is no such layout.
+        ValueError: The layout is unknown.
     """
     if not isinstance(layout, Integral) and not str(layout).isdigit():
         return layout_named(str(layout)).name
@@ -142,13 +142,13 @@ def name_of(layout: str | int, option: str = "layout") -> str:
 
 
 def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> Layout:
-    """The layout in which a model's values are stored: the member of a family with their format.
+    """Select the layout that stores a model's values: the member of a family with their format.
 
-    A layout that is asked for by the name of another format than FP16 stays as it is.
+    A layout requested by the name of a format other than FP16 is returned unchanged.
 
     Args:
-        name: Layout that was asked for.
-        storage: Format that was asked for; None is the model's.
+        name: Requested layout.
+        storage: Requested format; None uses the model's.
         bf16: The model computes in BF16.
         latent: V is a part of K in the model.
 

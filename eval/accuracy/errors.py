@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
-from csd_firmware.schedule import SCHEDULES, Units
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.schedule import SCHEDULES, StepResources
+from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Compression
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named
@@ -157,7 +157,7 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
     copy_bytes = B * H * length * d * layout_named(contender.layout).bits // 8
     spec = replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=int(contender.cache_share * copy_bytes))
     with closing(Ftl(spec)) as ftl:
-        units = Units(ftl, EngineClock(ftl.spec.engine))
+        units = StepResources(ftl, EngineClock(ftl.spec.engine))
         layout = layout_named(contender.layout).form(ftl.spec.geometry.page_bytes, d, length)
         handles = ftl.create(B, 1, H, layout)
         memory = _memory(contender, layer)
@@ -173,7 +173,7 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
             step = Step(ftl.view(handles, 0), ftl, queries)
             _count(tally, step, methods[contender.method], layer, position)
             for name, schedule in SCHEDULES.items():
-                watch = Stopwatch(ftl.timing.idle_ns())
+                watch = LatencyBreakdown(ftl.timing.idle_ns())
                 schedule(step.work, units, watch)
                 tally.ns[name] += sum(watch.breakdown_ns.values())
     return tally

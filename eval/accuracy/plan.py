@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from attention_engine import METHODS, Methods
 from csd_spec import Compression
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from csd_spec.layouts import layout_named
 from csd_spec.sparf import Convention
 from eval.accuracy.contenders import Contender, Trial, on_drives
@@ -102,7 +102,7 @@ class Plan:
         return trials
 
 
-@value
+@frozen_value
 class Turn:
     """One trial on one batch: counts of each sample, and bytes by the drives' account."""
 

@@ -119,7 +119,7 @@ def record(path: Path, prompt: int, steps: int, method: str, compression: float)
             raise DeviceError(firmware.spec.name, answer.status, answer.reason)
         return answer
 
-    firmware.listen(note)
+    firmware.set_page_listener(note)
     seqs = tuple(done(SeqCreate(1, layers, heads, dim, prompt + steps), 0).data[0].tolist())
     now = 0
     for layer in range(layers):

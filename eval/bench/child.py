@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from csd_io.cgroup import Group, join
+from csd_io.cgroup import Cgroup, join
 
 
 @contextmanager
-def started(module: str, job: str, group: Group | None) -> Iterator[subprocess.Popen[str]]:
+def started(module: str, job: str, group: Cgroup | None) -> Iterator[subprocess.Popen[str]]:
     """`python -m module` with a job on its standard input, until the block ends: then it is killed.
 
     It says a line when it is there, is put into the group, and gets the job then.
@@ -45,7 +45,7 @@ def check(child: subprocess.Popen[str], limit_s: float | None = None) -> str:
     return out
 
 
-def done(module: str, job: str, group: Group | None, limit_s: float) -> dict[str, Any]:
+def done(module: str, job: str, group: Cgroup | None, limit_s: float) -> dict[str, Any]:
     """The figures, as JSON, that `python -m module` prints for a job; raises OSError where it ends without any."""
     with started(module, job, group) as child:
         figures: dict[str, Any] = json.loads(check(child, limit_s))

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from csd_io.cgroup import available_bytes, group_of
+from csd_io.cgroup import available_bytes, cgroup_of
 from csd_io.direct import open_queue
 from csd_io.extents import Extents
 from csd_io.folder import allocate
@@ -146,7 +146,7 @@ def cached_layers(job: Job) -> int:
         return job.layers
     layer, budget = 2 * job.tensor_bytes, job.lru_bytes
     if budget is None:
-        budget = available_bytes(group_of()) - job.tensor_bytes
+        budget = available_bytes(cgroup_of()) - job.tensor_bytes
     return min(job.layers, max(0, budget) // layer)
 
 

@@ -15,14 +15,14 @@ import numpy as np
 import typer
 
 from attention_engine import METHODS, Arithmetic, Compute, EngineClock, Queries, Read, Step
-from csd_firmware.schedule import SCHEDULES, Units
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.schedule import SCHEDULES, StepResources
+from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import LAYOUTS, DriveSpec, Geometry, KvView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.rivals.conventional import ConventionalSsd
-from ftl import Ftl, Nand, OutOfSpace
+from ftl import Ftl, Nand, OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
 
@@ -176,13 +176,13 @@ class _Request:
     """One sequence's layer as SparF reads it, without data."""
 
     def __init__(self, ftl: Ftl, load: Reads) -> None:
-        self.ftl, self.load, self.units = ftl, load, Units(ftl, EngineClock(ftl.spec.engine))
+        self.ftl, self.load, self.units = ftl, load, StepResources(ftl, EngineClock(ftl.spec.engine))
         self.counts = np.full(load.heads, load.tokens // load.compression, np.int64)
 
     def __call__(self, view: KvView, picks: Picks, now: int) -> int:
         """When all is done."""
         if self.load.schedule:
-            watch = Stopwatch(now)
+            watch = LatencyBreakdown(now)
             SCHEDULES[self.load.schedule](self._work(view, picks), self.units, watch)
             return watch.now_ns
         selected, channels = picks
@@ -309,7 +309,7 @@ def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, A
             try:
                 for layer in range(layers):
                     ftl.append([handle], layer, np.array([prompt]), None, None, 0)
-            except OutOfSpace:
+            except OutOfSpaceError:
                 ftl.free([handle], 0)
                 refused += 1
                 break

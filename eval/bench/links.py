@@ -23,8 +23,8 @@ import numpy as np
 from csd_io.death import end_with_parent
 from csd_link.connect import connect
 from csd_link.doorbell import ListeningDoorbell
-from csd_link.drive_end import DriveEnd, WindowServer
-from csd_link.host_end import AttachedDevice, Lost
+from csd_link.drive_end import WindowController, WindowServer
+from csd_link.host_end import AttachedDevice, DriveLostError
 from csd_link.medium import MappedMedium
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.sequences import SequenceNamespace
@@ -141,7 +141,7 @@ def _awaited(connected: Callable[[], AttachedDevice]) -> AttachedDevice:
     while True:
         try:
             return connected()
-        except Lost:
+        except DriveLostError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
@@ -174,7 +174,9 @@ def main() -> None:
     (folder / "socket").write_text(str(listener.getsockname()[1]))
     window = folder / "window"
     MappedMedium.create(window, identity.layout.blocks * BLOCK_BYTES)
-    server = WindowServer(DriveEnd(MappedMedium(window), identity, service), ListeningDoorbell(doorbell_path(window)))
+    server = WindowServer(
+        WindowController(MappedMedium(window), identity, service), ListeningDoorbell(doorbell_path(window))
+    )
     server.start()
     signal.sigwait({signal.SIGTERM})
 

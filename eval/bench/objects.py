@@ -61,7 +61,7 @@ def gathered(load: Load, tick: Tick) -> dict[str, Any]:
             _carried_out(device.firmware, Flush())
         forget(folder)
         with closing(InProcessDevice.reopen(folder, medium=Medium("direct", CACHE_BYTES))) as device:
-            counts = device.firmware.ftl.nand.held.counts
+            counts = device.firmware.ftl.nand.page_store.counts
             before, began_s = counts.asked, time.perf_counter()
             gather = KvGather((seq,), np.zeros(1, np.int64), np.array([load.tokens]), 0, load.layers)
             done = _carried_out(device.firmware, gather)

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 
 from csd_firmware import InProcessDevice
-from csd_io.cgroup import Group, limited
+from csd_io.cgroup import Cgroup, temporary_cgroup
 from csd_spec import Flush, KvAppend, SeqCreate, Status
 from csd_spec.attention import NAMED, Attention
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -114,10 +114,10 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     return asdict(load) | {"folder": str(load.folder), "how": how, "why": why, "tokens": shape.tokens, "rows": rows}
 
 
-def group_of_limit(limit_bytes: int, undo: ExitStack) -> tuple[Group | None, str | None]:
+def group_of_limit(limit_bytes: int, undo: ExitStack) -> tuple[Cgroup | None, str | None]:
     """A control group with a limit of memory, or why there is none."""
     try:
-        return undo.enter_context(limited(limit_bytes)), None
+        return undo.enter_context(temporary_cgroup(limit_bytes)), None
     except OSError as error:
         return None, str(error)
 
@@ -183,7 +183,7 @@ def forget(folder: Path) -> None:
         os.close(fd)
 
 
-def _child(job: Job, group: Group | None) -> dict[str, Any]:
+def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
     """Have a job done by a process in a group; raises OSError where it ends without figures."""
     try:
         return child.done("eval.bench.offload_way", json.dumps(asdict(job)) + "\n", group, CHILD_S)

@@ -198,7 +198,7 @@ def run(job: Job) -> dict[str, Any]:
         "planned_bytes": None if way.planned is None else (way.planned - before[1]) / job.steps,
     }
     if isinstance(way, Drive):
-        figures["counts"] = asdict(way.device.firmware.ftl.nand.held.counts)
+        figures["counts"] = asdict(way.device.firmware.ftl.nand.page_store.counts)
     way.close()
     return figures
 

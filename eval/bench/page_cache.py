@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_io.cgroup import Group, limited
+from csd_io.cgroup import Cgroup, temporary_cgroup
 from eval.bench import child
 from eval.bench.cyclic import Job, as_text
 from eval.experiment import Outcome
@@ -67,7 +67,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
                 limit = int(share * load.kv_bytes)
                 with ExitStack() as stack:
                     try:
-                        group: Group | None = stack.enter_context(limited(limit))
+                        group: Cgroup | None = stack.enter_context(temporary_cgroup(limit))
                     except OSError as error:
                         group, why = None, str(error)
                     how = group.how if group else "lru"
@@ -84,7 +84,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     return {"how": how, "why": why, "kv_bytes": load.kv_bytes, "rounds": load.rounds, "rows": rows}
 
 
-def _child(job: Job, group: Group | None) -> dict[str, Any]:
+def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
     """Have a job done by a process in a group; raises OSError where it ends without figures."""
     try:
         return child.done("eval.bench.cyclic", as_text(job), group, CHILD_S)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from csd_io.cgroup import Group
+from csd_io.cgroup import Cgroup
 from eval.bench import child
 from eval.bench.offload import MIB, forget, group_of_limit
 from eval.bench.reopen_drive import HEAD_DIM, Job
@@ -111,7 +111,7 @@ def _job(load: Load, place: Path, fill: bool, known: list[int]) -> Job:
     )
 
 
-def _life(job: Job, group: Group | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
+def _life(job: Job, group: Cgroup | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
     """What a process says, until it ends or has said so many tokens: then it is killed somewhere in the next one."""
     with child.started(MODULE, json.dumps(asdict(job)) + "\n", group) as process:
         assert process.stdout is not None

@@ -18,7 +18,7 @@ import typer
 
 from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import SHARED, ServedDrive
 from csd_spec import Attend, Command, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, Status
@@ -115,7 +115,7 @@ def measured(load: Load) -> tuple[dict[str, Any], list[str]]:
             restarts=False,
         )
         attach = partial(connect, window_path(drive.name, VICTIM))
-        undo.enter_context(own_server([Placed(drive, attach)], folder, FACTORY.server))
+        undo.enter_context(own_server([ServerEndpoint(drive, attach)], folder, FACTORY.server))
         victim = Victim(undo.enter_context(closing(attach())), load)
         victim.fill()
         job = json.dumps({"window": str(window_path(drive.name, HOSTILE))}) + "\n"

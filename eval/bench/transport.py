@@ -18,14 +18,14 @@ import typer
 from csd_firmware import InProcessDevice
 from csd_link.connect import connect
 from csd_link.host_end import WindowDevice
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Attend, Command, Device, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.links import measure_links
 from eval.experiment import Outcome, flat
-from ftl.flash.memory import lazy_zeros
+from ftl.flash.memory import reserve_zeros
 from vcsd.progress import status
 from vcsd.transport import FACTORY
 
@@ -57,10 +57,10 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
         folder = Path(scratch)
         name, mount = f"{folder.name}-0", folder / "mount"
         drive, attach = ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH), partial(connect, window_path(name))
-        with own_server([Placed(replace(drive, mount=mount), attach)], folder, FACTORY.server):
+        with own_server([ServerEndpoint(replace(drive, mount=mount), attach)], folder, FACTORY.server):
             found = {"first_touch_mbps": _first_touch(size_mb << 20)}
             found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
-        with own_server([Placed(drive, attach)], folder, FACTORY.server):
+        with own_server([ServerEndpoint(drive, attach)], folder, FACTORY.server):
             device = attach()
             found |= _round_trips(device, trips) | measure_attends(device, trips)
             device.close()
@@ -69,7 +69,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
 
 def _first_touch(size: int) -> float:
     """MB/s at which new memory is written once."""
-    memory = lazy_zeros((size,), np.uint8)
+    memory = reserve_zeros((size,), np.uint8)
     began = time.perf_counter()
     memory[:] = 1
     return size / (time.perf_counter() - began) / 1e6

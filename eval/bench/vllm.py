@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from csd_link.connect import connect
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -189,7 +189,7 @@ class Cases:
     def _served(self) -> Iterator[None]:
         """The drives, on the files that they had before."""
         drives = [ServedDrive(name=n, spec=INSTCSD_ZYNQ7045_8CH, path=self._folder / f"{n}.flash") for n in self._names]
-        placed = [Placed(each, partial(connect, window_path(each.name))) for each in drives]
+        placed = [ServerEndpoint(each, partial(connect, window_path(each.name))) for each in drives]
         with own_server(placed, self._folder, FACTORY.server):
             yield
 

@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field
 
 from csd_spec import DriveSpec, ModelShape
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from nvmevirt_config.document import read_yaml
 
 SHIPPED = Path(__file__).parent / "coefficients.yaml"
@@ -29,7 +29,7 @@ FP16_BYTES = 2
 NotNegative = Annotated[float, Field(ge=0)]
 
 
-@value
+@frozen_value
 class Coefficients:
     """Fitted numbers and their origin.
 

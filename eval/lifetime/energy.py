@@ -12,7 +12,7 @@ import typer
 from pydantic import Field
 
 from csd_spec import DriveSpec
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from eval.lifetime.drive import Counts
 from eval.papers.profiles import Model
 from nvmevirt_config.document import read_yaml
@@ -25,7 +25,7 @@ MILLION = 1e6
 GPU_BYTES_PER_S, GPU_FLOPS = 3.35e12, 989e12  # H100 SXM data sheet
 
 
-@value
+@frozen_value
 class Constant:
     """A number with its range. low and high are those of the energy, or of the years, that it leads to."""
 
@@ -41,7 +41,7 @@ class Constant:
         return found
 
 
-@value
+@frozen_value
 class Constants:
     """All constants by name."""
 

@@ -22,7 +22,7 @@ from eval.options import numbers
 from eval.papers.profiles import Model
 from eval.public_trace import TracePath, public_trace
 from eval.sweep import cores, sweep
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
@@ -100,7 +100,7 @@ def replay(item: tuple[Run, Setting], tick: Tick) -> Counts:
             return OurReplay(run.layout, load).run(tick)
         pattern = next(each for each in PATTERNS if each.name == run.name)
         return EngineReplay(pattern, load, run.handles, run.discard).run(tick)
-    except OutOfSpace as error:
+    except OutOfSpaceError as error:
         raise ValueError(
             f"{run.name} {run.layout or run.placement}, over-provisioning = {run.percent:g}: no room ({error}): "
             "take more --over-provisioning, fewer --streams, or a smaller --scale"

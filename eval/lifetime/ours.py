@@ -13,7 +13,7 @@ from csd_spec.view import in_flash
 from eval.lifetime.drive import Load, Replay
 from eval.lifetime.patterns import FILL
 from eval.lifetime.workload import Key, Visit
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 from ftl.kv.layouts import maps_of
 
 
@@ -97,7 +97,7 @@ class OurReplay(Replay):
                 try:
                     self.ftl.append([chain.handle], layer, count, None, None, now_ns)
                     break
-                except OutOfSpace:
+                except OutOfSpaceError:
                     if not self._evict(ceil(tokens * self.token_pages / self.layers), chain, needed, now_ns):
                         raise
 

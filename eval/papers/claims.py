@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from csd_spec.checked import adapter, says, value
+from csd_spec.checked import adapter, format_error, frozen_value
 
 FOLDER = Path(__file__).parent
 MAX_PERCENT, MAX_POINTS = 15.0, 3.0  # largest error that a model explains, the latter for values in percent
@@ -42,7 +42,7 @@ WITH_REASON = (Kind.CONTRADICTS, Kind.UNDETERMINED, Kind.UNMODELLED)
 COMPUTED = (Kind.CALIBRATED, Kind.DERIVED, Kind.PREDICTED, Kind.CONTRADICTS)  # that must have a value of ours
 
 
-@value
+@frozen_value
 class Claim:
     """One value that a paper prints.
 
@@ -117,7 +117,7 @@ def read_claims(path: Path) -> tuple[Claim, ...]:
         try:
             claim: Claim = adapter(Claim).validate_strings(cells)
         except ValidationError as error:
-            raise ValueError(f"{path}:{line}: {says(error, Claim)}") from None
+            raise ValueError(f"{path}:{line}: {format_error(error, Claim)}") from None
         if claim.id in claims:
             raise ValueError(f"{path}:{line}: id {claim.id} is that of line {lines[claim.id]}: ids must be unique")
         claims[claim.id], lines[claim.id] = claim, line

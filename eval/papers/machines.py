@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import Field
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from eval.experiment import Outcome
 from eval.papers.paper import FACTORS, Constant
 from eval.papers.profiles import Gpu, Model
@@ -34,7 +34,7 @@ ALONE = {  # name of an entry: the field of Overlay that it sets, and the conver
 OF_PEAK = "prefill_tflops"  # reached in prefill; becomes a share of the peak of the GPU's data sheet
 
 
-@value
+@frozen_value
 class Entry:
     """A number of an overlay: why it may be so, and the claim that fixes it; without one it is assumed."""
 
@@ -44,7 +44,7 @@ class Entry:
     fixed_by: str = ""
 
 
-@value
+@frozen_value
 class PaperMachine:
     """A paper's model and GPU, and overlays by name."""
 

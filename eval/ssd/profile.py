@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from eval.ssd.workload import WORKLOADS
 from nvmevirt_config.document import read_yaml
 
@@ -24,7 +24,7 @@ SHARED = {
 UNITS = ("MB/s", "IOPS", "us")
 
 
-@value
+@frozen_value
 class Constant:
     """A number about the hardware. source: a key of the file's `sources`."""
 
@@ -32,7 +32,7 @@ class Constant:
     source: str
 
 
-@value
+@frozen_value
 class Figure:
     """A published result; value None where only the configuration is published."""
 
@@ -49,7 +49,7 @@ class Figure:
             raise ValueError(f"unit = {self.unit!r}: must be one of {', '.join(UNITS)}")
 
 
-@value
+@frozen_value
 class SharedConstants:
     """Constants of every drive, by name."""
 
@@ -63,7 +63,7 @@ class SharedConstants:
         return self.constants[name].value
 
 
-@value
+@frozen_value
 class Drive:
     """An SSD: constants by name, and its published performance."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from csd_firmware import InProcessDevice
-from csd_firmware.folder import sealed
+from csd_firmware.folder import encode_description
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.papers.profiles import FOLDER
@@ -47,7 +47,7 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "requests.csv": ("prompt,output\n100,20\n200,30\n", False),
     "text.txt": ("In the drives lie keys and values. " * 60, False),
     "methods.py": (_METHODS, False),
-    "kept/drive.json": (sealed(DRIVE).decode(), False),
+    "kept/drive.json": (encode_description(DRIVE).decode(), False),
     "home/one/served.yaml": (yaml.safe_dump(_CREATED), False),
 }
 READ = {"kept": "kept/drive.json", "one": "home/one/served.yaml"}  # what is read for a word that names no document

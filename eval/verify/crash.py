@@ -23,11 +23,11 @@ from eval.options import MediumOption
 from eval.verify.place import Place, place
 from eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
 from eval.verify.simulation.disk import Killed
-from ftl import Ftl, FtlError, Nand, Uncorrectable
+from ftl import Ftl, FtlError, Nand, UncorrectableReadError
 from ftl.flash.nand import Erase, Operation, Program
 from ftl.flash.spare import SPARE
-from ftl.kv.layouts.coarse import scored, valued
-from ftl.kv.layouts.codes import widened
+from ftl.kv.layouts.coarse import decode_scores, decode_values
+from ftl.kv.layouts.codes import to_fp32
 from ftl.kv.layouts.group_map import PackedMap
 from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
@@ -128,7 +128,7 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
             wrong += sum(not _right(ftl, handle, layer, *rows) for layer, rows in enumerate(stored.layers))
             wrong += stored.value is not None and not is_stored(ftl, handle, stored)
             wrong += seq.names != stored.names or not _found(ftl, handle, stored.names)
-        except Uncorrectable:
+        except UncorrectableReadError:
             lost += 1
     wrong += len(set(ftl.sequences) - set(expected))
     if expected and newer is not None:
@@ -184,7 +184,7 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
 def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
     """A layer with all of its pages at hand."""
     view = ftl.view([handle], layer)
-    ftl.store.bring(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
+    ftl.store.page_in(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
     return view
 
 
@@ -194,18 +194,18 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     form = layout.progressive
     if form is None:
         return True
-    stored = widened(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
+    stored = to_fp32(ftl.read_back(handle, layer)[0].view(np.uint16), form.bf16)
     view = _all_of(ftl, handle, layer)
     slots = view.maps["scores"][:, 0]
     for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
-        steps = widened(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
+        steps = to_fp32(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
         steps = np.where(pages[0, 4 * form.m : 5 * form.m] > 0, steps, np.inf)  # a channel without digits is its middle
         # K itself may have been rounded to 8 bits since, by the largest of a group of its own, which may reach further
         near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
         allowed = 0.51 * steps + np.abs(near).max(0) / 60
-        if (np.abs(scored(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
+        if (np.abs(decode_scores(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
             return False
     return True
 
@@ -215,12 +215,12 @@ def values_agree(ftl: Ftl, handle: int, layer: int) -> bool:
     form = ftl.sequence(handle).layout.progressive
     if form is None:
         return True
-    stored = widened(ftl.read_back(handle, layer)[1].view(np.uint16), form.bf16)
+    stored = to_fp32(ftl.read_back(handle, layer)[1].view(np.uint16), form.bf16)
     view = _all_of(ftl, handle, layer)
     slots, per_group = view.maps["values"][:, 0], form.value_tokens
     for head, group in zip(*np.nonzero(in_flash(slots)), strict=True):
         rows = stored[group * per_group : (group + 1) * per_group, head]
-        got = valued(view.banks[0][slots[head, group]][None].view(np.uint8), form)[0, : len(rows)]
+        got = decode_values(view.banks[0][slots[head, group]][None].view(np.uint8), form)[0, : len(rows)]
         if np.linalg.norm(got - rows) > MISSED[form.v_bits] * np.linalg.norm(rows):
             return False
     return True

@@ -18,7 +18,7 @@ from csd_firmware.logs import smart
 from eval import sweep
 from eval.experiment import Outcome, flat
 from eval.verify.random_host import DRIVE, RandomHost, is_stored
-from ftl import Ftl, Nand, Uncorrectable
+from ftl import Ftl, Nand, UncorrectableReadError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
@@ -133,7 +133,7 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
     for lpn in range(min(host.blocks.shape[0], ftl.blocks.pages)):
         try:
             wrong += not np.array_equal(ftl.blocks.read(np.array([lpn]), 0)[0][0], host.blocks[lpn])
-        except Uncorrectable:
+        except UncorrectableReadError:
             missed += 1
     return wrong, missed + (ftl.blocks.pages != host.blocks.shape[0])
 

@@ -24,8 +24,8 @@ import typer
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_io.medium import Kind as MediumKind
-from csd_link.drive_end import DriveEnd
-from csd_link.host_end import HostEnd, Lost
+from csd_link.drive_end import WindowController
+from csd_link.host_end import DriveLostError, WindowHost
 from csd_link.nvmeof.commands import CommandError, Sqe
 from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
 from csd_link.wire import ENTRY, PARAMETERS, Request, encode
@@ -41,7 +41,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.verbs import VERBS, Names
+from csd_spec.verbs import VERBS, SequenceAccess
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from eval.verify.coverage import Coverage
@@ -103,7 +103,7 @@ class World:
         self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
         self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
         self.medium = Memory()
-        self.drive = DriveEnd(self.medium, IDENTITY, self.attacker)
+        self.drive = WindowController(self.medium, IDENTITY, self.attacker)
         self.attach()
 
     def _fill(self, tenant: Tenant, rows: Any, layout: int) -> int:
@@ -113,7 +113,7 @@ class World:
 
     def attach(self) -> None:
         """A host of the attacker's attaches anew, whatever lies in the window."""
-        self.host = HostEnd(self.medium)
+        self.host = WindowHost(self.medium)
         self.drive.beat()
         self.host.attach()
         self.drive.accept_host()
@@ -125,7 +125,7 @@ class World:
         own, rows = (self.own_handle,), np.ones((100, H, D), np.float16)
         commands: list[Command] = [KvAppend(own, 1, np.array([100]), rows, rows)]
         for seqs in (own, (self.secret_handle,), (1,)):
-            verbs = [verb for verb in VERBS.values() if verb.names is not Names.NONE or seqs == own]
+            verbs = [verb for verb in VERBS.values() if verb.access is not SequenceAccess.NONE or seqs == own]
             commands += [verb.example(seqs, H=H, G=G, d=D) for verb in verbs]
         return commands
 
@@ -302,7 +302,7 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
     """Damage blocks of a window in use; both ends go on, and a host can attach again."""
     before, layout = world.state(), IDENTITY.layout
     blocks = (0, 1, *(layout.request(n) for n in range(2)), *(layout.completion(n) for n in range(2)))
-    if world.host.room:
+    if world.host.has_free_slot:
         world.host.submit(encode(KvRead((world.secret_handle,), 0)), 0)
     for _ in range(draw.randint(1, 3)):
         at = draw.choice(blocks) * BLOCK_BYTES
@@ -317,9 +317,9 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
     world.drive.accept_host()
     try:
         done = world.host.poll()
-        world.host.look()
-        HostEnd(world.medium).attach()
-    except (Lost, ValueError):
+        world.host.check_heartbeat()
+        WindowHost(world.medium).attach()
+    except (DriveLostError, ValueError):
         done = None
     if done is not None:
         _judge(world, done, before, found, "window image")

@@ -90,7 +90,7 @@ class Life:
         return Attend(seqs, 0, q, k, v, method, 4, 8 * one, one)
 
     def close(self) -> None:
-        self.firmware.ftl.nand.held.close()
+        self.firmware.ftl.nand.page_store.close()
         self.folder.close()
 
 

@@ -21,12 +21,12 @@ import torch
 import typer
 
 from csd_link.driveset import DriveSet
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.host import host_nqn
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.pdu import Digests
-from csd_link.own_server import Placed, own_server
+from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_spec import Attention, Command, Completion, Compression, DeviceError, GetLog, LogPage
@@ -73,7 +73,7 @@ def _drives(count: int, seed: int) -> Iterator[tuple[list[CountingDevice], list[
             )
             for name in names
         ]
-        placed = [Placed(each, partial(NvmeDevice, partial(_direct, each), host)) for each in drives]
+        placed = [ServerEndpoint(each, partial(NvmeDevice, partial(_direct, each), host)) for each in drives]
         undo.enter_context(own_server(placed, folder, FACTORY.server))
         proxies, devices = list[FaultyProxy](), list[CountingDevice]()
         for number, drive in enumerate(drives):
@@ -158,7 +158,7 @@ def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
             for kind, nqn, name in (("nqn", f"{at.nqn}x", host), ("host", at.nqn, host_nqn())):
                 try:
                     NvmeDevice(partial(Endpoint, at.host, at.port, nqn), name, DIGESTS).close()
-                except Lost:
+                except DriveLostError:
                     refused[kind] += 1
     missed = 2 * REFUSALS * len(drives) - refused.total()
     changed = sum((_executed(each) - counts).total() for each, counts in zip(drives, before, strict=True))

@@ -21,7 +21,7 @@ import typer
 from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.listen import BLOCKS_NSID, SEQUENCES_NSID, subsystem_of
-from csd_firmware.process.turns import Turns
+from csd_firmware.process.turns import FifoLock
 from csd_link.nvmeof.commands import Code, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.host import Host
@@ -95,7 +95,7 @@ class World:
 
     def __init__(self, draw: random.Random) -> None:
         self._before = threads_and_descriptors()
-        self.firmware, turns = Firmware(DRIVE, Nand(DRIVE.geometry)), Turns()
+        self.firmware, turns = Firmware(DRIVE, Nand(DRIVE.geometry)), FifoLock()
         drive = ServedDrive(name="fuzz", spec=DRIVE, layout=LAYOUT, listen=Listen("127.0.0.1", 0, ("fuzz",)))
         namespace = Namespace(self.firmware, turns)
         self.subsystem = subsystem_of(drive, self.firmware, namespace, turns, draw.randbytes(32))

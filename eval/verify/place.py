@@ -38,7 +38,7 @@ class Place:
         NandFiles.make(folder, self.geometry)
         self._last.callback(folder.close)
         nand = Nand(self.geometry, folder=folder, medium=self.medium)
-        self._last.callback(nand.held.close)
+        self._last.callback(nand.page_store.close)
         return nand
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class Place:
         try:
             yield nand
         finally:
-            nand.held.close()
+            nand.page_store.close()
 
     @contextmanager
     def after(self, disk: SimDisk) -> Iterator[Nand]:
@@ -103,7 +103,7 @@ class Place:
         try:
             yield nand
         finally:
-            nand.held.close()
+            nand.page_store.close()
             folder.close()
 
     def _fresh(self, name: str) -> Path:

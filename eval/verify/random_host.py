@@ -10,7 +10,7 @@ import numpy as np
 from csd_spec import LAYOUTS, DriveSpec, Geometry, PageForm
 from csd_spec.arrays import F16, U8
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl import Ftl, Nand, OutOfSpace, kept
+from ftl import Ftl, Nand, OutOfSpaceError, round_to_codec
 from ftl.kv.layouts.codes import refine, refined
 from ftl.kv.values import VALUES
 
@@ -72,7 +72,7 @@ def as_stored(form: PageForm, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say;
     of rows that are encoded, all. V that is a part of K is K."""
     if not form.rows.exact:
-        return kept(form, k), kept(form, v)
+        return round_to_codec(form, k), round_to_codec(form, v)
     planes = None if form.keeps_rows else form.progressive
     for group in range(before // form.n, len(k) // form.n) if planes else ():
         assert planes is not None
@@ -90,7 +90,7 @@ def _keys_of(state: State) -> set[bytes]:
 
 
 def is_stored(ftl: Ftl, handle: int, stored: Stored) -> bool:
-    """Whether a sequence holds this value, byte for byte. Raises Uncorrectable."""
+    """Whether a sequence holds this value, byte for byte. Raises UncorrectableReadError."""
     assert stored.value is not None
     return ftl.read_value(handle, len(stored.value), 0)[0] == stored.value
 
@@ -123,7 +123,7 @@ class RandomHost:
             verb = "free"
         try:
             getattr(self, f"_{verb}")()
-        except OutOfSpace:
+        except OutOfSpaceError:
             if self._sequences():
                 self._free()
             else:

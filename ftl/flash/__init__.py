@@ -1,4 +1,4 @@
-"""The flash store: pages of NAND that are allocated, programmed, read and erased, and the modelled time of that.
+"""Flash store: allocates, programs, reads and erases NAND pages, with the simulated time of each operation.
 
-What a page holds is not known here. Whoever refers to pages says so through `references.Referrer`.
+It does not know what a page holds. Layers that keep pages in use register through `references.Referrer`.
 """

@@ -1,4 +1,4 @@
-"""Room for new data: empty blocks are erased; where there are none, valid pages move together."""
+"""Garbage collection: erases empty blocks; if there are none, moves valid pages together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from csd_spec.arrays import U32
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 from ftl.flash.placement import Writer
 from ftl.flash.references import remap, valid
 from ftl.flash.store import FlashStore
@@ -15,17 +15,17 @@ from ftl.flash.wear import cold_blocks
 
 
 class Journal(Protocol):
-    """What must be known before a block is erased."""
+    """Journal as the collector sees it: changes must be recorded before a block is erased."""
 
     writers: tuple[Writer, ...]
 
     def record(self, start_ns: int, everything: bool) -> int:
-        """Record all that changed, or only what invalidated pages; returns when that is in flash."""
+        """Record all changes, or only those that invalidated pages; returns when the record is in flash, ns."""
         ...
 
 
-class Collector:
-    """Erases, collects and levels wear, always behind a record of what invalidated the pages."""
+class GarbageCollector:
+    """Erases blocks, collects garbage and levels wear, always after the invalidations have been journaled."""
 
     def __init__(self, store: FlashStore, journal: Journal) -> None:
         self.store, self.journal = store, journal
@@ -33,16 +33,17 @@ class Collector:
         self.cold_writer = Writer(store.geometry.channels, narrow=True, worn_blocks=True)
 
     def reclaim(self, start_ns: int, everything: bool) -> int:
-        """Record what was done, or at least what invalidated pages; then erase empty blocks and level wear.
+        """Record all changes (or only those that invalidated pages), then erase empty blocks and level wear.
 
-        Returns when the record is in flash.
+        Returns:
+            Simulated time at which the record is in flash, ns.
         """
         empty = self.store.placement.erasable_blocks()
         finish_ns = self.journal.record(start_ns, everything)
-        for block in sorted(set(empty) & set(self.store.placement.erasable_blocks())):  # a record may have needed one
+        for block in sorted(set(empty) & set(self.store.placement.erasable_blocks())):  # the record may have taken one
             self.store.erase(block, finish_ns)
         for block in cold_blocks(self.store):
-            if not self._level(block, finish_ns):
+            if not self._wear_level_block(block, finish_ns):
                 break
         return finish_ns
 
@@ -54,13 +55,13 @@ class Collector:
         return self.store.placement.free_blocks > before
 
     def collect(self, start_ns: int, valid_fraction: float = 1.0) -> bool:
-        """Empty the blocks with the most garbage, as many as give one block back per channel; False where none do.
+        """Collect victim blocks until one block per channel is gained; returns False if no block was freed.
 
         valid_fraction: blocks with a larger fraction of valid pages are left alone.
         """
         placement, g = self.store.placement, self.store.geometry
         victims, gained = [], 0
-        for block in placement.victims(4 * g.channels):
+        for block in placement.gc_victims(4 * g.channels):
             if placement.valid[block] > valid_fraction * g.pages_per_block:
                 break
             victims.append(block)
@@ -73,15 +74,15 @@ class Collector:
         try:
             for block in victims:
                 self._move(block, self.writer, start_ns)
-        except OutOfSpace:
+        except OutOfSpaceError:
             pass
         empty = [block for block in victims if placement.valid[block] == 0]
         for block in empty:
             self.store.erase(block, start_ns)
-        return bool(empty)  # what that gains may first be room where the next pages are moved
+        return bool(empty)  # the first block gained may be needed as the target of the next moves
 
-    def _level(self, block: int, start_ns: int) -> bool:
-        """Move the data out of a block that is worn too little; False where there is no room for it."""
+    def _wear_level_block(self, block: int, start_ns: int) -> bool:
+        """Move the data out of a block with low wear; returns False if there is no room for it."""
         placement = self.store.placement
         for writer in (*self.journal.writers, self.writer, self.cold_writer):
             if block in writer.blocks:
@@ -90,24 +91,24 @@ class Collector:
             placement.seal_open_blocks(self.cold_writer, block % self.store.geometry.channels)
             try:
                 self.store.counters.levelled += self._move(block, self.cold_writer, start_ns)
-            except OutOfSpace:
+            except OutOfSpaceError:
                 return False
         return True
 
     def _kept(self, block: int) -> U32:
-        """A block's pages that somebody refers to."""
+        """Valid pages of a block."""
         nand = self.store.nand
         pages = nand.pages_of(block)[: nand.next_page[block]]
         return pages[valid(self.store.referrers, pages, nand.tags[pages])]
 
     def _move(self, block: int, writer: Writer, start_ns: int) -> int:
-        """Move a block's valid pages elsewhere and leave it empty; returns how many.
+        """Move the valid pages of a block and leave the block empty; returns the number of pages moved.
 
-        Raises OutOfSpace before anything moves.
+        Raises OutOfSpaceError before anything is moved.
         """
         store, nand = self.store, self.store.nand
         kept = self._kept(block)
-        if store.lost_of(kept) is not None:  # moved it looks whole: whose it is has to be recorded before
+        if store.find_lost(kept) is not None:  # once moved, a damaged page looks intact: journal the loss first
             self.journal.record(start_ns, everything=False)
             kept = self._kept(block)
         assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"

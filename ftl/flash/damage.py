@@ -1,4 +1,4 @@
-"""What is found wrong with an array."""
+"""Damage found in a NAND array."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from csd_spec.arrays import U32
 
 
 @dataclass(slots=True)
-class Damage:
-    """What reading an array has found wrong.
+class ArrayDamage:
+    """Damage found while reading an array.
 
-    corrected: how many pages, spare areas and blocks' entries had one wrong bit. pages: those that are not what their
-    spare areas say. spares: pages with spare areas that say nothing any more; blocks: those with such entries. files:
-    those that are missing or have another size.
+    Attributes:
+        corrected: Number of pages, spare areas and block entries with one corrected bit.
+        pages: Pages whose content does not match their spare area.
+        spares: Pages whose spare area is unreadable.
+        files: Files that are missing or have a wrong size.
+        blocks: Blocks whose entry is unreadable.
     """
 
     corrected: int = 0
@@ -25,6 +28,6 @@ class Damage:
     files: list[str] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
 
-    def of(self, ppns: U32) -> NDArray[np.bool_]:
-        """Which of these pages are known not to be what their spare areas say."""
+    def contains(self, ppns: U32) -> NDArray[np.bool_]:
+        """Return which of the pages are known to be damaged."""
         return np.isin(ppns, list(self.pages)) if self.pages else np.zeros(ppns.shape, np.bool_)

@@ -1,18 +1,18 @@
-"""The files of a NAND array: content, spare areas, and of each block how often it was erased and whether it is bad.
+"""Files of a NAND array: content, spare areas, and the erase count and bad-block flag of each block.
 
-| file | of each | bytes |
+| file | entry per | bytes |
 |---|---|---|
 | content.bin | page | page_bytes |
 | spare.bin, spare_copy.bin | page | 32, see `ftl.flash.spare` |
-| blocks.bin | block | 12: erases, bad, a CRC-32 of both |
+| blocks.bin | block | 12: erases, bad, CRC-32 of both |
 
-A page's spare area is written before its content, so that a page of which only a part was written is known by that, and
-once more behind it: without what it says an older page of the same tag would be taken for the newest. A block is erased
-by one write of its entry: pages of an earlier life count no more.
+A page's spare area is written before its content, so that a torn write is detected, and again after it: without its
+tag, an older page with the same tag would be taken for the newest. A block is erased by one write of its entry, which
+invalidates the pages of earlier lives.
 
-Each file ends in a footer with its generation, which advances by one, in one file after the other, twice for each
-journal record and with a sync in between. So the generations of files that belong together differ by one at most, and
-those of files that were copied before and after a record by two at least. A file without a footer has generation 0.
+Each file ends in a footer with its generation. Each journal record advances it twice by one, in one file after the
+other with a sync in between. So generations of files that belong together differ by at most one, and those of files
+copied before and after a record by at least two. A file without a footer has generation 0.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_io.crc import corrected, crc32
+from csd_io.crc import correct_single_bit, crc32
 from csd_io.folder import File, Folder
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
-from ftl.flash.spare import SPARE, Spare, one_bit, rows, take_copies
+from ftl.flash.spare import SPARE, Spare, has_single_bit_set, restore_from_copies, rows
 
 BLOCK = np.dtype([("erases", "<u4"), ("bad", "<u4"), ("seal", "<u4")])
 CONTENT, SPARES, COPY, BLOCKS = "content.bin", "spare.bin", "spare_copy.bin", "blocks.bin"
 Range = tuple[int, int]  # bytes, [first, end)
 FOOTER_BYTES = 4096
-_COPIES = 0, 2048  # where in a footer its generation is: 8 bytes, and a CRC-32
+_COPIES = 0, 2048  # offsets in a footer of its two copies: 8 bytes generation, 4 bytes CRC-32
 _FIRST_GENERATION_BITS = 48  # random, so that files of different drives do not match
 
 
 def data_sizes(geometry: Geometry) -> dict[str, int]:
-    """The files of an array, and how many bytes each has before its footer."""
+    """Names of an array's files and their bytes without the footer."""
     pages, blocks = geometry.pages, geometry.blocks
     spares = dict.fromkeys((SPARES, COPY), pages * SPARE.itemsize)
     return {CONTENT: pages * geometry.page_bytes, **spares, BLOCKS: blocks * BLOCK.itemsize}
 
 
 def sizes(geometry: Geometry) -> dict[str, int]:
-    """The files of an array, and how many bytes each has."""
+    """Names of an array's files and their bytes with the footer."""
     return {name: size + FOOTER_BYTES for name, size in data_sizes(geometry).items()}
 
 
 def check_sizes(folder: Folder, wanted: dict[str, int], footer_bytes: int = 0) -> None:
-    """Raise ValueError, with the name, for a file that is missing or has another size.
+    """Raise ValueError if a file is missing or has a wrong size.
 
     Args:
-        folder: Where the files are.
-        wanted: Their sizes by name, bytes.
-        footer_bytes: Bytes at their ends that they may lack.
+        folder: Folder of the files.
+        wanted: Expected sizes by file name, bytes.
+        footer_bytes: Bytes of the footer, which may be absent.
     """
     found = folder.sizes()
     for name, size in wanted.items():
@@ -72,18 +72,18 @@ def check_sizes(folder: Folder, wanted: dict[str, int], footer_bytes: int = 0) -
 
 
 def runs(numbers: I64) -> list[slice]:
-    """Positions of numbers that follow each other without a gap."""
+    """Slices of consecutive numbers."""
     ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), numbers.size]
     return [slice(first, end) for first, end in zip([0, *ends], ends, strict=False) if first < end]
 
 
-def touched(ranges: list[Range], size: int) -> list[int]:
-    """Numbers of the parts of `size` bytes that ranges touch."""
+def touched_parts(ranges: list[Range], size: int) -> list[int]:
+    """Indices of the parts of `size` bytes that overlap the ranges."""
     return sorted({part for first, end in ranges for part in range(first // size, -(-end // size))})
 
 
-def within(ranges: list[Range], first: int, size: int) -> list[Range]:
-    """What of ascending ranges lies in `size` bytes from `first` on."""
+def clip_ranges(ranges: list[Range], first: int, size: int) -> list[Range]:
+    """Clip ascending ranges to `size` bytes starting at `first`."""
     begin = bisect_right(ranges, first, key=itemgetter(1))
     last = bisect_left(ranges, first + size, key=itemgetter(0))
     return [(max(start, first), min(end, first + size)) for start, end in ranges[begin:last]]
@@ -94,13 +94,13 @@ def _written(file: File, size: int) -> list[Range]:
 
 
 def _read(file: File, ranges: list[Range], offset: int, into: U8) -> None:
-    """Read ranges of a file into the bytes of it that begin at `offset`."""
+    """Read ranges of a file into `into`, whose first byte is at file offset `offset`."""
     for first, end in ranges:
         file.read(first, into[first - offset : end - offset].data)
 
 
-class Remains:
-    """What is left of a file that is missing or has another size: the rest reads as zeros, and nothing is written."""
+class TruncatedFile:
+    """Read-only view of a file that is missing or has a wrong size; missing bytes read as zeros."""
 
     def __init__(self, file: File | None, size: int) -> None:
         self._file, self._size = file, size
@@ -114,7 +114,7 @@ class Remains:
         return self._file.written() if self._file else []
 
     def write(self, offset: int, data: object) -> None:
-        raise NotImplementedError  # who opens remains keeps all changes in memory
+        raise NotImplementedError  # such an array keeps all changes in memory
 
     discard = write
 
@@ -122,19 +122,24 @@ class Remains:
 class NandFiles:
     """Reads and writes the files of an array.
 
-    remains: whether files that are missing or of another size are read as far as they go; `wrong` says which.
-
     Attributes:
         generation: Newest generation of the files.
-        alike: Whether all files have that generation.
+        same_generation: Whether all files have that generation.
+        wrong: Errors of files that are missing or have a wrong size.
     """
 
-    def __init__(self, folder: Folder, geometry: Geometry, remains: bool = False) -> None:
-        """Raises ValueError for files of another size, unless their remains will do, and for files that do not belong
-        together."""
+    def __init__(self, folder: Folder, geometry: Geometry, allow_truncated: bool = False) -> None:
+        """Open the files.
+
+        Args:
+            allow_truncated: Read missing or short files as zeros instead of raising.
+
+        Raises:
+            ValueError: A file has a wrong size, or the files are not of one copy.
+        """
         self.folder, self.geometry = folder, geometry
         self.wrong: list[str] = []
-        self._files = {name: self._open(name, size, remains) for name, size in sizes(geometry).items()}
+        self._files = {name: self._open(name, size, allow_truncated) for name, size in sizes(geometry).items()}
         self.content, self.spares, self.copy, self.blocks = self._files.values()
         generations = self._generations()
         older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
@@ -142,22 +147,22 @@ class NandFiles:
             raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
         known = [each for each in generations.values() if each is not None]
         self.generation = max(known, default=0)
-        self.alike = set(generations.values()) <= {self.generation}
+        self.same_generation = set(generations.values()) <= {self.generation}
 
-    def _open(self, name: str, size: int, remains: bool) -> File:
+    def _open(self, name: str, size: int, allow_truncated: bool) -> File:
         try:
             check_sizes(self.folder, {name: size}, FOOTER_BYTES)
             return self.folder.open(name, size)
         except ValueError as error:
-            if not remains:
+            if not allow_truncated:
                 raise
             self.wrong.append(str(error))
             have = self.folder.sizes().get(name)
-            return Remains(None if have is None else self.folder.open(name, size), min(have or 0, size))
+            return TruncatedFile(None if have is None else self.folder.open(name, size), min(have or 0, size))
 
     @staticmethod
     def make(folder: Folder, geometry: Geometry) -> None:
-        """Make the files of an array that was never written to; raises ValueError where there are others."""
+        """Create the files of an array that was never written; raises ValueError if others exist."""
         found, wanted = folder.sizes(), sizes(geometry)
         check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)}, FOOTER_BYTES)
         generation = secrets.randbits(_FIRST_GENERATION_BITS)
@@ -166,14 +171,14 @@ class NandFiles:
         folder.sync()
 
     def _generations(self) -> dict[str, int | None]:
-        """Generations by file; files of which something is missing have none."""
+        """Generations by file name; incomplete files are left out."""
         return read_generations(
-            {n: file for n, file in self._files.items() if not isinstance(file, Remains)}, self.geometry
+            {n: file for n, file in self._files.items() if not isinstance(file, TruncatedFile)}, self.geometry
         )
 
     def write_generation(self, generation: int) -> None:
-        """Give all files a generation; it may be one more than theirs."""
-        self.generation, self.alike = generation, True
+        """Set the generation of all files; it may be one higher than the current one."""
+        self.generation, self.same_generation = generation, True
         for name, size in sizes(self.geometry).items():
             write_generation(self._files[name], size, generation)
 
@@ -185,28 +190,35 @@ class NandFiles:
         return entries
 
     def read_spares(self, spare: Spare, lost: list[int]) -> Iterator[int]:
-        """Fill spare areas (pages,), from their copies where they are lost; yields each superblock that some page was
-        ever written to when it is there, and adds the pages whose spare areas were lost."""
+        """Fill the spare areas (pages,) of all superblocks ever written; lost ones are restored from their copies.
+
+        Args:
+            spare: Output, (pages,) SPARE.
+            lost: Output: pages whose spare area was lost are appended.
+
+        Yields:
+            Superblocks, each after its spare areas are filled.
+        """
         pages, size = self.geometry.superblock_pages, self.geometry.superblock_pages * SPARE.itemsize
         copy = np.zeros(pages, SPARE)
         written = [(file, _written(file, self.geometry.pages * SPARE.itemsize)) for file in (self.spares, self.copy)]
-        for superblock in touched([each for _, ranges in written for each in ranges], size):
+        for superblock in touched_parts([each for _, ranges in written for each in ranges], size):
             mine = spare[superblock * pages : (superblock + 1) * pages]
             rows(copy)[:] = 0
             for (file, ranges), into in zip(written, (mine, copy), strict=True):
-                _read(file, within(ranges, superblock * size, size), superblock * size, into.view(np.uint8))
-            lost += (superblock * pages + take_copies(mine, copy)).tolist()
+                _read(file, clip_ranges(ranges, superblock * size, size), superblock * size, into.view(np.uint8))
+            lost += (superblock * pages + restore_from_copies(mine, copy)).tolist()
             yield superblock
 
     def read_content(self, content: U8, ppns: U32) -> None:
-        """Fill pages `ppns`, ascending, of content (pages, page_bytes)."""
+        """Fill the ascending pages `ppns` of `content` (pages, page_bytes)."""
         page = self.geometry.page_bytes
         for run in runs(ppns.astype(np.int64)):
             first, end = int(ppns[run][0]), int(ppns[run][-1]) + 1
             self.content.read(first * page, content[first:end].reshape(-1).data)
 
     def write_spares(self, ppns: U32, spare: Spare) -> None:
-        """Write spare areas (N,) and their copies alone."""
+        """Write only the spare areas (N,) and their copies."""
         raw = rows(spare)
         for file in (self.spares, self.copy):
             for run in runs(ppns.astype(np.int64)):
@@ -228,13 +240,13 @@ class NandFiles:
         self.blocks.write(block * BLOCK.itemsize, entry(erases, bad).tobytes())
 
     def discard(self, first: int, count: int) -> None:
-        """Give back the space of pages of erased blocks."""
+        """Punch holes for pages of erased blocks."""
         size = self.geometry.page_bytes
         self.content.discard(first * size, count * size)
 
 
 def read_generations(files: Mapping[str, File], geometry: Geometry) -> dict[str, int | None]:
-    """Generations by file; None if a footer is damaged."""
+    """Generations by file name; None if both copies of a footer are damaged."""
     return {name: _read_generation(file, data_sizes(geometry)[name]) for name, file in files.items()}
 
 
@@ -242,11 +254,12 @@ def _read_generation(file: File, offset: int) -> int | None:
     footer = bytearray(FOOTER_BYTES)
     try:
         file.read(offset, memoryview(footer))
-    except OSError:  # a file of an earlier version ends here
+    except OSError:  # files of earlier versions have no footer
         return 0
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
     found = [
-        (each[:8], 0) if not any(each) else corrected(each[:8], int.from_bytes(each[8:], "little")) for each in copies
+        (each[:8], 0) if not any(each) else correct_single_bit(each[:8], int.from_bytes(each[8:], "little"))
+        for each in copies
     ]
     return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
 
@@ -259,7 +272,7 @@ def write_generation(file: File, size: int, generation: int) -> None:
 
 
 def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
-    """Files that do not belong to the newest one, by name: what is wrong with each."""
+    """Files that are older than the newest one, by name, with a message."""
     known = {name: each for name, each in generations.items() if each is not None}
     newest = max(known, key=lambda name: known[name], default="")
     return {
@@ -270,7 +283,7 @@ def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
 
 
 def entry(erases: int, bad: int) -> NDArray[Any]:
-    """A block's entry."""
+    """Encode a block's entry."""
     made = np.zeros(1, BLOCK)
     made["erases"], made["bad"] = erases, bad
     made["seal"] = crc32(made.tobytes()[:8])
@@ -278,15 +291,13 @@ def entry(erases: int, bad: int) -> NDArray[Any]:
 
 
 def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
-    """Undo single flipped bits of blocks' entries; returns which were corrected, and which cannot be."""
+    """Correct single-bit errors in block entries; returns the blocks corrected, and those that are unreadable."""
     fixed, lost = list[int](), list[int]()
     raw = entries.view(np.uint8).reshape(-1, BLOCK.itemsize)
-    for i in np.flatnonzero(
-        entries["erases"] | entries["bad"] | entries["seal"]
-    ).tolist():  # all zero: a block that was never erased
+    for i in np.flatnonzero(entries["erases"] | entries["bad"] | entries["seal"]).tolist():  # all zeros: never erased
         seal = int(entries["seal"][i])
-        found = corrected(raw[i, :8].tobytes(), seal)
-        if one_bit(raw[i]):
+        found = correct_single_bit(raw[i, :8].tobytes(), seal)
+        if has_single_bit_set(raw[i]):
             raw[i] = 0
             fixed.append(i)
         elif found is None:

@@ -1,4 +1,4 @@
-"""The NAND array: content, spare areas, and the rules of program and erase."""
+"""NAND array: content, spare areas, and the rules of program and erase."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_io.crc import crc32
-from csd_io.folder import Folder, remedy
+from csd_io.folder import Folder, suggest_fix
 from csd_io.medium import IN_MEMORY, Medium
 from csd_spec import Geometry
 from csd_spec.arrays import I32, I64, U8, U32, U64
-from ftl.errors import MediumFailed, NandRuleError
-from ftl.flash.content import NONE, content_of, distinct
-from ftl.flash.damage import Damage
+from ftl.errors import MediaFailedError, NandRuleError
+from ftl.flash.content import NONE, open_page_store, sorted_unique
+from ftl.flash.damage import ArrayDamage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
-from ftl.flash.memory import lazy_zeros
+from ftl.flash.memory import reserve_zeros
 from ftl.flash.program_order import claim_pages, first_unwritten, list_programmed
-from ftl.flash.spare import SPARE, Spare, correct_page, keep_present_life, made, mend
+from ftl.flash.spare import SPARE, Spare, build_spares, correct_page, correct_single_bit_errors, keep_present_life
 
-MARGIN_BYTES = 16 << 20  # of a disk: what the journal and small files may take when nothing else may
+MARGIN_BYTES = 16 << 20  # disk space kept free for the journal and small files
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One page's program, as a `Nand.log` gets it."""
+    """Program operation of one page, as passed to `Nand.log`."""
 
     ppn: int
     page: U8
@@ -39,7 +39,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """One block's erase."""
+    """Erase operation of one block."""
 
     block: int
 
@@ -51,12 +51,7 @@ class Nand:
     """Pages that are programmed once and in order within their block, and erased by block.
 
     The spare area of a page holds a logical tag, the number of the write that filled it (from 1; 0 is erased) and
-    what its bits must be (`ftl.flash.spare`). Everything else is the controller's knowledge and lost with its power.
-
-    payload=False keeps tags only: time and wear of drives whose content would not fit this machine.
-    folder: where the array's files are; they are read at once, and written as the array is. private: they are only
-    read, as far as they are there, and changes stay in memory. medium: where content is while there is power. Where it
-    stays in the files, a page is checked when it is first brought, and may be looked at only then.
+    checksums (`ftl.flash.spare`). All other state belongs to the controller and is lost at power-off.
     """
 
     def __init__(
@@ -68,24 +63,36 @@ class Nand:
         private: bool = False,
         medium: Medium = IN_MEMORY,
     ) -> None:
-        """Raises ValueError for files of another size, OSError for what cannot be read."""
+        """Open an array.
+
+        Args:
+            payload: False keeps tags only: time and wear of drives whose content would not fit this machine.
+            folder: Folder of the array's files, read now and written on every change; None keeps the array in memory.
+            private: Open the files read-only, even if truncated; changes stay in memory.
+            medium: Storage of the content at run time. With a file-backed medium, a page is checked when it is first
+                paged in, and must not be accessed before.
+
+        Raises:
+            ValueError: A file has a wrong size.
+            OSError: A file cannot be read.
+        """
         self.geometry, self.faults, self.payload = geometry, faults or FaultPlan(), payload
         pages = geometry.pages
-        files = None if folder is None else NandFiles(folder, geometry, remains=private)
+        files = None if folder is None else NandFiles(folder, geometry, allow_truncated=private)
         path = Path(folder.name) if folder is not None and not private else None
-        self.held = content_of(medium, geometry, pages if payload else 1, path)
-        self.content: U8 = self.held.pages
-        self._unchecked: U8 = lazy_zeros((pages if self.held.lazy else 0,), np.uint8)
-        self.spare: Spare = lazy_zeros((pages if payload else 0,), SPARE)
-        self.tags: U64 = self.spare["tag"] if payload else lazy_zeros((pages,), np.uint64)
+        self.page_store = open_page_store(medium, geometry, pages if payload else 1, path)
+        self.content: U8 = self.page_store.pages
+        self._unchecked: U8 = reserve_zeros((pages if self.page_store.lazy else 0,), np.uint8)
+        self.spare: Spare = reserve_zeros((pages if payload else 0,), SPARE)
+        self.tags: U64 = self.spare["tag"] if payload else reserve_zeros((pages,), np.uint64)
         self.write_numbers: U64 = self.spare["write_number"]
-        self.erase_count: I32 = lazy_zeros((geometry.blocks,), np.int32)
-        self.bad: U8 = lazy_zeros((geometry.blocks,), np.uint8)
-        self.next_page: I32 = lazy_zeros((geometry.blocks,), np.int32)
-        self.log: Callable[[Operation], None] | None = None  # told of everything that changes the array
-        self.damage, self.writes = Damage(), 0
-        self.failed = ""  # why nothing can be written any more
-        self._erased: list[int] = []  # blocks whose memory is still to be given back
+        self.erase_count: I32 = reserve_zeros((geometry.blocks,), np.int32)
+        self.bad: U8 = reserve_zeros((geometry.blocks,), np.uint8)
+        self.next_page: I32 = reserve_zeros((geometry.blocks,), np.int32)
+        self.log: Callable[[Operation], None] | None = None  # called before or after every change of the array
+        self.damage, self.writes = ArrayDamage(), 0
+        self.failed = ""  # reason why the files can no longer be written; empty if they can
+        self._erased: list[int] = []  # erased blocks whose memory is not yet released
         self._unsynced = False
         self._generator = np.random.default_rng(self.faults.seed)
         self._files: NandFiles | None = None
@@ -93,7 +100,7 @@ class Nand:
             self._load(files, private)
         if self.faults.factory_bad and not self.bad.any():
             self.bad[self._generator.random(geometry.blocks) < self.faults.factory_bad] = 1
-        self.bad_blocks = int(np.count_nonzero(self.bad))  # how many, so that nobody has to count them at each write
+        self.bad_blocks = int(np.count_nonzero(self.bad))  # cached: needed at every write
 
     def _load(self, files: NandFiles, private: bool) -> None:
         self.damage.files += files.wrong
@@ -106,7 +113,7 @@ class Nand:
         taken = list[int]()
         areas = np.union1d(self._read_spares(files.read_spares(self.spare, taken)), taken).astype(np.uint32)
         ppns, wrong = self.programmed(), NONE
-        if self.held.lazy:
+        if self.page_store.lazy:
             self._unchecked[ppns] = 1
         else:
             ppns.sort()
@@ -115,30 +122,30 @@ class Nand:
         self.damage.corrected = len(fixed) + areas.size + wrong.size
         if not private:
             self._files = files
-            with suppress(MediumFailed):  # what is in memory is right; `failed` refuses whatever would change it
-                if not files.alike:
+            with suppress(MediaFailedError):  # memory is correct; `failed` rejects later writes
+                if not files.same_generation:
                     self._write_generation(files.generation)
-                    self.sync()  # before the generation advances: those of files that belong together differ by one
+                    self.sync()  # before the next generation: files that belong together differ by at most one
                 for block in (*fixed, *lost):
                     self._write_block(block)
                 self._write_spares(areas)
                 self._write(wrong, self.content[wrong])
 
     def power_on(self) -> None:
-        """Learn from the spare areas what a controller knows: what is programmed, and which of it is damaged."""
-        self.damage = Damage()
+        """Rebuild the controller's state from the spare areas: programmed pages, and the damaged ones among them."""
+        self.damage = ArrayDamage()
         spares = self._read_spares(range(self.geometry.blocks_per_plane))
         self.damage.corrected = spares.size + self._check_content(self.programmed()).size
 
     def _read_spares(self, superblocks: Iterable[int]) -> U32:
-        """Learn what is programmed in these superblocks; returns pages whose spare areas were corrected."""
+        """Find the programmed pages of these superblocks; returns pages whose spare areas were corrected."""
         g, fixed = self.geometry, list[int]()
         self.writes = 0
         for superblock in superblocks:
             first = superblock * g.superblock_pages
             spare = self.spare[first : first + g.superblock_pages]
-            mended, lost = mend(spare)
-            fixed += [first + i for i in mended]
+            corrected_areas, lost = correct_single_bit_errors(spare)
+            fixed += [first + i for i in corrected_areas]
             self.damage.spares.update(first + i for i in lost)
             blocks = slice(superblock * g.lanes, (superblock + 1) * g.lanes)
             known = [ppn - first for ppn in self.damage.spares if ppn // g.superblock_pages == superblock]
@@ -147,39 +154,38 @@ class Nand:
         return np.array(sorted(fixed), np.uint32)
 
     def _check_content(self, ppns: U32) -> U32:
-        """Find damaged ones of programmed pages; returns those that were corrected."""
+        """Find damaged pages among programmed ones; returns the pages that were corrected."""
         fixed = []
         found = np.array([crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
         for ppn in ppns[(found != self.spare["crc"][ppns]) | (self.write_numbers[ppns] == 0)].tolist():
             page, spare = self.content[ppn].copy(), self.spare[ppn]
             if spare["write_number"] and correct_page(page, spare):
                 fixed.append(ppn)
-                self.held.put(np.array([ppn], np.uint32), page[None])
-                if self.held.lazy and not self.failed:
+                self.page_store.write(np.array([ppn], np.uint32), page[None])
+                if self.page_store.lazy and not self.failed:
                     self._write(np.array([ppn], np.uint32), page[None])
             else:
                 self.damage.pages.add(ppn)
         return np.array(fixed, np.uint32)
 
-    def bring(self, ppns: U32) -> None:
-        """Have the content of programmed pages at hand until the next turn, checked; `damage` says which are not what
-        their spare areas say."""
-        if not self.held.lazy or not ppns.size:
+    def page_in(self, ppns: U32) -> None:
+        """Make the content of programmed pages resident until the next turn, and check it; `damage` lists bad pages."""
+        if not self.page_store.lazy or not ppns.size:
             return
-        self.damage.pages.update(self.held.bring(ppns).tolist())
-        new = distinct(ppns[self._unchecked[ppns] > 0])
+        self.damage.pages.update(self.page_store.page_in(ppns).tolist())
+        new = sorted_unique(ppns[self._unchecked[ppns] > 0])
         if new.size:
             self.damage.corrected += self._check_content(new[self.intact(new)]).size
             self._unchecked[new] = 0
 
     def read(self, ppns: U32) -> U8:
-        """A copy of the content of pages, (N, page_bytes)."""
-        self.bring(ppns)
+        """Return a copy of the content of pages, (N, page_bytes)."""
+        self.page_in(ppns)
         pages: U8 = self.content[ppns]
         return pages
 
     def copy(self, folder: Folder | None = None) -> Nand:
-        """An array of its own with the same content and wear, in memory or in a new folder."""
+        """Return an independent array with the same content and wear, in memory or in a new folder."""
         if folder is not None:
             NandFiles.make(folder, self.geometry)
         other, pages = Nand(self.geometry, self.faults, self.payload, folder), self.programmed()
@@ -193,7 +199,7 @@ class Nand:
                 content = self.read(some)
                 other.content[some], other.spare[some] = content, self.spare[some]
                 other._write(some, content)
-                self.held.begin()
+                self.page_store.begin()
             else:
                 other.tags[some] = self.tags[some]
         other.writes = self.writes
@@ -207,13 +213,13 @@ class Nand:
                 self._files.write_pages(ppns, pages, self.spare[ppns])
 
     def _write_spares(self, ppns: U32) -> None:
-        """Write spare areas anew."""
+        """Rewrite spare areas."""
         if self._files:
             with self._medium():
                 self._files.write_spares(ppns, self.spare[ppns])
 
     def advance_generation(self) -> None:
-        """Count a journal record's place: files of before and after it do not belong together."""
+        """Advance the file generation for a journal record, so that files from before and after it do not mix."""
         if self._files:
             self._write_generation(self._files.generation + 1)
 
@@ -234,34 +240,34 @@ class Nand:
 
     @contextmanager
     def _medium(self) -> Iterator[None]:
-        """What fails in the block is the end of all writing; raises MediumFailed."""
+        """Turn an OSError of the block into a permanent failure of the array; raises MediaFailedError."""
         self._check_writable()
         self._unsynced = True
         try:
             yield
         except OSError as error:
             what = f"{error.filename or 'the drive'}: {error.strerror or error}"
-            self.failed = f"{what}; what was flushed is safe: {remedy(error)}, then open the drive again"
-            raise MediumFailed(self.failed) from error
+            self.failed = f"{what}; flushed data is safe: {suggest_fix(error)}, then open the drive again"
+            raise MediaFailedError(self.failed) from error
 
     def _check_writable(self) -> None:
-        """Raise MediumFailed on a failed drive."""
+        """Raise MediaFailedError if the array has failed."""
         if self.failed:
-            raise MediumFailed(self.failed)
+            raise MediaFailedError(self.failed)
 
     @property
     def name(self) -> str:
-        """Where the files are."""
+        """Folder of the files, for messages."""
         return self._files.folder.name if self._files else "memory"
 
     def has_room(self, pages: int) -> bool:
-        """Whether the disk under the files has room for pages and `MARGIN_BYTES` besides."""
+        """Whether the file system has room for `pages` pages plus `MARGIN_BYTES`."""
         if not self._files:
             return True
         return self._files.folder.free_bytes() >= MARGIN_BYTES + pages * (self.geometry.page_bytes + SPARE.itemsize)
 
     def sync(self) -> None:
-        """Return when everything that was programmed and erased is durable; raises MediumFailed."""
+        """Make all programs and erases durable; raises MediaFailedError."""
         if self._files and self._unsynced:
             with self._medium():
                 self._files.folder.sync()
@@ -280,16 +286,25 @@ class Nand:
         return (np.arange(g.pages_per_block, dtype=np.uint32) + superblock * g.pages_per_block) * g.lanes + lane
 
     def programmed(self) -> U32:
-        """Every page that was programmed since its last erase."""
+        """Pages programmed since their block's last erase."""
         ppns: U32 = np.empty(int(self.next_page.sum(dtype=np.int64)), np.uint32)
         list_programmed(self.next_page, self.geometry.lanes, self.geometry.pages_per_block, ppns)
         return ppns
 
     def program(self, ppns: U32, data: U8 | None, tags: U64, write_numbers: U64 | None = None) -> int:
-        """Write `data` (N, page_bytes) and `tags` (N,) to pages `ppns` (N,), in that order.
+        """Program pages in the given order.
 
-        Returns how many were programmed: a page that fails, and those after it, are not, and its block is bad.
-        write_numbers: those of the original writes when pages are moved. Raises MediumFailed on a failed drive.
+        Args:
+            ppns: Physical pages, (N,).
+            data: Content, (N, page_bytes); None on a drive without payload.
+            tags: Tags, (N,).
+            write_numbers: Numbers of the original writes if pages are moved, (N,); None assigns new ones.
+
+        Returns:
+            Number of pages programmed. If a page fails, it and the later ones are not programmed; its block is bad.
+
+        Raises:
+            MediaFailedError: The files can no longer be written.
         """
         self._check_writable()
         g = self.geometry
@@ -309,11 +324,11 @@ class Nand:
             assert data is not None
             if write_numbers is None:
                 write_numbers = np.arange(self.writes + 1, self.writes + 1 + good, dtype=np.uint64)
-            self.give_back()
-            spare = made(data, tags, write_numbers, self.erase_count[self.block_of(ppns)])
-            self.held.put(ppns, data)
+            self.release_erased()
+            spare = build_spares(data, tags, write_numbers, self.erase_count[self.block_of(ppns)])
+            self.page_store.write(ppns, data)
             self.spare[ppns] = spare
-            if self.held.lazy:
+            if self.page_store.lazy:
                 self._unchecked[ppns] = 0
             self._write(ppns, data)
             if self.log:
@@ -325,25 +340,25 @@ class Nand:
         return good
 
     def check_readable(self, ppns: U32) -> None:
-        """Raise NandRuleError where a page was not programmed since its last erase."""
+        """Raise NandRuleError if a page was not programmed since its last erase."""
         g = self.geometry
         bad = first_unwritten(ppns, self.next_page, g.lanes, g.pages_per_block)
         if bad >= 0:
             raise NandRuleError(f"page {ppns[bad]} read before it was programmed")
 
     def intact(self, ppns: U32) -> NDArray[np.bool_]:
-        """Where the content of a page was found to be what its spare area says, (N,)."""
-        return (self.write_numbers[ppns] > 0) & ~self.damage.of(ppns)
+        """Whether the content of each page is known to match its spare area, (N,) bool."""
+        return (self.write_numbers[ppns] > 0) & ~self.damage.contains(ppns)
 
     def bit_errors(self, ppns: U32) -> I64:
-        """Bit errors in the worst codeword of each page, as this read finds them."""
+        """Draw the bit errors of the worst codeword of each page for this read, (N,) int64."""
         if not self.faults.raw_bit_errors:
             return np.zeros(ppns.size, np.int64)
         erases = self.erase_count[self.block_of(ppns)].astype(np.int64)
         return self.faults.worst_codewords(self._generator, erases, self.geometry.page_bytes)
 
     def erase(self, block: int) -> bool:
-        """Erase a block; False when that failed and the block is bad from now on. It never overtakes a program."""
+        """Erase a block after syncing earlier programs; returns False if the erase failed and the block is bad."""
         self._check_writable()
         self.sync()
         if self.log:
@@ -363,11 +378,11 @@ class Nand:
             self._write_block(block)
         return not self.bad[block]
 
-    def give_back(self) -> None:
-        """Give back the memory and the disk space of erased blocks, of neighbours at once."""
+    def release_erased(self) -> None:
+        """Release the memory and the disk space of erased blocks, adjacent blocks together."""
         if not self._erased:
             return
-        self.sync()  # where a block was not erased after all, its pages are there
+        self.sync()  # an erase that is not durable must not lose its pages
         g, blocks = self.geometry, np.array(sorted(self._erased))
         self._erased.clear()
         for run in runs(blocks):
@@ -379,7 +394,7 @@ class Nand:
                     self._discard(first, g.superblock_pages if whole else lanes.size)
 
     def _discard(self, first: int, count: int) -> None:
-        self.held.discard(first, count)
+        self.page_store.discard(first, count)
         if self._files:
             with self._medium():
                 self._files.discard(first, count)

@@ -1,9 +1,9 @@
-"""Reads between the work of units: jobs go through the same stages, each as soon as what it waits for is done.
+"""Pipeline of reads and compute: jobs pass through the same stages, each as soon as its inputs are ready.
 
-A stage of a job reads its part of a plan, or keeps a unit of a pool busy. What is ready first goes first, of equals the
-lowest job and then the lowest stage. Compiled, with the calendar's reads inside the loop: a step has hundreds of small
-ones, and asking for one takes longer than its pages. A model of time that is not compiled, one that somebody listens
-to, or flash with bit errors is asked for one read at a time, in the same order.
+A stage reads a job's part of a plan, or occupies a unit of a pool. The earliest ready stage goes first; ties go to the
+lowest job, then to the lowest stage. The loop is compiled and includes the channel calendar: a decode step has hundreds
+of small stages, and a Python call per read would cost more than the read. Reads are issued one by one, in the same
+order, if the timing model is not compiled, has a listener, or the flash has bit errors.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NO_CALENDAR = 1, 0, 0, False, 1, 1, *(np.zeros(shape, np.int64) for shape in (1
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """A stage that reads: job j the streams of a plan from bounds[j] to before bounds[j + 1], bounds (J + 1,)."""
+class ReadStage:
+    """A stage that reads: job j reads the plan's streams bounds[j] to bounds[j + 1] (exclusive); bounds is (J + 1,)."""
 
-    after: Sequence[int]  # earlier stages that a job has to be done with
+    after: Sequence[int]  # earlier stages that must be complete
     plan: PagePlan
     bounds: I64
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """A stage that keeps a unit of a pool busy, for ns (J,) and then for tail_ns (J,)."""
+class UnitStage:
+    """A stage that occupies a unit of a pool: ns (J,), then tail_ns (J,), during which later stages may run."""
 
     after: Sequence[int]
     pool: int
@@ -45,8 +45,8 @@ class Use:
     tail_ns: Sequence[int]
 
 
-class Link(NamedTuple):
-    """A stage of the chain of waits at whose end the last job ends, or its tail, and when that ended."""
+class CriticalStage(NamedTuple):
+    """A stage, or its tail, on the critical path of the last job, and its end."""
 
     stage: int
     tail: bool
@@ -55,16 +55,16 @@ class Link(NamedTuple):
 
 @njit(inline="always")
 def _last(number, tail_ns):  # type: ignore[no-untyped-def]
-    """The number of a stage's tail, or its own where it has none."""
+    """Number of a stage's tail; the stage's own number if it has no tail."""
     return number + tail_ns.size * (tail_ns[number] > 0)
 
 
 @njit(cache=True, nogil=True)
 def _advance(after, pools, ns, tails, pages, ppns, nbytes, asks, calendar, ready, missing, users, ends, causes, end_ns):  # type: ignore[no-untyped-def]
-    """Carry out what is ready until all is done; with `asks`, until a read has to be asked for, and its number comes.
+    """Run ready stages until all are done; with `asks`, return the number of a stage whose read must be timed.
 
-    Called again with when that ends. Numbers are job * stages + stage; a tail's is beyond all of those, the last two
-    are the start and the end of the chain.
+    The caller then calls again with the end of that read. Numbers are job * stages + stage; tails come after all
+    stages, and the last two numbers are the start and the end of the critical path.
     """
     jobs, stages = ready.shape
     start = 2 * jobs * stages
@@ -122,7 +122,7 @@ def _advance(after, pools, ns, tails, pages, ppns, nbytes, asks, calendar, ready
 
 @njit(cache=True)
 def _start(after, jobs, units, start_ns):  # type: ignore[no-untyped-def]
-    """Before anything is done: when a stage is ready and how many it waits for, who used a unit last, ends, causes."""
+    """Initial state: ready times and counts of missing inputs, last user of each unit, ends, causes."""
     stages = after.shape[0]
     start = 2 * jobs * stages
     ready, missing = np.full((jobs, stages), NEVER), np.empty((jobs, stages), np.int64)
@@ -136,13 +136,24 @@ def _start(after, jobs, units, start_ns):  # type: ignore[no-untyped-def]
     return ready, missing, users, np.full(start + 1, start_ns), np.full(start + 2, -1)
 
 
-def pipeline(store: FlashStore, stages: Sequence[Fetch | Use], pools: Sequence[int], start_ns: int) -> list[Link]:
-    """When everything is done: the chain of waits behind what ends last, from its beginning.
+def pipeline(
+    store: FlashStore, stages: Sequence[ReadStage | UnitStage], pools: Sequence[int], start_ns: int
+) -> list[CriticalStage]:
+    """Schedule all stages of all jobs.
 
-    pools: how many units each has, at least one. Raises Uncorrectable as a read does.
+    Args:
+        stages: Stages of every job, in order.
+        pools: Units of each pool, at least 1.
+        start_ns: Simulated time of the command, ns.
+
+    Returns:
+        The critical path, first stage first.
+
+    Raises:
+        UncorrectableReadError: A page has more bit errors than the ECC corrects.
     """
-    jobs = next(len(each.ns) if isinstance(each, Use) else each.bounds.size - 1 for each in stages)
-    fetches = {number: each for number, each in enumerate(stages) if isinstance(each, Fetch)}
+    jobs = next(len(each.ns) if isinstance(each, UnitStage) else each.bounds.size - 1 for each in stages)
+    fetches = {number: each for number, each in enumerate(stages) if isinstance(each, ReadStage)}
     after = np.array([[earlier in each.after for earlier in range(len(stages))] for each in stages])
     work = *_busy(stages, jobs), *_pages(fetches, len(stages), jobs)
     calendar = store.begin_reads([each.plan for each in fetches.values()])
@@ -155,27 +166,27 @@ def pipeline(store: FlashStore, stages: Sequence[Fetch | Use], pools: Sequence[i
     return _chain(causes.tolist(), ends.tolist(), len(stages))
 
 
-def _chain(causes: list[int], ends: list[int], stages: int) -> list[Link]:
-    """What the last cause came after, from the start on."""
-    chain, node, start = list[Link](), causes[-1], len(ends) - 1
+def _chain(causes: list[int], ends: list[int], stages: int) -> list[CriticalStage]:
+    """Follow the causes from the last end back to the start."""
+    chain, node, start = list[CriticalStage](), causes[-1], len(ends) - 1
     while node != start:
-        chain.append(Link(node % stages, node >= start // 2, ends[node]))
+        chain.append(CriticalStage(node % stages, node >= start // 2, ends[node]))
         node = causes[node]
     return chain[::-1]
 
 
-def _busy(stages: Sequence[Fetch | Use], jobs: int) -> tuple[I64, I64, I64]:
-    """The pool (I,) of each stage, -1 for a read; its time and its tail's, (J * I,)."""
+def _busy(stages: Sequence[ReadStage | UnitStage], jobs: int) -> tuple[I64, I64, I64]:
+    """Pool of each stage, (I,), -1 for reads; busy time and tail time of each stage of each job, (J * I,) ns."""
     ns, tail_ns = np.zeros((2, jobs, len(stages)), np.int64)
     pools = np.full(len(stages), -1)
     for number, each in enumerate(stages):
-        if isinstance(each, Use):
+        if isinstance(each, UnitStage):
             pools[number], ns[:, number], tail_ns[:, number] = each.pool, each.ns, each.tail_ns
     return pools, ns.ravel(), tail_ns.ravel()
 
 
-def _pages(fetches: dict[int, Fetch], stages: int, jobs: int) -> tuple[I64, NDArray[np.uint32], I64]:
-    """The bounds (I, J + 1) of each job's pages among all pages (P,), and their bytes (P,)."""
+def _pages(fetches: dict[int, ReadStage], stages: int, jobs: int) -> tuple[I64, NDArray[np.uint32], I64]:
+    """Bounds (I, J + 1) of each job's pages among all pages (P,), the pages, and their bytes (P,)."""
     bounds, pages = np.zeros((stages, jobs + 1), np.int64), 0
     for number, each in fetches.items():
         until = np.zeros(each.plan.ends.size + 1, np.int64)

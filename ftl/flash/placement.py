@@ -1,10 +1,10 @@
-"""Where the next page goes: each sequence fills blocks of its own, strided over channels and planes.
+"""Page placement: each sequence fills its own blocks, striped over channels and planes.
 
 An *extent* is one block in each of W lanes, W a multiple of the channels, filled by one writer. Group g of a stream
-goes to channel start(stream) + g of it, so a head's consecutive groups lie on consecutive channels, whenever they were
-written. While few blocks are open an extent takes all lanes, for bandwidth. Later a first extent is about as wide as
-the data that is expected fills once, and more follow in small steps: still wide, yet nearly full when the sequence
-ends. Freeing a sequence so empties whole blocks, and nothing has to be moved.
+is placed on channel start(stream) + g, so consecutive groups of a head are on consecutive channels, whenever they were
+written. While few blocks are open, an extent takes all lanes, for bandwidth. Later, a first extent is about as wide as
+the expected data fills once, and more follow in small steps: still wide, yet nearly full when the sequence ends.
+Freeing a sequence therefore empties whole blocks, and no valid pages have to be moved.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import numpy as np
 from csd_io.compiled import njit
 from csd_spec.arrays import I32, I64, U8, U32, U64
 from csd_spec.view import UNMAPPED
-from ftl.errors import OutOfSpace, ReadOnly
+from ftl.errors import OutOfSpaceError, ReadOnlyError
 from ftl.flash.nand import Nand
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples spread evenly over any range
-GROWTH = 32  # of sequences
+GROWTH = 32  # growth divisor of a sequence's writer
 OPEN_SHARE = 16  # up to 1/16 of all blocks may be open, mostly empty, for the bandwidth of small sequences
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _fill(starts, blocks, claimed, lanes, pages_per_block, out):  # type: ignore[no-untyped-def]
-    """Next pages of a writer: of the wanted channel, in the wanted row or the emptiest. Returns how many fitted."""
+    """Take the next pages of a writer: in the requested row of the channel, else in its emptiest row.
+
+    Returns the number of pages that fitted.
+    """
     rows, channels = blocks.shape
     for i in range(starts.size):
         channel = starts[i] % channels
@@ -53,11 +56,14 @@ def _count(ppns, seen, valid, lanes, superblock_pages):  # type: ignore[no-untyp
 
 
 class Writer:
-    """Who fills an extent: a sequence, the block namespace, the journal or garbage collection.
+    """Owner of extents: a sequence, the block namespace, the journal or garbage collection.
 
-    blocks: (rows, channels), the blocks being filled. growth: the share 1/growth of what it has written that an
-    extent holds at least; 0 for none. narrow: it has one block of each channel, whatever comes. worn_blocks: it
-    takes worn blocks, for what will stay. lends: another writer may take over its open blocks when few are free.
+    Attributes:
+        blocks: Open blocks, (rows, channels).
+        growth: An extent holds at least 1/growth of the pages written so far; 0 disables this.
+        narrow: Always one block per channel.
+        worn_blocks: Take worn blocks, for cold data.
+        lends: Another writer may take over its open blocks when no block is free.
     """
 
     def __init__(
@@ -69,16 +75,16 @@ class Writer:
 
 
 class Placement:
-    """Free blocks by lane, the least worn first, and how many valid pages each block holds."""
+    """Free blocks by lane, least worn first, and the valid count of each block."""
 
     def __init__(self, nand: Nand) -> None:
         self.nand, self.geometry = nand, nand.geometry
         g = nand.geometry
         self.valid: I32 = np.zeros(g.blocks, np.int32)
-        self.claimed: I32 = nand.next_page.copy()  # pages given out, programmed or about to be
+        self.claimed: I32 = nand.next_page.copy()  # pages allocated, programmed or not
         self.open: set[int] = set()
         self._lenders: dict[Writer, None] = {}  # writers with open blocks that lend them, least recently used first
-        # Of each lane: blocks that were erased, as (erases, block); and the first of those never used, which come first
+        # Per lane: erased free blocks as (erases, block), and the first never-used row; unused blocks are taken first
         self._erased: list[list[tuple[int, int]]] = [[] for _ in range(g.lanes)]
         self._unused = np.zeros(g.lanes, np.int64)
         self._stride = next(n for n in range(g.lanes * 5 // 8, 2 * g.lanes) if math.gcd(n, g.lanes) == 1)
@@ -95,7 +101,7 @@ class Placement:
         return int(self._free.sum())
 
     def _take(self, lane: int, worn: bool = False) -> int:
-        """The least worn free block of a lane that has one; or a worn one, but never of the most worn of all."""
+        """Take the least worn free block of a lane; with `worn`, a worn one, but none with the maximum erase count."""
         self._free[lane] -= 1
         erased = self._erased[lane]
         most = max((each for each in erased if each[0] < self.nand.erase_count.max()), default=None) if worn else None
@@ -111,23 +117,29 @@ class Placement:
         return heapq.heappop(erased)[1]
 
     def starts(self, streams: U64, groups: I64, scattered: bool) -> I64:
-        """Place of each stream's group before it is folded into an extent's width; the arguments broadcast.
+        """Start position of each stream's group, before it is folded into an extent's width; arguments broadcast.
 
-        scattered: streams that are few begin far apart, wherever. Many take turns, so that they fill all lanes alike;
-        each round of all lanes begins elsewhere, so that like channels of many heads do not meet.
+        Args:
+            scattered: For few streams: hash them to distant lanes. Otherwise streams take lanes round robin, and each
+                round is shifted, so that equal channels of many heads do not collide.
         """
         if not scattered:
             rounds = streams.astype(np.int64) // self.geometry.lanes
             return streams.astype(np.int64) * self._stride + rounds * (self._stride // 4 + 1) + groups
-        fraction = (streams * np.uint64(_GOLDEN)) >> np.uint64(32)  # of 2^32
+        fraction = (streams * np.uint64(_GOLDEN)) >> np.uint64(32)  # in units of 2^-32
         start = (fraction * np.uint64(self.geometry.lanes)) >> np.uint64(32)
         return start.astype(np.int64) + groups
 
     def allocate(self, jobs: list[tuple[Writer, I64]], reserve: int, take_over: bool = False) -> list[U32]:
-        """Pages for each writer's starts (N,); extents are opened as needed, leaving `reserve` blocks free.
+        """Allocate pages for each writer's starts (N,), opening extents as needed; keeps `reserve` blocks free.
 
-        take_over: if no block is left, partly filled ones of other writers that lend them are taken over.
-        Raises OutOfSpace when they do not all fit; then nothing has changed.
+        Args:
+            jobs: Writers and their starts.
+            reserve: Blocks that stay free.
+            take_over: If no block is free, continue the partly filled blocks of idle writers that lend them.
+
+        Raises:
+            OutOfSpaceError: They do not all fit; nothing has changed.
         """
         before = [(writer, writer.blocks, writer.written) for writer, _ in jobs]
         opened, lent = list[I64](), list[tuple[Writer, I64, I32]]()
@@ -137,7 +149,7 @@ class Placement:
             ppns = [
                 self._allocate(writer, starts, reserve, opened, lent if take_over else None) for writer, starts in jobs
             ]
-        except OutOfSpace:
+        except OutOfSpaceError:
             for writer, blocks, written in reversed(before):
                 self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
                 writer.blocks, writer.written = blocks, written
@@ -197,7 +209,7 @@ class Placement:
         """Replace the writer's full block of one channel."""
         lanes = [lane for lane in range(channel, self.geometry.lanes, self.geometry.channels) if self._free[lane]]
         if self.free_blocks <= reserve:
-            raise OutOfSpace(f"{self.free_blocks} blocks left: free sequences first")
+            raise OutOfSpaceError(f"{self.free_blocks} blocks left: free sequences first")
         lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
         block = self._take(lane, writer.worn_blocks)
         assert block not in self.open, f"block {block} is in two extents"
@@ -208,7 +220,7 @@ class Placement:
         writer.blocks[0, channel] = block
 
     def _open_extent(self, writer: Writer, wanted: int, reserve: int) -> I64:
-        """Blocks (rows, channels) in as many lanes as the data that is expected fills, the least worn lanes first."""
+        """Open blocks (rows, channels) in as many lanes as the expected data fills, least worn lanes first."""
         g = self.geometry
         growth = writer.written // writer.growth if writer.growth else 0
         ahead = max(wanted, writer.expected_pages - writer.written, growth)
@@ -216,18 +228,18 @@ class Placement:
         if writer.narrow:
             rows = 1
         elif len(self.open) + g.lanes <= g.blocks // OPEN_SHARE <= self.free_blocks:
-            rows = g.lanes // g.channels  # there is room to spare: all lanes, for bandwidth
+            rows = g.lanes // g.channels  # few blocks are open: use all lanes, for bandwidth
         rows = min(rows, max(0, self.free_blocks - reserve) // g.channels)
         by_channel = [
             sorted((lane for lane in range(channel, g.lanes, g.channels) if self._free[lane]), key=self._wear)
             for channel in range(g.channels)
         ]
         if rows == 0:
-            raise OutOfSpace(f"{wanted} pages wanted, {self.free_blocks} blocks left: free sequences first")
+            raise OutOfSpaceError(f"{wanted} pages wanted, {self.free_blocks} blocks left: free sequences first")
         rows = min(rows, *map(len, by_channel))
         if rows:
             taken = [self._take(by_channel[channel][row]) for row in range(rows) for channel in range(g.channels)]
-        else:  # a channel has no free block: take those of the others
+        else:  # a channel has no free block: use the other channels
             taken = [self._take(int(self._free.argmax())) for _ in range(g.channels)]
         assert self.open.isdisjoint(taken) and len(set(taken)) == len(taken), "a block is in two extents"
         blocks = np.array(taken, np.int64).reshape(-1, g.channels)
@@ -235,12 +247,12 @@ class Placement:
         return blocks
 
     def _wear(self, lane: int) -> tuple[int, int]:
-        """Lanes with little worn blocks come first, then those with many free."""
+        """Sort key of a lane: least worn first, then most free blocks."""
         unused = self._unused[lane] < self.geometry.blocks_per_plane
         return 0 if unused or not self._erased[lane] else self._erased[lane][0][0], -int(self._free[lane])
 
     def close(self, writer: Writer) -> None:
-        """The writer fills no more of its present blocks."""
+        """Stop filling the writer's open blocks."""
         blocks = writer.blocks.ravel().tolist()
         self.open.difference_update(blocks)
         for block in blocks:
@@ -249,8 +261,8 @@ class Placement:
         writer.blocks = writer.blocks[:0]
         self._lenders.pop(writer, None)
 
-    def give_back(self, ppns: U32) -> None:
-        """Undo an allocation of which not everything was programmed; what is UNMAPPED was given back before."""
+    def undo_allocation(self, ppns: U32) -> None:
+        """Undo an allocation that was not fully programmed; UNMAPPED pages were returned before."""
         ppns = ppns[ppns != UNMAPPED]
         self.invalidate(ppns)
         blocks = np.unique(self.nand.block_of(ppns))
@@ -258,33 +270,33 @@ class Placement:
         self.claimed[good] = self.nand.next_page[good]
 
     def seal_open_blocks(self, writer: Writer, channel: int) -> None:
-        """What the writer fills next in a channel shares no block with what it filled before."""
+        """Seal a writer's open blocks of a channel, so that its next pages go to another block."""
         for block in writer.blocks[:, channel].tolist():
             if self.nand.next_page[block]:
                 self.seal(block)
 
     def seal(self, block: int) -> None:
-        """Nothing more is written to a block."""
+        """Close a block to further writes."""
         self.claimed[block] = self.geometry.pages_per_block
 
     def invalidate(self, ppns: U32) -> None:
-        """Nobody refers to these pages any more."""
+        """Mark pages as no longer referenced."""
         blocks = self.nand.block_of(ppns)
         np.subtract.at(self.valid, blocks, 1)
         assert ppns.size == 0 or self.valid[blocks].min() >= 0, "a page was invalidated twice"
 
     def count(self, ppns: U32, seen: U8) -> None:
-        """Pages are in use, as power-on finds; each counts once. seen: which were counted, (pages,)."""
+        """Count pages that are in use at power-on, each once; `seen` (pages,) marks pages already counted."""
         _count(ppns, seen, self.valid, self.geometry.lanes, self.geometry.superblock_pages)
 
     def erasable_blocks(self) -> list[int]:
-        """Blocks that were written, hold nothing valid any more and are not being filled."""
-        used = int(self._unused.max()) * self.geometry.lanes  # those behind were never written
+        """Written blocks without valid pages that are not open."""
+        used = int(self._unused.max()) * self.geometry.lanes  # later blocks were never written
         blocks = np.flatnonzero((self.valid[:used] == 0) & (self.nand.next_page[:used] > 0)).tolist()
         return [block for block in blocks if block not in self.open]
 
     def release(self, block: int) -> None:
-        """Take an erased block back, unless it is bad."""
+        """Return an erased block to the free list, unless it is bad."""
         assert block not in self.open and self.nand.next_page[block] == 0, f"block {block} is in use"
         self.claimed[block] = self.nand.next_page[block]
         if not self.nand.bad[block]:
@@ -294,17 +306,19 @@ class Placement:
 
     @property
     def alive(self) -> bool:
-        """Whether bad blocks have left spare ones."""
+        """Whether enough good blocks are left to write."""
         g = self.geometry
         return g.blocks - self.nand.bad_blocks >= max(4 * g.channels, g.blocks // 2)
 
     def check_alive(self) -> None:
-        """Raise ReadOnly when bad blocks have eaten the spare ones."""
+        """Raise ReadOnlyError if too many blocks are bad."""
         if not self.alive:
-            raise ReadOnly(f"{self.nand.bad_blocks} of {self.geometry.blocks} blocks are bad: the drive is read-only")
+            raise ReadOnlyError(
+                f"{self.nand.bad_blocks} of {self.geometry.blocks} blocks are bad: the drive is read-only"
+            )
 
-    def victims(self, count: int) -> list[int]:
-        """Closed blocks with garbage, the most of it first."""
+    def gc_victims(self, count: int) -> list[int]:
+        """Closed blocks with invalid pages, fewest valid pages first."""
         g = self.geometry
         written = self.nand.next_page > 0
         written[list(self.open)] = False

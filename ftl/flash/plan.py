@@ -13,40 +13,39 @@ from csd_spec.arrays import I64, U32
 
 @dataclass(frozen=True)
 class PagePlan:
-    """Distinct flash pages behind a selection, how many bytes of it lie in each, and how many bytes of each have to
-    cross the channel: the codewords that hold them. Pages come stream by stream."""
+    """Distinct flash pages to read, stream by stream."""
 
     ppns: U32  # (P,)
-    useful: I64  # (P,)
-    nbytes: I64  # (P,)
-    ends: I64  # (N,): pages up to the last of each stream
-    stored: bool = True  # False: their content is not in this array, they only take time
+    useful: I64  # (P,) bytes of the selection in each page
+    nbytes: I64  # (P,) bytes that cross the channel: the codewords that contain them
+    ends: I64  # (N,) number of pages up to and including each stream
+    stored: bool = True  # False: only the read time counts; the content is not in this array
 
     @cached_property
     def useful_bytes(self) -> int:
-        """Of all pages."""
+        """Useful bytes of all pages."""
         return int(self.useful.sum())
 
     @cached_property
     def fetched_bytes(self) -> int:
-        """Of all pages."""
+        """Bytes of all pages that cross the channel."""
         return int(self.nbytes.sum())
 
     @classmethod
     def all_of(cls, ppns: U32, page_bytes: int) -> PagePlan:
-        """Everything in these pages."""
+        """Plan that reads whole pages."""
         nbytes = np.full(ppns.size, page_bytes)
         return cls(ppns, nbytes, nbytes, np.array([ppns.size]))
 
     def only(self, wanted: NDArray[np.bool_]) -> PagePlan:
-        """The pages (P,) that are wanted."""
+        """Return the plan restricted to the pages with wanted (P,) true."""
         if wanted.all():
             return self
         ends = np.concatenate([[0], np.cumsum(wanted)])[self.ends]
         return PagePlan(self.ppns[wanted], self.useful[wanted], self.nbytes[wanted], ends, self.stored)
 
     def part(self, first: int, last: int) -> PagePlan:
-        """The pages of streams from `first` to before `last`."""
+        """Return the plan of the streams `first` to `last` (exclusive)."""
         ends = self.ends[first:last]
         begin = int(self.ends[first - 1]) if first else 0
         mine = slice(begin, int(ends[-1]) if ends.size else begin)

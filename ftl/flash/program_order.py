@@ -1,4 +1,4 @@
-"""Pages of a block are programmed in order: compiled loops over the next page of each block.
+"""In-order programming within a block: compiled loops over the next page of each block.
 
 Arrays: ppns (N,) uint32, physical page numbers; next_page (blocks,) int32, pages programmed since the last erase.
 """
@@ -10,7 +10,7 @@ from csd_io.compiled import njit
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def claim_pages(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
-    """Advance each block's program pointer; returns the position of the first page out of order, or -1."""
+    """Advance each block's program pointer; returns the index of the first page out of order, or -1."""
     for i in range(ppns.size):
         row, lane = divmod(ppns[i], lanes)
         superblock, page = divmod(row, pages_per_block)
@@ -23,7 +23,7 @@ def claim_pages(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-unt
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def first_unwritten(ppns, next_page, lanes, pages_per_block):  # type: ignore[no-untyped-def]
-    """Position of the first page that was not programmed since its last erase, or -1."""
+    """Return the index of the first page that was not programmed since its last erase, or -1."""
     for i in range(ppns.size):
         row, lane = divmod(ppns[i], lanes)
         superblock, page = divmod(row, pages_per_block)

@@ -1,4 +1,4 @@
-"""Who refers to pages: the one thing that the flash store asks of the layers above."""
+"""References to pages: the interface that the layers above implement for the flash store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from csd_spec.arrays import I64, U32, U64
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A table of page numbers, which of the tags asked for may stand in it, and where.
+    """A table of page numbers, and the entries that may hold pages with the requested tags.
 
-    place: an index of `table` for each of `which`; None is anywhere.
+    Attributes:
+        table: Page numbers.
+        which: Indices of the requested tags that may be in the table.
+        place: Index into `table` for each of `which`; None if the position is unknown.
     """
 
     table: U32
@@ -25,7 +28,7 @@ class Reference:
     place: Any
 
     def holds(self, pages: U32) -> NDArray[np.bool_]:
-        """For each of `which`, whether the table has its page of `pages`."""
+        """Whether the table holds pages[which], for each of `which`."""
         found: NDArray[np.bool_] = (
             np.isin(pages[self.which], self.table)
             if self.place is None
@@ -34,7 +37,7 @@ class Reference:
         return found
 
     def move(self, old: U32, new: U32) -> None:
-        """Let the table have the new page wherever it has the old one."""
+        """Replace old pages with new ones in the table."""
         if self.place is None:
             for i in self.which:
                 self.table[self.table == old[i]] = new[i]
@@ -51,26 +54,30 @@ class Referrer(ABC):
         """Tables that may hold pages with these tags."""
 
     def moved(self, old: U32, new: U32) -> None:  # noqa: B027 - most keep nothing by page
-        """All tables have new pages in place of old ones."""
+        """Called after pages were moved, once all tables are updated."""
 
     def checkpoint_pages(self) -> int:
-        """Pages that a journal checkpoint of its state may take at most; none where tags say everything."""
+        """Maximum pages that a journal checkpoint of this layer takes; 0 if tags hold all of its state."""
         return 0
 
     def overwrite_blocks(self) -> int:
-        """Blocks that must stay free for what takes another page's place to be programmed before that one is erased."""
+        """Blocks that must stay free so that a page can be rewritten before its old copy is erased."""
         return 0
 
     def lose(self, tags: U64, for_good: bool) -> list[int]:
-        """Pages with these tags could not be read; returns the handles of sequences that lost data.
+        """Handle pages with these tags that could not be read.
 
-        for_good: their content is gone, and to be recorded as lost before they look whole again somewhere else.
+        Args:
+            for_good: The content is lost permanently. Record this before the pages are moved: a copy looks intact.
+
+        Returns:
+            Handles of sequences that lost data.
         """
         return []
 
 
 def valid(referrers: list[Referrer], pages: U32, tags: U64) -> NDArray[np.bool_]:
-    """Which pages some table holds."""
+    """Return which pages are referenced by a table."""
     found = np.zeros(pages.size, bool)
     for referrer in referrers:
         for reference in referrer.references(tags):
@@ -79,7 +86,7 @@ def valid(referrers: list[Referrer], pages: U32, tags: U64) -> NDArray[np.bool_]
 
 
 def remap(referrers: list[Referrer], old: U32, new: U32, tags: U64) -> None:
-    """Let every table that holds an old page hold its new place."""
+    """Replace old pages with new ones in every table."""
     for referrer in referrers:
         for reference in referrer.references(tags):
             reference.move(old, new)

@@ -1,7 +1,7 @@
-"""A page's spare area: its tag, which write filled it and in which life of its block, and what its bits must be.
+"""Spare area of a page: tag, write number, life (erase count) of its block, and checksums.
 
-The content has a CRC-32, by which one flipped bit is corrected, and an Adler-32, by which a wrong correction is found
-out. The spare area has a CRC-32 of its own, so that a page says what it was though its content is gone.
+The content has a CRC-32, which is used to correct one flipped bit, and an Adler-32, which detects a wrong correction.
+The spare area has its own CRC-32, so that it is readable even if the content is damaged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_io.compiled import njit
-from csd_io.crc import adler32, corrected, crc32
+from csd_io.crc import adler32, correct_single_bit, crc32
 from csd_spec.arrays import I32, I64, U8, U64
 
 Spare = NDArray[Any]
@@ -22,8 +22,8 @@ SPARE = np.dtype(
 _SEALED = SPARE.itemsize - 4
 
 
-def made(pages: U8, tags: U64, write_numbers: U64, lives: NDArray[Any]) -> Spare:
-    """Spare areas (N,) of pages (N, page_bytes). lives: erases of their blocks."""
+def build_spares(pages: U8, tags: U64, write_numbers: U64, lives: NDArray[Any]) -> Spare:
+    """Build spare areas (N,) for pages (N, page_bytes); `lives` are the erase counts of their blocks."""
     spare = np.zeros(tags.size, SPARE)
     spare["tag"], spare["write_number"], spare["life"] = tags, write_numbers, lives
     spare["crc"] = [crc32(page) for page in pages]
@@ -33,17 +33,17 @@ def made(pages: U8, tags: U64, write_numbers: U64, lives: NDArray[Any]) -> Spare
 
 
 def rows(spare: Spare) -> U8:
-    """Spare areas as bytes, (N, 32)."""
+    """View spare areas as bytes, (N, 32)."""
     return spare.view(np.uint8).reshape(-1, SPARE.itemsize)
 
 
 def words(spare: Spare) -> U64:
-    """Spare areas as numbers, (N, 4): what is looked through as a whole is looked through faster."""
+    """View spare areas as uint64, (N, 4), for faster scans."""
     return spare.view(np.uint64).reshape(-1, SPARE.itemsize // 8)
 
 
 def _crc_tables() -> NDArray[np.uint32]:
-    """What a byte does to a CRC-32, (8, 256): with 0 to 7 bytes of zeros behind it."""
+    """CRC-32 contribution of each byte value followed by 0 to 7 zero bytes, (8, 256)."""
     zeros = [crc32(bytes(1 + behind)) for behind in range(8)]
     return np.array([[crc32(bytes([i, *bytes(k)])) ^ zeros[k] for i in range(256)] for k in range(8)], np.uint32)
 
@@ -53,7 +53,7 @@ _CRC = _crc_tables()
 
 @njit(inline="always")
 def _seal(area, tables):  # type: ignore[no-untyped-def]
-    """CRC-32 of the first 28 bytes of a spare area (4,), as zlib has it: zlib itself is slow at so few."""
+    """CRC-32 of the first 28 bytes of a spare area (4,), equal to zlib's, which is slow for so few bytes."""
     crc = np.uint64(0xFFFFFFFF)
     for word in area[:3]:
         x = word ^ crc
@@ -74,8 +74,8 @@ def _seals(areas, tables, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _unsealed(areas, tables, out):  # type: ignore[no-untyped-def]
-    """Which spare areas are not erased and do not match their seal; returns how many."""
+def _find_corrupt(areas, tables, out):  # type: ignore[no-untyped-def]
+    """Find spare areas that are not erased and do not match their CRC; returns their number."""
     count = 0
     for i in range(areas.shape[0]):
         area = areas[i]
@@ -85,17 +85,17 @@ def _unsealed(areas, tables, out):  # type: ignore[no-untyped-def]
     return count
 
 
-def unsealed(spare: Spare) -> I64:
-    """Which spare areas are not erased and do not match their seal."""
+def find_corrupt(spare: Spare) -> I64:
+    """Indices of spare areas that are not erased and do not match their CRC."""
     found: I64 = np.empty(spare.size, np.int64)
-    return found[: _unsealed(words(spare), _CRC, found)]
+    return found[: _find_corrupt(words(spare), _CRC, found)]
 
 
-def mend(spare: Spare) -> tuple[list[int], list[int]]:
-    """Undo single flipped bits of spare areas; returns which were corrected, and which are lost and erased here."""
+def correct_single_bit_errors(spare: Spare) -> tuple[list[int], list[int]]:
+    """Correct single-bit errors in spare areas; returns those corrected, and those lost, which are zeroed here."""
     fixed, lost = list[int](), list[int]()
-    for i in unsealed(spare).tolist():
-        if one_bit(rows(spare)[i]):
+    for i in find_corrupt(spare).tolist():
+        if has_single_bit_set(rows(spare)[i]):
             rows(spare)[i] = 0
         elif not correct_spare(spare, i):
             spare[i] = 0
@@ -105,32 +105,34 @@ def mend(spare: Spare) -> tuple[list[int], list[int]]:
     return fixed, lost
 
 
-def one_bit(raw: U8) -> bool:
-    """Whether bytes would all be zero but for one bit."""
+def has_single_bit_set(raw: U8) -> bool:
+    """Whether exactly one bit is set."""
     return int(np.unpackbits(raw).sum()) == 1
 
 
 def correct_spare(spare: Spare, i: int) -> bool:
-    """Undo one flipped bit of spare area i; whether it matches its seal now."""
-    found = corrected(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
+    """Correct one flipped bit of spare area i; returns whether it matches its CRC now."""
+    found = correct_single_bit(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
     if found:
         rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
     return found is not None
 
 
-def take_copies(spare: Spare, copy: Spare) -> I64:
-    """Where a spare area is lost and its copy is not, take the copy; returns which those are."""
+def restore_from_copies(spare: Spare, copy: Spare) -> I64:
+    """Restore lost spare areas from readable copies; returns their indices."""
     differ = np.unique(np.flatnonzero(words(spare).reshape(-1) != words(copy).reshape(-1)) // words(spare).shape[1])
     written = differ[words(copy[differ]).any(axis=1)]
-    sealed = np.setdiff1d(written, written[unsealed(copy[written])])
+    sealed = np.setdiff1d(written, written[find_corrupt(copy[written])])
     lost = np.array([i for i in sealed.tolist() if not _readable(spare, i)], np.int64)
     spare[lost] = copy[lost]
     return lost
 
 
 def _readable(spare: Spare, i: int) -> bool:
-    """Whether a spare area is not erased, and sealed but for one bit at the most."""
-    return bool(spare[i]["seal"]) and (not unsealed(spare[i : i + 1]).size or correct_spare(spare[i : i + 1].copy(), 0))
+    """Whether a spare area is not erased and matches its CRC after correcting at most one bit."""
+    return bool(spare[i]["seal"]) and (
+        not find_corrupt(spare[i : i + 1]).size or correct_spare(spare[i : i + 1].copy(), 0)
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -150,9 +152,17 @@ def _keep_present_life(areas, lives, next_page):  # type: ignore[no-untyped-def]
 
 
 def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32) -> int:
-    """Erase those spare areas of a superblock (pages,) that are of earlier lives of their blocks; where the count of a
-    block's lives (lanes,) is lost, its last pages have it. next_page (lanes,): how much of each block is programmed;
-    pages with lost spare areas were. Returns the newest write number."""
+    """Zero the spare areas of a superblock that belong to earlier lives of their blocks.
+
+    Args:
+        spare: Spare areas, (pages,).
+        lost: Pages with unreadable spare areas; they count as programmed.
+        lives: Erase count of each block, (lanes,); raised to the newest life found, in case the count was lost.
+        next_page: Output: programmed pages of each block, (lanes,).
+
+    Returns:
+        The newest write number.
+    """
     newest = int(_keep_present_life(words(spare), lives, next_page))
     for i in lost:
         next_page[i % lives.size] = max(next_page[i % lives.size], i // lives.size + 1)
@@ -160,8 +170,8 @@ def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32)
 
 
 def correct_page(page: U8, spare: Any) -> bool:
-    """Undo one flipped bit of a page; whether it is what its (good) spare area says now."""
-    found = corrected(page.tobytes(), int(spare["crc"]))
+    """Correct one flipped bit of a page; returns whether it matches its (intact) spare area now."""
+    found = correct_single_bit(page.tobytes(), int(spare["crc"]))
     if found is None or adler32(found[0]) != spare["adler"]:
         return False
     page[:] = np.frombuffer(found[0], np.uint8)

@@ -1,4 +1,4 @@
-"""The flash store: pages are allocated, programmed, read and erased, and each says when it is done."""
+"""Flash store: allocates, programs, reads and erases pages, and returns when each operation ends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from csd_spec import DriveSpec
 from csd_spec.arrays import I64, U8, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
-from ftl.errors import OutOfSpace, Uncorrectable
+from ftl.errors import OutOfSpaceError, UncorrectableReadError
 from ftl.flash.cache import PageCache
-from ftl.flash.content import distinct
+from ftl.flash.content import sorted_unique
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
@@ -22,7 +22,7 @@ from ftl.flash.timing import TIMINGS, Reading
 CHEAP = 0.25  # valid pages of a block that garbage collection empties before blocks of idle writers are taken over
 
 
-class Reclaim(Protocol):
+class Reclaimer(Protocol):
     """Garbage collection, in two steps."""
 
     def erase_empty(self, start_ns: int) -> bool:
@@ -35,12 +35,10 @@ class Reclaim(Protocol):
 
 
 class FlashStore:
-    """NAND with its modelled time, the placement of pages, and what is known of who uses them.
-
-    Raises ValueError for a timing model that there is none of.
-    """
+    """NAND with its simulated time, page placement, and the layers that refer to pages."""
 
     def __init__(self, spec: DriveSpec, nand: Nand | None = None) -> None:
+        """Raises ValueError for an unknown timing model."""
         self.spec, self.geometry = spec, spec.geometry
         self.nand = nand or Nand(spec.geometry)
         if spec.timing.model not in TIMINGS:
@@ -50,8 +48,8 @@ class FlashStore:
         self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()
         self.referrers: list[Referrer] = []
-        self.reclaim: Reclaim | None = None
-        self.garbage: list[int] = []  # blocks on which no record counts, as power-on has found them with nothing lost
+        self.reclaim: Reclaimer | None = None
+        self.garbage: list[int] = []  # erasable blocks found at power-on, if nothing was lost
 
     @property
     def content(self) -> U16:
@@ -60,24 +58,32 @@ class FlashStore:
 
     @property
     def reserve(self) -> int:
-        """Blocks that only collection and both places of the journal may use: an extent for each, and room for a
-        checkpoint."""
+        """Blocks reserved for garbage collection and the two journal copies: an extent each, and a checkpoint."""
         g = self.geometry
         checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
         return min(3 * g.channels + checkpoint, g.blocks // 8)
 
     def begin(self, start_ns: int) -> None:
-        """Before the first program after power-on: where power was lost so often that few blocks are left, erase those
-        that held nothing then. Later a record would have to come first, and that needs blocks."""
+        """Before the first program after power-on: erase unreferenced blocks if few blocks are free.
+
+        Frequent power losses can cause this. Later, an erase needs a journal record first, which needs free blocks.
+        """
         garbage, self.garbage = self.garbage, []
         if self.placement.free_blocks <= 2 * self.reserve:
             for block in garbage:
                 self.erase(block, start_ns)
 
     def allocate(self, jobs: list[tuple[Writer, I64]], start_ns: int, overwrites: bool = False) -> list[U32]:
-        """Pages for writers; room is made where there is none. Raises OutOfSpace, ReadOnly.
+        """Allocate pages for writers; frees blocks if there are too few.
 
-        overwrites: each takes the place of a page that is invalid then, so blocks are used that are kept for that.
+        Args:
+            jobs: Writers, and start positions of their pages.
+            start_ns: Simulated time of the command, ns.
+            overwrites: Each page replaces one that becomes invalid, so blocks reserved for overwrites may be used.
+
+        Raises:
+            OutOfSpaceError: Flash or the file system is full.
+            ReadOnlyError: Too many blocks are bad.
         """
         self.placement.check_alive()
         self.begin(start_ns)
@@ -89,7 +95,7 @@ class FlashStore:
         while True:
             try:
                 return self.placement.allocate(jobs, reserve, take_over)
-            except OutOfSpace:
+            except OutOfSpaceError:
                 if self.reclaim is None:
                     raise
                 if self.reclaim.erase_empty(start_ns) or self.reclaim.collect(start_ns, CHEAP):
@@ -100,22 +106,25 @@ class FlashStore:
                     raise
 
     def _check_room(self, pages: int, start_ns: int) -> None:
-        """Raise OutOfSpace where the disk under the flash has no room for pages, and some for the journal."""
+        """Raise OutOfSpaceError if the file system has no room for `pages` pages plus the journal margin."""
         if not pages or self.nand.has_room(pages):
             return
         if self.reclaim and self.placement.erasable_blocks():
             self.reclaim.erase_empty(start_ns)
-            self.nand.give_back()
+            self.nand.release_erased()
         if not self.nand.has_room(pages):
-            raise OutOfSpace(f"{pages} pages: the disk under {self.nand.name} has no room for them: free some")
+            raise OutOfSpaceError(f"{pages} pages: the disk under {self.nand.name} has no room for them: free some")
 
     def program(
         self, writer: Writer, ppns: U32, data: U8 | None, tags: U64, start_ns: int, write_numbers: U64 | None = None
     ) -> int:
-        """Program pages in the order of their numbers; one that fails goes to another block, and ppns (N,) says so.
+        """Program pages in ascending order; a page that fails is programmed to another block, and `ppns` is updated.
 
-        Returns when the last program ends. Raises OutOfSpace where not even the reserve has a block left for them: then
-        all are given back, and ppns is UNMAPPED.
+        Returns:
+            Simulated time at which the last program ends, ns.
+
+        Raises:
+            OutOfSpaceError: Even the reserve has no block left: all pages are freed, and `ppns` is UNMAPPED.
         """
         finish_ns = start_ns
         left = np.argsort(ppns, kind="stable")
@@ -132,7 +141,7 @@ class FlashStore:
         return finish_ns
 
     def _place_elsewhere(self, writer: Writer, ppns: U32, left: I64) -> None:
-        """Give those of ppns[left] other pages that lie in the block of the first one, which is bad."""
+        """Reallocate the pages of ppns[left] that are in the block of the first one, which has become bad."""
         block = int(self.nand.block_of(ppns[left[:1]])[0])
         self.placement.seal(block)
         moved = left[self.nand.block_of(ppns[left]) == block]
@@ -140,32 +149,35 @@ class FlashStore:
         try:
             self.placement.check_alive()
             (others,) = self.placement.allocate([(writer, lanes)], 0)
-        except OutOfSpace:
-            self.placement.give_back(ppns)
+        except OutOfSpaceError:
+            self.placement.undo_allocation(ppns)
             ppns[:] = UNMAPPED
             raise
         self.placement.invalidate(ppns[moved])
         ppns[moved] = others
 
     def all_of(self, ppns: U32) -> PagePlan:
-        """A plan for everything in these pages."""
+        """Plan that reads whole pages."""
         return PagePlan.all_of(ppns, self.geometry.page_bytes)
 
-    def bring(self, ppns: U32) -> None:
-        """Have pages at hand, wherever the emulator keeps them; that takes no modelled time. Raises Uncorrectable, and
-        fails the sequences concerned, for those that are not what was programmed."""
-        if not self.nand.held.lazy:
-            return
-        handles = self.lost_of(ppns)
-        if handles is not None:
-            raise Uncorrectable(handles, why=self.nand.held.trouble)
+    def page_in(self, ppns: U32) -> None:
+        """Make pages resident in the emulator; takes no simulated time.
 
-    def lost_of(self, ppns: U32) -> list[int] | None:
-        """Bring pages; returns the sequences that have failed now, where some are not what was programmed."""
-        self.nand.bring(ppns)
-        if not (self.nand.held.lazy and self.nand.damage.pages):
+        Raises:
+            UncorrectableReadError: Some pages are damaged; the affected sequences are marked as failed.
+        """
+        if not self.nand.page_store.lazy:
+            return
+        handles = self.find_lost(ppns)
+        if handles is not None:
+            raise UncorrectableReadError(handles, why=self.nand.page_store.io_error)
+
+    def find_lost(self, ppns: U32) -> list[int] | None:
+        """Page in pages; returns the handles of sequences that lost data, or None if all pages are intact."""
+        self.nand.page_in(ppns)
+        if not (self.nand.page_store.lazy and self.nand.damage.pages):
             return None
-        lost = distinct(ppns[~self.nand.intact(ppns)])
+        lost = sorted_unique(ppns[~self.nand.intact(ppns)])
         return self._lose(lost, True) if lost.size else None
 
     def _lose(self, ppns: U32, for_good: bool) -> list[int]:
@@ -174,13 +186,14 @@ class FlashStore:
         return sorted({handle for each in self.referrers for handle in each.lose(tags, for_good)})
 
     def read(self, plan: PagePlan, start_ns: int) -> int:
-        """Bring a plan's pages to the engine; returns when all are there.
+        """Read the pages of a plan into the attention engine; returns when the last one arrives, ns.
 
-        Raises Uncorrectable, and fails the sequences concerned, where the ECC gives up.
+        Raises:
+            UncorrectableReadError: The ECC could not correct a page; the affected sequences are marked as failed.
         """
         if plan.stored:
             self.nand.check_readable(plan.ppns)
-            self.bring(plan.ppns)
+            self.page_in(plan.ppns)
         self.counters.read += plan.ppns.size
         finish_ns = self.timing.read(plan.ppns, plan.nbytes, start_ns)
         if self.nand.faults.raw_bit_errors and plan.stored:
@@ -190,22 +203,22 @@ class FlashStore:
                 finish_ns = self.timing.read(plan.ppns[again], plan.nbytes[again], finish_ns)
             lost = plan.ppns[errors > self.nand.faults.retry_bits]
             if lost.size:
-                raise Uncorrectable(self._lose(lost, False))
+                raise UncorrectableReadError(self._lose(lost, False))
         return finish_ns
 
     def begin_reads(self, plans: list[PagePlan]) -> Reading | None:
-        """Check and count reads that are timed elsewhere, part by part; None: each part has to be asked of `read`."""
+        """Check and count reads that `pipeline` times itself; None if each part must go through `read`."""
         if self.timing.listener or self.nand.faults.raw_bit_errors or not self.timing.reading:
             return None
         for plan in plans:
             if plan.stored:
                 self.nand.check_readable(plan.ppns)
-                self.bring(plan.ppns)
+                self.page_in(plan.ppns)
             self.counters.read += plan.ppns.size
         return self.timing.reading
 
     def erase(self, block: int, start_ns: int) -> None:
-        """Erase a block that holds nothing valid, and take it back."""
+        """Erase a block without valid pages, and return it to the free list."""
         assert self.placement.valid[block] == 0, f"block {block} still holds valid pages"
         self.nand.erase(block)
         self.cache.forget(self.nand.pages_of(block))

@@ -1,13 +1,13 @@
-"""The tag in a page's spare area, which says what the page holds. All of its bits are laid out here.
+"""Tag in a page's spare area: identifies what the page holds. This module defines its bit layout.
 
-| kind (5 bits) | the other 59 |
+| kind (5 bits) | the other 59 bits |
 |---|---|
-| groups of K and V: every kind but the next two | owner 17, layer 8, stream 14, group 20 |
-| JOURNAL | second place 1, record 28, page of it 15, pages of it 15 |
+| KV groups: every kind but the next two | owner 17, layer 8, stream 14, group 20 |
+| JOURNAL | copy (0 or 1) 1, record 28, page index 15, page count 15 |
 | BLOCK | logical page 32 |
 
-A tag of a group is written once: an owner never programs the same group of a layer twice, so every intact page with a
-tag holds the same data.
+A group's tag is written once: an owner never programs the same group of a layer twice, so all intact pages with the
+same tag hold the same data.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from csd_spec.arrays import I64, U64
 
 KINDS, MAX_OWNERS, MAX_LAYERS, MAX_STREAMS, MAX_GROUPS = 1 << 5, 1 << 17, 1 << 8, 1 << 14, 1 << 20
 MAX_RECORDS, MAX_RECORD_PAGES, MAX_LOGICAL_PAGES = 1 << 28, 1 << 15, 1 << 32
-_KIND, _OWNER, _LAYER, _STREAM, _GROUP = 59, 42, 34, 20, 0  # first bit of each
+_KIND, _OWNER, _LAYER, _STREAM, _GROUP = 59, 42, 34, 20, 0  # lowest bit of each field
 _PLACE, _RECORD, _RECORD_PAGE = 58, 30, 15
 
 
 class Kind(IntEnum):
-    """What a page holds. Layouts take numbers that are free; a form of its own needs a kind of its own."""
+    """Content of a page. Layouts use the free numbers; each page format needs its own kind."""
 
     K = 1
     V = 2
     JOURNAL = 3
     BLOCK = 4
-    VALUES = 5  # and 6: by bits
-    EMBEDDING_K = 8  # to 19: by bits and channels a page, so that a copy in another form has tags of its own
+    VALUES = 5  # and 6: by bit width
+    EMBEDDING_K = 8  # to 19: by bit width and channels per page, so that a relayout gets new tags
     REFINED = 20
-    SCORES = 21  # and 22: by bits
-    FREE = 24  # to 31: of layouts to come
+    SCORES = 21  # and 22: by bit width
+    FREE = 24  # to 31: for future layouts
 
 
 def _field(tags: U64, shift: int, size: int) -> I64:
@@ -45,12 +45,12 @@ def _field(tags: U64, shift: int, size: int) -> I64:
 
 
 def kinds(tags: U64) -> I64:
-    """The kind of each tag."""
+    """Kind of each tag."""
     return _field(tags, _KIND, KINDS)
 
 
 def of_kind(tags: U64, kind: int) -> slice:
-    """Where the tags of a kind are among ascending ones."""
+    """Slice of the tags of a kind in an ascending array."""
     first, last = np.uint64(kind << _KIND), np.uint64((kind + 1 << _KIND) - 1)
     return slice(int(np.searchsorted(tags, first)), int(np.searchsorted(tags, last, "right")))
 
@@ -66,7 +66,7 @@ def group_tags(kind: int, owner: int, layer: int, streams: int, groups: I64) -> 
 
 
 def owners(tags: U64) -> I64:
-    """The owner of each group."""
+    """Owner of each group."""
     return _field(tags, _OWNER, MAX_OWNERS)
 
 
@@ -76,14 +76,14 @@ def group_places(tags: U64) -> tuple[I64, I64, I64]:
 
 
 def is_group(tags: U64) -> NDArray[np.bool_]:
-    """Which tags are of groups of K and V."""
+    """Whether each tag is that of a KV group."""
     kind = kinds(tags)
     groups: NDArray[np.bool_] = (kind != Kind.JOURNAL) & (kind != Kind.BLOCK)
     return groups
 
 
 def record_tags(number: int, place: int, count: int) -> U64:
-    """Tags of the `count` pages of a journal record in one of its two places; record numbers go round."""
+    """Tags of the `count` pages of one copy (`place`) of a journal record; record numbers wrap around."""
     index = np.arange(count)
     head = np.uint64(int(Kind.JOURNAL) << _KIND | place << _PLACE | number % MAX_RECORDS << _RECORD | count)
     tags: U64 = head | index.astype(np.uint64) << np.uint64(_RECORD_PAGE)
@@ -91,7 +91,7 @@ def record_tags(number: int, place: int, count: int) -> U64:
 
 
 def record_fields(tags: U64) -> tuple[I64, I64, I64, I64]:
-    """Record number, place, page of it, and pages of it."""
+    """Record number, copy, page index, and page count of each tag."""
     number, pages = _field(tags, _RECORD, MAX_RECORDS), MAX_RECORD_PAGES
     return number, _field(tags, _PLACE, 2), _field(tags, _RECORD_PAGE, pages), _field(tags, 0, pages)
 
@@ -103,5 +103,5 @@ def block_tags(lpns: I64) -> U64:
 
 
 def logical_pages(tags: U64) -> I64:
-    """The logical page of each tag."""
+    """Logical page of each tag."""
     return _field(tags, 0, MAX_LOGICAL_PAGES)

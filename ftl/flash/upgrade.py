@@ -1,4 +1,4 @@
-"""Files of an array as version 1 of the format had them, made into those of today."""
+"""Converts the files of an array in format version 1 to the current format."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from csd_io.crc import crc32
 from csd_io.folder import Folder
 from csd_spec import Geometry
 from csd_spec.arrays import U8
-from ftl.flash.files import BLOCK, BLOCKS, CONTENT, COPY, SPARES, check_sizes, data_sizes, entry, touched
-from ftl.flash.spare import SPARE, made, rows
+from ftl.flash.files import BLOCK, BLOCKS, CONTENT, COPY, SPARES, check_sizes, data_sizes, entry, touched_parts
+from ftl.flash.spare import SPARE, build_spares, rows
 
 _PER_PAGE = {"tags.bin": np.uint64, "write_numbers.bin": np.uint64, "checksums.bin": np.uint32}
 _PER_BLOCK = {"erase_count.bin": np.int32, "bad_blocks.bin": np.uint8}
@@ -25,9 +25,12 @@ def is_old(folder: Folder) -> bool:
 
 
 def upgrade(folder: Folder, geometry: Geometry) -> None:
-    """Make today's files; old ones are there until the new ones are whole. Raises ValueError for files that do not fit.
+    """Write the current files; the old ones are removed once the new ones are complete.
 
-    A page whose content did not match its checksum is damaged afterwards too.
+    A page whose content did not match its checksum stays damaged.
+
+    Raises:
+        ValueError: A file has a wrong size.
     """
     pages, blocks = geometry.pages, geometry.blocks
     old = {name: pages * np.dtype(dtype).itemsize for name, dtype in _PER_PAGE.items()}
@@ -50,7 +53,7 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
         entries.write(block * BLOCK.itemsize, entry(int(erases[block]), int(bad[block])).tobytes())
     spares = [folder.open(f"{name}.new", pages * SPARE.itemsize) for name in (SPARES, COPY)]
     size = geometry.superblock_pages
-    for superblock in touched(files["write_numbers.bin"].written(), 8 * size):
+    for superblock in touched_parts(files["write_numbers.bin"].written(), 8 * size):
         numbers = read("write_numbers.bin", superblock * size, size)
         which = np.flatnonzero(numbers)
         if which.size:
@@ -58,7 +61,7 @@ def upgrade(folder: Folder, geometry: Geometry) -> None:
             content.read(superblock * size * geometry.page_bytes, data.reshape(-1).data)
             lives = erases[superblock * geometry.lanes + which % geometry.lanes]
             all_spares = np.zeros(size, SPARE)
-            spare = made(data[which], read("tags.bin", superblock * size, size)[which], numbers[which], lives)
+            spare = build_spares(data[which], read("tags.bin", superblock * size, size)[which], numbers[which], lives)
             sums = read("checksums.bin", superblock * size, size)[which]
             for i in np.flatnonzero(sums != spare["crc"]).tolist():
                 spare["crc"][i] = sums[i]

@@ -1,1 +1,1 @@
-"""The KV map: sequences of K and V, how their groups lie in pages, and how they grow, are cut, shared and read."""
+"""KV map: sequences of keys and values; packing of their groups into pages, append, truncate, fork and read."""

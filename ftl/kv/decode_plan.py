@@ -1,7 +1,7 @@
-"""Plan of the decode steps of one layer of some sequences: `DecodePlan`.
+"""Cached inputs of decode steps of one layer: `DecodePlan`.
 
-Most decode steps only add a row to groups that wait in drive DRAM. Until a group begins, ends or moves, slots, page
-plans, buffers and the form of a good command stay the same.
+Most decode steps only append a row to groups that are open in drive DRAM. Until a group begins, ends or moves, the
+slots, page plans, buffers and the checks of a command stay valid.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from csd_spec import Attend, KvView
 from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
-from ftl.kv.layouts.group_map import GroupMap, LaidMap
-from ftl.kv.layouts.lay import lay_each
+from ftl.kv.layouts.group_map import GroupMap, InPlaceMap
+from ftl.kv.layouts.packing import append_rows
 from ftl.kv.pages import stack
 from ftl.kv.sequence import Sequence
 
 
 class DecodePlan:
-    """Inputs of decode steps, valid during one epoch of the KV map; a view needs sequences of one layout.
+    """Inputs of decode steps, valid during one epoch of the KV map; `view` needs sequences of one layout.
 
-    Lengths are read from the sequences, since another batch may have added tokens to them in the same epoch.
+    Lengths are read from the sequences, since another batch may have appended tokens in the same epoch.
 
     Attributes:
         page_plans: Plans of all pages of a map, by its name.
-        runs: Carry out commands that the plan accepts, by method.
+        runs: Functions that carry out accepted commands, by method.
     """
 
     def __init__(self, seqs: Seq[Sequence], layer: int, banks: tuple[U16, U16]) -> None:
@@ -39,16 +39,16 @@ class DecodePlan:
         self.page_plans: dict[str, PagePlan] = {}
         self.layout, self.heads = seqs[0].layout, seqs[0].heads
         self.runs: dict[str, Callable[..., Any]] = {}
-        self._forms: dict[str, tuple[list[Any], int]] = {}
+        self._signatures: dict[str, tuple[list[Any], int]] = {}
 
-    def keep(self, command: Attend, run: Callable[..., Any], reply_bytes: int) -> None:
-        """Accept commands of the form of one that was checked in full; completions of `run` have as many bytes."""
-        self.runs[command.method], self._forms[command.method] = run, (_form(command), reply_bytes)
+    def register(self, command: Attend, run: Callable[..., Any], reply_bytes: int) -> None:
+        """Accept later commands with the signature of this checked one; completions of `run` have `reply_bytes`."""
+        self.runs[command.method], self._signatures[command.method] = run, (_signature(command), reply_bytes)
 
     def accepts(self, command: Attend, max_bytes: int) -> bool:
-        """Whether a command, but for its values, is like one that was checked, and its token is in bounds."""
-        form, reply_bytes = self._forms.get(command.method, ([], 0))
-        return _form(command) == form != [] and reply_bytes <= max_bytes and self.in_bounds()
+        """Whether a command has the signature of a checked one, and one more token is in bounds."""
+        form, reply_bytes = self._signatures.get(command.method, ([], 0))
+        return _signature(command) == form != [] and reply_bytes <= max_bytes and self.in_bounds()
 
     def stored(self) -> list[int]:
         """Tokens of each sequence."""
@@ -56,8 +56,7 @@ class DecodePlan:
 
     @cached_property
     def bounds(self) -> list[tuple[int, int]]:
-        """Lengths of each sequence, from the first to before the last, at which one more token neither begins nor ends
-        a group."""
+        """Per sequence: lengths (first, end) at which one more token neither begins nor completes a group."""
         bounds = []
         for seq, length in zip(self.seqs, self.stored(), strict=True):
             begins = [length - length % mapped.per_group for mapped in seq.maps.values()]
@@ -66,22 +65,22 @@ class DecodePlan:
         return bounds
 
     def in_bounds(self) -> bool:
-        """Whether one more token of each sequence only joins groups that wait."""
+        """Whether one more token of each sequence only extends open groups."""
         for lengths, (low, end) in zip(self.lengths, self.bounds, strict=True):
             if not low <= lengths.item(self.layer) < end:
                 return False
         return True
 
     @cached_property
-    def _waiting(self) -> list[tuple[int, GroupMap]]:
-        """Maps whose group under construction has page buffers, and the number of the sequence."""
+    def _open_groups(self) -> list[tuple[int, GroupMap]]:
+        """Sequence number and map of every group that is open in page buffers."""
         each = ((number, mapped) for number, seq in enumerate(self.seqs) for mapped in seq.maps.values())
         return [(number, mapped) for number, mapped in each if mapped.buffered(self.layer)]
 
     @cached_property
-    def laid_groups(self) -> tuple[I64, I64]:
-        """Buffers and forms, as `lay_each` takes them, of the groups that wait and store rows unmodified."""
-        found = [(number, mapped) for number, mapped in self._waiting if isinstance(mapped, LaidMap)]
+    def in_place_groups(self) -> tuple[I64, I64]:
+        """Buffers and formats, as `append_rows` takes them, of the open groups that store rows unmodified."""
+        found = [(number, mapped) for number, mapped in self._open_groups if isinstance(mapped, InPlaceMap)]
         at = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0), 1), np.int64)
         forms = np.empty((len(found), 4), np.int64)
         for i, (number, mapped) in enumerate(found):
@@ -91,28 +90,28 @@ class DecodePlan:
 
     @cached_property
     def encoded_groups(self) -> list[tuple[int, GroupMap]]:
-        """Sequence number and map of the other groups that wait."""
-        return [(number, mapped) for number, mapped in self._waiting if not isinstance(mapped, LaidMap)]
+        """Sequence number and map of the other open groups."""
+        return [(number, mapped) for number, mapped in self._open_groups if not isinstance(mapped, InPlaceMap)]
 
     def append(self, k: F16 | None, v: F16 | None) -> None:
-        """Add a token k, v (B, H, d) of each sequence, in bounds, to the groups that have buffers."""
+        """Append a token k, v (B, H, d) to each sequence's buffered groups; it must be in bounds."""
         stored, layer = self.stored(), self.layer
         if k is not None and v is not None:
             content, rows = self.banks[1], {"k": k.view(np.uint16), "v": v.view(np.uint16)}
-            lay_each(content, *self.laid_groups, np.array(stored), rows["k"], rows["v"])
+            append_rows(content, *self.in_place_groups, np.array(stored), rows["k"], rows["v"])
             for number, mapped in self.encoded_groups:
                 row = rows[mapped.source][number : number + 1]
                 mapped.fill(content, mapped.buffers[layer], stored[number] % mapped.per_group, row)
         self.count_token()
 
     def count_token(self) -> None:
-        """Make each sequence a token longer, whose rows are in the buffers."""
+        """Increment each sequence's length after its row was written to the buffers."""
         for lengths in self.lengths:
             lengths[self.layer] += 1
 
     @cached_property
     def _slots(self) -> dict[str, U32]:
-        """Slots of all maps by name, (N, pages of a head, groups)."""
+        """Slots of all maps by name, (N, pages per head, groups)."""
         longest, found = max(self.stored()), {}
         for name, mapped in self.seqs[0].maps.items():
             groups = -(-longest // mapped.per_group)
@@ -122,7 +121,7 @@ class DecodePlan:
 
     @cached_property
     def _view_slots(self) -> tuple[U32, U32, U32]:
-        """Slots of K, of V, and of the embedding-indexed copy of K, as a view has them."""
+        """Slots of K, of V, and of the embedding-indexed copy of K, in the layout of a view."""
         none, copy = np.empty((len(self.seqs) * self.heads, 1, 0), np.uint32), self._slots.get("embedding_k")
         k = self._slots.get("k", none).transpose(0, 2, 1).reshape(none.shape[0], -1)
         v = k if self.layout.latent else self._slots.get("v", none)[:, 0]
@@ -130,13 +129,13 @@ class DecodePlan:
         return k, v, np.full((k.shape[0], 1, groups), UNMAPPED) if copy is None else copy
 
     def view(self) -> KvView:
-        """The layer of the sequences at their present lengths."""
+        """Return a view of the layer at the sequences' current lengths."""
         seq_lens = np.array(self.stored()).repeat(self.heads)
         return KvView(self.layout, self.banks, seq_lens, *self._view_slots, self._slots, self.page_plans)
 
 
-def _form(command: Attend) -> list[Any]:
-    """All of a command of a method but its values and its sequences; empty if an array is not just an array."""
+def _signature(command: Attend) -> list[Any]:
+    """Everything in a command but its values and sequences; empty if an array is not a plain ndarray."""
     terms = () if command.terms is None else (command.terms,)
     form = [command.r, *map(type, (command.r, command.layer, *command.seqs))]
     for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):

@@ -1,4 +1,4 @@
-"""The KV map: which sequences there are, and where their groups lie."""
+"""KV map: the sequences of a drive, and the locations of their groups."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from csd_spec import PageForm
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
-from ftl.errors import OutOfSpace, Uncorrectable, UnknownSequence
+from ftl.errors import OutOfSpaceError, UncorrectableReadError, UnknownSequenceError
 from ftl.flash import tag
 from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.decode_plan import DecodePlan
 from ftl.kv.layouts import GroupMap
-from ftl.kv.names import RECORDED_BYTES, Names
+from ftl.kv.names import RECORDED_BYTES, PrefixIndex
 from ftl.kv.owners import Owners
 from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
-from ftl.kv.tails import GroupBuffers, Tails
+from ftl.kv.tails import GroupBuffers, OpenGroups
 from ftl.kv.usage import Accounts
 
 MAX_PLANS = 1 << 12
@@ -30,10 +30,14 @@ MAX_PLANS = 1 << 12
 
 @dataclass(slots=True)
 class Changes:
-    """Handles of sequences that the journal has yet to record: changed, those of them that gave pages up, and freed.
+    """Handles of sequences whose changes are not yet in the journal.
 
-    named: those that gave keys up or got some, freed ones too: they are recorded together, or two sequences would have
-    one key, or none where the one that gave it is gone.
+    Attributes:
+        dirty: Changed sequences.
+        named: Sequences, including freed ones, whose keys changed. They are recorded together; otherwise a key could
+            belong to two sequences, or to none.
+        trimmed: Changed sequences that invalidated pages.
+        freed: Freed sequences.
     """
 
     dirty: set[int] = field(default_factory=set)
@@ -43,22 +47,22 @@ class Changes:
 
 
 class KvMap(Referrer):
-    """Sequences over a flash store. Groups change in `append` and `edit`, which see to it that the journal hears."""
+    """Sequences over a flash store. Groups change in `append` and `edit`, which record the changes for the journal."""
 
     def __init__(self, store: FlashStore, dram_bytes: int) -> None:
         self.store = store
         self.sequences: dict[int, Sequence] = {}
         self.buffers = GroupBuffers(dram_bytes, store.geometry.page_bytes)
-        self.tails = Tails(self.buffers, store.nand.read)
+        self.open_groups = OpenGroups(self.buffers, store.nand.read)
         self.owners, self.changes = Owners(), Changes()
-        self.names = Names()
+        self.names = PrefixIndex()
         self.usage = Accounts()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
-        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # until tables change, by sequences and layer
+        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # by handles and layer
 
     def plan(self, handles: Seq[int], layer: int) -> DecodePlan:
-        """The plan of this epoch for a layer of sequences; raises as `sequence`."""
+        """Return the cached plan for a layer of sequences; raises as `sequence`."""
         key = tuple(handles), layer
         found = self.plans.get(key)
         if found is None:
@@ -68,34 +72,36 @@ class KvMap(Referrer):
             self.plans[key] = found
         return found
 
-    def changed(self) -> None:
-        """End the epoch, and all plans: slots or buffers are to change, or sequences come, go or have lost data."""
+    def invalidate_plans(self) -> None:
+        """End the epoch before slots or buffers change, or sequences are created, freed or fail."""
         self.plans.clear()
 
     @property
     def banks(self) -> tuple[U16, U16]:
-        """Flash and buffers, as slots name them."""
-        return self.store.content, self.tails.content
+        """Flash content and page buffers, the two banks of a slot number."""
+        return self.store.content, self.open_groups.content
 
     def rows(self, seq: Sequence, source: str, layer: int, tokens: range) -> U16:
-        """Rows (tokens, H, d) of K or V as they are stored; (tokens, H, 2 d) of both. Raises Uncorrectable."""
+        """Rows (tokens, H, d) of K or V as stored; (tokens, H, 2 d) of both. Raises UncorrectableReadError."""
         slots = seq.stored_in(source, layer, tokens)
-        self.store.bring(slots[in_flash(slots)])
+        self.store.page_in(slots[in_flash(slots)])
         return seq.rows(self.banks, source, layer, tokens)
 
     def sequence(self, handle: int) -> Sequence:
-        """The sequence of a handle; raises UnknownSequence, or Uncorrectable for one that lost data."""
+        """Return the sequence of a handle; raises UnknownSequenceError, or UncorrectableReadError if it lost data."""
         seq = self.sequences.get(handle)
         if seq is None:
-            raise UnknownSequence(f"no sequence {handle} on this drive")
+            raise UnknownSequenceError(f"no sequence {handle} on this drive")
         if seq.failed:
-            raise Uncorrectable([handle])
+            raise UncorrectableReadError([handle])
         return seq
 
     def create(self, count: int, layers: int, heads: int, layout: PageForm, label: int = 0) -> list[int]:
-        """Open sequences of a label; returns their handles. Costs nothing until tokens come."""
-        if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the rest is for those who crop
-            raise OutOfSpace(f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}")
+        """Create empty sequences with a label; returns their handles."""
+        if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the other half is for truncations
+            raise OutOfSpaceError(
+                f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}"
+            )
         handles = list(range(self.next_handle, self.next_handle + count))
         self.next_handle += count
         for handle in handles:
@@ -108,40 +114,40 @@ class KvMap(Referrer):
         return handles
 
     def change_owner(self, seq: Sequence) -> None:
-        """Let a sequence write under an owner of its own from here on."""
+        """Give a sequence a new owner number for its further writes."""
         before = seq.all_owners - {-1}
         seq.newest = self.owners.new(seq.handle, self.store.nand.writes)
         for layer in range(seq.layers):
             seq.write_as(layer, seq.newest, int(seq.lengths[layer]))
-        self.owners.leave(before - seq.all_owners, seq.handle)
+        self.owners.release(before - seq.all_owners, seq.handle)
         self.check_owners(seq)
 
     def check_owners(self, seq: Sequence) -> None:
-        """Whatever a sequence's pages may be tagged with is known to be its."""
+        """Assert that every owner of a sequence's pages lists the sequence."""
         assert all(seq.handle in self.owners.sharers[owner] for owner in seq.all_owners), f"{seq.handle}: owners"
 
     def unmap(self, seq: Sequence, name: str, layer: int | slice, first: int) -> None:
-        """Forget a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
-        self.changed()
+        """Unmap a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
+        self.invalidate_plans()
         slots = seq.maps[name].slots[layer, ..., first:]
         mine = slots[in_flash(slots)]
-        self.store.placement.invalidate(mine[self.shared.leave(mine)])
+        self.store.placement.invalidate(mine[self.shared.release(mine)])
         slots[:] = UNMAPPED
 
     def forget(self, seq: Sequence) -> None:
-        """A sequence is freed."""
+        """Remove a sequence and invalidate its pages."""
         self.names.unbind(seq.label, list(seq.names))
         self.usage.remove(seq)
         self.store.placement.close(seq.writer)
         for name, mapped in seq.maps.items():
             self.unmap(seq, name, slice(None), 0)
-            self.tails.release_all(mapped)
+            self.open_groups.release_all(mapped)
         del self.sequences[seq.handle]
-        self.owners.leave(seq.all_owners, seq.handle)
+        self.owners.release(seq.all_owners, seq.handle)
         self.changes.dirty.discard(seq.handle)
         self.changes.freed.add(seq.handle)
 
-    # What the flash store asks of whoever refers to pages
+    # Referrer interface
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """Slots of the sequences that share the owners of these tags."""
@@ -149,7 +155,7 @@ class KvMap(Referrer):
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
             for mapped in self._maps_of(owner):
-                slots = mapped.slots  # pages of another shape are of a sequence that had the number before
+                slots = mapped.slots  # skip pages of an earlier owner with this number
                 inside = (layers < slots.shape[0]) & (streams < slots.shape[1]) & (groups < slots.shape[2])
                 here = ours & (owners == owner) & (kinds == mapped.kind) & inside
                 which = np.flatnonzero(here)
@@ -161,17 +167,17 @@ class KvMap(Referrer):
 
     def moved(self, old: U32, new: U32) -> None:
         self.shared.moved(old, new)
-        self.changed()
+        self.invalidate_plans()
 
     def checkpoint_pages(self) -> int:
-        """Of each unfinished group of K and V at most a page is recorded, the sums of V and names, in two places."""
-        tables, names = self.usage.total.table_bytes, self.names.count * RECORDED_BYTES  # tables hold the sums of V
+        """At most one page per unfinished KV group, plus sums of V and names, in two copies."""
+        tables, names = self.usage.total.table_bytes, self.names.count * RECORDED_BYTES  # includes sums of V
         return 2 * (-(-self.usage.total.tails * 3 // 4) + -(-(tables + names) // self.store.geometry.page_bytes))
 
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Mark the sequences that hold these pages as failed."""
         handles = sorted(self.owners.sequences(set(tag.owners(tags[tag.is_group(tags)]).tolist())))
-        self.changed()
+        self.invalidate_plans()
         for handle in handles:
             self.sequences[handle].failed = True
         if for_good:

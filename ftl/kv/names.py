@@ -1,4 +1,4 @@
-"""Prefixes of sequences by key: what a host finds again that has lost its own index."""
+"""Prefix index: finds sequences by key, for hosts that have lost their own index."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from itertools import islice
 from ftl.kv.sequence import Sequence
 
 KEY_BYTES = 16
-RECORDED_BYTES = 48  # of a name in a journal record, at most
-RUN = 1024  # keys in order that are moved by one more at most
+RECORDED_BYTES = 48  # upper bound per name in a journal record
+RUN = 1024  # keys per run: bounds the cost of an insertion
 
-Found = tuple[int, int]  # handle, tokens
+PrefixEntry = tuple[int, int]  # handle, tokens
 
 
 class SortedKeys:
-    """Keys in order, in runs: one more costs the same however many there are."""
+    """Sorted keys in runs of bounded length: the cost of an insertion does not grow with the number of keys."""
 
     def __init__(self) -> None:
         self._runs: list[list[bytes]] = [[]]
-        self._firsts: list[bytes] = [b""]  # each run has the keys from its first on
+        self._firsts: list[bytes] = [b""]  # lower bound of each run
 
     def add(self, key: bytes) -> None:
-        """Add a key that is not there."""
+        """Add a key that is not present."""
         number = bisect_right(self._firsts, key) - 1
         run = self._runs[number]
         insort(run, key)
@@ -33,24 +33,26 @@ class SortedKeys:
             self._firsts.insert(number + 1, run[RUN // 2])
 
     def remove(self, key: bytes) -> None:
-        """Remove a key that is there."""
+        """Remove a key that is present."""
         number = bisect_right(self._firsts, key) - 1
         run = self._runs[number]
         del run[bisect_left(run, key)]
         if not run and number:
             del self._runs[number], self._firsts[number]
 
-    def after(self, key: bytes) -> Iterator[bytes]:
-        """Keys behind one, in order."""
+    def iterate_after(self, key: bytes) -> Iterator[bytes]:
+        """Iterate over the keys greater than `key`, in order."""
         first = bisect_right(self._firsts, key) - 1
         for number in range(first, len(self._runs)):
             run = self._runs[number]
             yield from run[bisect_right(run, key) :] if number == first else run
 
 
-class Names:
-    """Keys of each label (whoever the sequences belong to), and which sequence has them. A sequence knows its own:
-    `Sequence.names`, from key to tokens."""
+class PrefixIndex:
+    """Keys of each label (tenant), and the sequence of each key.
+
+    `Sequence.names` maps a sequence's own keys to tokens.
+    """
 
     def __init__(self) -> None:
         self.holders: dict[int, dict[bytes, Sequence]] = {}
@@ -58,26 +60,26 @@ class Names:
 
     @property
     def count(self) -> int:
-        """Of all labels."""
+        """Number of keys of all labels."""
         return sum(map(len, self.holders.values()))
 
     def count_of(self, label: int) -> int:
-        """Of one label."""
+        """Number of keys of one label."""
         return len(self.holders.get(label, ()))
 
     def unknown(self, label: int, keys: Seq[bytes]) -> set[bytes]:
-        """Those keys that name nothing."""
+        """Return the keys that are not bound."""
         return set(keys).difference(self.holders.get(label, ()))
 
     def bind(self, seq: Sequence, keys: Seq[bytes], tokens: Seq[int]) -> set[int]:
-        """Let keys name prefixes of a sequence; handles of those that had them before."""
+        """Bind keys to prefixes of a sequence; returns the handles that they were bound to before."""
         before = self.unbind(seq.label, [key for key in keys if key not in seq.names])
         seq.names |= dict(zip(keys, tokens, strict=True))
         self.index(seq, keys)
         return before
 
     def unbind(self, label: int, keys: Seq[bytes]) -> set[int]:
-        """Forget keys; handles of those that had them."""
+        """Unbind keys; returns the handles that they were bound to."""
         holders = self.holders.get(label, {})
         had = set()
         for key in keys:
@@ -88,7 +90,7 @@ class Names:
         return had
 
     def index(self, seq: Sequence, keys: Seq[bytes]) -> None:
-        """Find a sequence under these keys from now on."""
+        """Add keys of a sequence to the index."""
         holders, ordered = self.holders.setdefault(seq.label, {}), self._sorted.setdefault(seq.label, SortedKeys())
         for key in keys:
             if key not in holders:
@@ -96,16 +98,16 @@ class Names:
             holders[key] = seq
 
     def crop(self, seq: Sequence, length: int) -> None:
-        """A layer of a sequence has only so many tokens any more."""
+        """Unbind keys of prefixes longer than `length`, after a truncation."""
         self.unbind(seq.label, [key for key, tokens in seq.names.items() if tokens > length])
 
     def holder(self, label: int, key: bytes) -> Sequence | None:
-        """The sequence that a key names, lost data or not."""
+        """Return the sequence that a key names, even if it has lost data."""
         return self.holders.get(label, {}).get(key)
 
-    def find(self, label: int, keys: Seq[bytes]) -> list[Found]:
-        """What keys name, up to the first that names nothing, or what has lost data."""
-        found, holders = list[Found](), self.holders.get(label, {})
+    def find(self, label: int, keys: Seq[bytes]) -> list[PrefixEntry]:
+        """Return the entries of keys, up to the first key that is unbound or whose sequence has lost data."""
+        found, holders = list[PrefixEntry](), self.holders.get(label, {})
         for key in keys:
             seq = holders.get(key)
             if seq is None or seq.failed:
@@ -114,11 +116,11 @@ class Names:
         return found
 
     def keys_after(self, label: int, key: bytes) -> Iterator[bytes]:
-        """Keys of a label behind one, in order."""
-        return self._sorted.get(label, SortedKeys()).after(key)
+        """Iterate over the keys of a label greater than `key`, in order."""
+        return self._sorted.get(label, SortedKeys()).iterate_after(key)
 
-    def after(self, label: int, key: bytes, count: int) -> list[tuple[bytes, Found]]:
-        """So many keys behind one, in order, and what they name."""
+    def list_after(self, label: int, key: bytes, count: int) -> list[tuple[bytes, PrefixEntry]]:
+        """Return the next `count` keys greater than `key`, in order, with their entries."""
         holders = self.holders.get(label, {})
         named = ((each, holders[each]) for each in islice(self.keys_after(label, key), count))
         return [(each, (seq.handle, seq.names[each])) for each, seq in named]

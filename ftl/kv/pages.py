@@ -1,4 +1,4 @@
-"""Which flash pages are behind a selection: the loops."""
+"""Compiled loops that list the flash pages of a selection."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ def _buffered(slot):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
-    """Count one row of a page, of which useful_bytes are wanted: a page unless it was the last, and its codewords.
+    """Count one row of a page: adds the page unless it was the last one, and its codewords.
 
-    form: bytes before the first row, which every row needs; of a row; wanted of it; of a codeword, 0 where whole pages
-    cross the channel. Returns the pages found and the last codeword.
+    Args:
+        form: Bytes before the first row, which every row needs; bytes of a row; useful bytes of it; bytes of a
+            codeword, 0 if whole pages cross the channel.
+
+    Returns:
+        Number of pages found, and the last codeword.
     """
     head_bytes, row_bytes, useful_bytes, word_bytes = form
-    new = page != last  # as a number: a branch here would be foreseen half the time
+    new = page != last  # arithmetic instead of an unpredictable branch
     found += new
     at = found - 1
     ppns[at] = slot
@@ -43,7 +47,7 @@ def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
-    """Pages of each stream's ascending selected tokens that are in flash."""
+    """List the flash pages of each stream's ascending selected tokens."""
     form = 0, unit_bytes, unit_bytes, word_bytes
     ppns = np.empty(np.minimum(counts, slots.shape[1]).sum(), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
@@ -65,10 +69,12 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
 def plan_channels(  # type: ignore[no-untyped-def]
     e_slots, k_slots, channels, seq_lens, m, T, n, of_k, run_bytes, scale_bytes, word_bytes
 ):
-    """Embedding pages of each stream's ascending selected channels that are in flash.
+    """List the flash pages of each stream's ascending selected channels.
 
-    A group without embedding pages is read from the token pages of K, as far as they are in flash.
-    of_k: bytes of a row of K, and of a value there.
+    A group without embedding pages is read from K's token pages, if they are in flash.
+
+    Args:
+        of_k: Bytes of a row of K, and of one value in it.
     """
     streams, parts, groups = e_slots.shape
     r = channels.shape[1]
@@ -102,7 +108,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
 
 
 def stack(tables: list[U32], groups: int) -> U32:
-    """Tables (streams, capacity) of several sequences as one (sum of streams, groups)."""
+    """Stack the tables (streams, capacity) of several sequences to one (sum of streams, groups)."""
     if len(tables) == 1:
         return np.ascontiguousarray(tables[0][:, :groups])
     out = np.full((sum(table.shape[0] for table in tables), groups), UNMAPPED, np.uint32)

@@ -1,6 +1,6 @@
-"""Reading: where one layer's groups lie, which pages are behind a selection, and K and V as they were stored.
+"""Reads: slots of one layer, page plans of selections, and stored keys and values.
 
-What a plan names is at hand when the plan is made, those pages too that the drive's cache saves from being read.
+The pages of a plan are resident when the plan is returned, including those that the drive's cache saves from a read.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from ftl.kv.pages import plan_channels, plan_tokens
 
 
 class Reader:
-    """Views of sequences, and plans for their pages; in modelled time nothing is read before the store is asked to."""
+    """Creates views of sequences and page plans; simulated reads happen only in `FlashStore.read`."""
 
     def __init__(self, kv: KvMap) -> None:
         self.kv, self.store = kv, kv.store
-        self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # the least that crosses a channel; 0: whole pages
+        self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # transfer unit of a channel; 0: whole pages
 
     def view(self, handles: Seq[int], layer: int, alone: bool = True) -> KvView:
-        """Slots of one layer of sequences that share a layout; no copy of K and V for a single sequence.
+        """Return the slots of one layer of sequences that share a layout; zero-copy for a single sequence.
 
-        alone: pages that were brought for an earlier view may be gone.
+        Args:
+            alone: Begin a new turn: pages of earlier views may be evicted.
         """
         if alone:
-            self.store.nand.held.begin()
+            self.store.nand.page_store.begin()
         return self.kv.plan(handles, layer).view()
 
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
-        """Pages of `slots` (k_slots or v_slots) behind tokens (N, k), ascending, of which counts (N,) are used."""
+        """Pages of `slots` (k_slots or v_slots) for ascending tokens (N, k); the first counts[n] of a row are valid."""
         if counts is view.seq_lens and (slots is view.k_slots or slots is view.v_slots):
             return self._whole_map(view, "k" if slots is view.k_slots else "v", slots, tokens)
         return self._tokens(view, slots, tokens, counts)
@@ -44,18 +45,18 @@ class Reader:
         return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
     def _whole_map(self, view: KvView, name: str, slots: U32, tokens: I32) -> PagePlan:
-        """All pages of K or V: the same until a group is full."""
+        """All pages of K or V; the plan is cached until a group is full."""
         plan: PagePlan | None = view.kept.get(name)
         if plan is None:
             plan = view.kept[name] = self._tokens(view, slots, tokens, view.seq_lens)
         else:
-            self.store.bring(plan.ppns)
+            self.store.page_in(plan.ppns)
         return plan
 
     def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
-        """Pages behind channels (N, r), ascending: embedding pages, or K's own where there are none yet.
+        """Pages for ascending channels (N, r): embedding pages, or pages of K for groups without them.
 
-        Those that the cache has are left out.
+        Hits in the drive's page cache are left out.
         """
         slots, lay = (view.e_slots, view.k_slots), view.layout
         of_row = lay.row_bytes, max(1, lay.row_bytes // lay.head_dim)
@@ -66,32 +67,32 @@ class Reader:
         return plan.only(missed)
 
     def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
-        """Pages that hold K and V of tokens (N, k), ascending, in 8 bits; they cross as a whole."""
+        """Pages of INT8 rows for ascending tokens (N, k), read as whole pages."""
         row_bytes = (2 - view.layout.latent) * view.layout.head_dim
         slots = view.maps["refined"][:, 0]
         ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
         return self._whole(ppns, useful, ends)
 
     def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> PagePlan:
-        """Pages of the map `scores` or `values`, all where no groups (N, groups) are named; they cross as a whole.
+        """Pages of the map `scores` or `values`, read as whole pages; `groups` (N, groups) selects, None means all.
 
-        Tokens that no score page holds get exact scores, by those who fetch them in any case: their pages are at hand.
+        Tokens without a score page get exact scores from their refined pages, which are made resident here, too.
         """
         slots = view.maps[name]
         stored = in_flash(slots) if groups is None else in_flash(slots) & groups[:, None]
         if name == "scores":
             held = (slots[:, 0] != UNMAPPED).sum(1).min()
             refined = view.maps["refined"][:, 0, int(held) * view.layout.T // view.layout.n :]
-            self.store.bring(refined[in_flash(refined)])
+            self.store.page_in(refined[in_flash(refined)])
         useful = np.full(int(stored.sum()), self.store.geometry.page_bytes)
         return self._whole(slots[stored], useful, np.cumsum(stored.sum((1, 2))))
 
     def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
-        self.store.bring(ppns)
+        self.store.page_in(ppns)
         return PagePlan(ppns, useful, np.full(ppns.size, self.store.geometry.page_bytes), ends)
 
     def table_pages(self, nbytes: I64) -> PagePlan:
-        """Pages of tables of nbytes (N,), each begins a page, over all lanes; their content is elsewhere."""
+        """Pages of tables of `nbytes` (N,) bytes, each from a new page on, over all lanes; only their time counts."""
         size = self.store.geometry.page_bytes
         pages = -(-nbytes // size)
         ends = np.cumsum(pages)
@@ -102,19 +103,21 @@ class Reader:
         return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
     def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
-        self.store.bring(ppns)
+        self.store.page_in(ppns)
         return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
 
     def read_ranges(self, ranges: Seq[tuple[int, range]], layers: range) -> tuple[F16, F16, list[PagePlan]]:
-        """K and V of ranges of sequences of one shape, each (layers, tokens of all, H, d), and their pages; all are
-        asked for at once."""
-        self.store.nand.held.begin()
+        """Keys and values of ranges of sequences of one shape, each (layers, tokens of all, H, d), and their pages.
+
+        All pages are requested from the medium at once.
+        """
+        self.store.nand.page_store.begin()
         seqs = [(self.kv.sequence(handle), tokens) for handle, tokens in ranges]
         stored = [
             seq.stored_in(name, layer, tokens).ravel() for layer in layers for seq, tokens in seqs for name in "kv"
         ]
         slots = np.concatenate(stored)
-        self.store.bring(slots[in_flash(slots)])
+        self.store.page_in(slots[in_flash(slots)])
         rows = [self.read_back(handle, layer, tokens, alone=False) for layer in layers for handle, tokens in ranges]
         width = len(ranges)
         k, v = (
@@ -126,9 +129,10 @@ class Reader:
     def read_back(
         self, handle: int, layer: int, tokens: range | None = None, alone: bool = True
     ) -> tuple[F16, F16, PagePlan]:
-        """K and V of a layer's tokens, all where none are named, each (tokens, H, d), and the pages they come from.
+        """Keys and values of a layer's tokens (None: all), each (tokens, H, d), and the pages that hold them.
 
-        alone: else what was brought before is still needed.
+        Args:
+            alone: Begin a new turn; False keeps pages of earlier reads resident.
         """
         seq = self.kv.sequence(handle)
         tokens = range(int(seq.lengths[layer])) if tokens is None else tokens

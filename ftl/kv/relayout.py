@@ -1,4 +1,4 @@
-"""Another form for a sequence: the embedding-indexed copy of K, written anew."""
+"""Relayout: rewrites a sequence's embedding-indexed copy of K with other channels per page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from csd_spec import PageForm
 from csd_spec.arrays import U16, U32
-from ftl.errors import OutOfSpace
-from ftl.kv.append import lay_full
+from ftl.errors import OutOfSpaceError
+from ftl.kv.append import pack_full_groups
 from ftl.kv.layouts import channels_map
 from ftl.kv.layouts.group_map import GroupMap
 from ftl.kv.map import KvMap
@@ -18,9 +18,15 @@ COPY = "embedding_k"
 
 
 def relayout(reader: Reader, handle: int, layout: PageForm, start_ns: int) -> int:
-    """Read K of a sequence and write its embedding-indexed copy in the pages of another form with the same rows.
+    """Read K of a sequence and rewrite its embedding-indexed copy in another page format with the same rows.
 
-    Returns when that is done. Raises OutOfSpace before anything changes. Relatives keep the copy that they share.
+    Forks keep the copy that they share.
+
+    Returns:
+        Simulated time at which the copy is written, ns.
+
+    Raises:
+        OutOfSpaceError: Nothing has changed.
     """
     kv, store = reader.kv, reader.store
     seq = kv.sequence(handle)
@@ -40,18 +46,18 @@ def relayout(reader: Reader, handle: int, layout: PageForm, start_ns: int) -> in
     try:
         for layer, mine, ppns in zip(used, rows, allocated, strict=True):
             finish_ns = max(finish_ns, _program(kv, seq, new, layer, mine, ppns, start_ns))
-    except OutOfSpace:
-        store.placement.give_back(np.concatenate(allocated))
+    except OutOfSpaceError:
+        store.placement.undo_allocation(np.concatenate(allocated))
         raise
-    kv.tails.release_all(seq.maps[COPY])
+    kv.open_groups.release_all(seq.maps[COPY])
     for layer, mine, ppns in zip(used, rows, allocated, strict=True):
         new.reserve(-(-mine.shape[0] // layout.T))
         new.slots[layer, :, : mine.shape[0] // layout.T] = ppns.reshape(new.streams, -1)
-        kv.tails.buffer_tail(new, layer, 0, mine.shape[0], mine)
+        kv.open_groups.buffer_tail(new, layer, 0, mine.shape[0], mine)
         store.counters.groups += ppns.size
     for layer in used:
         kv.unmap(seq, COPY, layer, 0)
-    kv.changed()
+    kv.invalidate_plans()
     kv.usage.remove(seq)
     seq.layout, seq.maps[COPY] = layout, new
     kv.usage.add(seq)
@@ -61,12 +67,12 @@ def relayout(reader: Reader, handle: int, layout: PageForm, start_ns: int) -> in
 
 
 def _program(kv: KvMap, seq: Sequence, new: GroupMap, layer: int, rows: U16, ppns: U32, start_ns: int) -> int:
-    """Program the full groups of one layer; returns when the last one is."""
+    """Program the full groups of one layer; returns when the last program ends, ns."""
     groups = np.arange(rows.shape[0] // new.per_group)
     if not groups.size:
         return start_ns
     owners = [seq.owner_of(layer, new.per_group, int(group)) for group in groups]
     tags = [new.tags(owner, layer, groups[i : i + 1]) for i, owner in enumerate(owners)]
-    pages = np.empty((ppns.size, kv.tails.content.shape[1]), np.uint16)
-    lay_full(kv, new, layer, 0, rows, pages, np.arange(ppns.size).reshape(new.streams, -1))
+    pages = np.empty((ppns.size, kv.open_groups.content.shape[1]), np.uint16)
+    pack_full_groups(kv, new, layer, 0, rows, pages, np.arange(ppns.size).reshape(new.streams, -1))
     return kv.store.program(seq.writer, ppns, pages.view(np.uint8), np.hstack(tags).ravel(), start_ns)

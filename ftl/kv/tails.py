@@ -1,4 +1,4 @@
-"""Unfinished groups in drive DRAM: pages under construction."""
+"""Page buffers of unfinished groups in drive DRAM."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from csd_spec.arrays import I64, U8, U16, U32
 from csd_spec.view import UNMAPPED, dram_slots, in_flash
-from ftl.errors import OutOfSpace
-from ftl.flash.memory import lazy_zeros
+from ftl.errors import OutOfSpaceError
+from ftl.flash.memory import reserve_zeros
 from ftl.kv.layouts import GroupMap
 
 
 class GroupBuffers:
-    """A pool of page-sized buffers."""
+    """Pool of page-sized buffers."""
 
     def __init__(self, dram_bytes: int, page_bytes: int) -> None:
         self.capacity = dram_bytes // page_bytes
-        self.content: U8 = lazy_zeros((self.capacity, page_bytes), np.uint8)
+        self.content: U8 = reserve_zeros((self.capacity, page_bytes), np.uint8)
         self._fresh = 0
         self._returned: list[int] = []
 
@@ -27,9 +27,11 @@ class GroupBuffers:
         return self.capacity - self._fresh + len(self._returned)
 
     def allocate(self, count: int) -> I64:
-        """`count` buffers, with whatever was in them; raises OutOfSpace before anything changes."""
+        """Take `count` uninitialized buffers; raises OutOfSpaceError before anything changes."""
         if count > self.left:
-            raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {self.left}: free sequences first")
+            raise OutOfSpaceError(
+                f"{count} group buffers wanted, drive DRAM has room for {self.left}: free sequences first"
+            )
         again = min(count, len(self._returned))
         split = len(self._returned) - again
         slots = self._returned[split:] + list(range(self._fresh, self._fresh + count - again))
@@ -38,19 +40,19 @@ class GroupBuffers:
         return np.array(slots, np.int64)
 
     def release(self, slots: I64) -> None:
-        """Give buffers back."""
+        """Return buffers to the pool."""
         self._returned += slots.tolist()
         assert self.left <= self.capacity, "a buffer was given back twice"
 
 
-class Tails:
-    """Which unfinished groups have buffers. Those of primary maps must; those of copies have while there is room."""
+class OpenGroups:
+    """Buffers of unfinished groups: required for primary maps, best-effort for copies."""
 
     def __init__(self, buffers: GroupBuffers, flash: Callable[[U32], U8]) -> None:
-        """flash: the content of pages."""
+        """`flash` reads the content of pages."""
         self.buffers, self._flash = buffers, flash
-        self._copies: dict[tuple[GroupMap, int], None] = {}  # layers of copies that have buffers, the oldest first
-        self._of_copies = 0  # buffers
+        self._copies: dict[tuple[GroupMap, int], None] = {}  # buffered layers of copies, oldest first
+        self._of_copies = 0  # buffers of all copies
 
     @property
     def content(self) -> U16:
@@ -58,13 +60,13 @@ class Tails:
         return self.buffers.content.view(np.uint16)
 
     def check_room(self, count: int) -> None:
-        """Raise OutOfSpace unless drive DRAM can hold `count` more buffers."""
+        """Raise OutOfSpaceError unless drive DRAM can hold `count` more buffers."""
         left = self.buffers.left + self._of_copies
         if count > left:
-            raise OutOfSpace(f"{count} group buffers wanted, drive DRAM has room for {left}: free sequences first")
+            raise OutOfSpaceError(f"{count} group buffers wanted, drive DRAM has room for {left}: free sequences first")
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` buffers: unfinished groups of copies give way, since primary maps hold their rows."""
+        """Free `count` buffers by evicting unfinished groups of copies, whose rows the primary maps hold."""
         while count > self.buffers.left and self._copies:
             mapped, layer = next(iter(self._copies))
             self._release(mapped, layer)
@@ -78,14 +80,14 @@ class Tails:
             self._of_copies -= mapped.streams
 
     def release_all(self, mapped: GroupMap) -> None:
-        """Give back the buffers of all layers."""
+        """Release the buffers of all layers."""
         for layer in np.flatnonzero(mapped.buffers[:, 0] >= 0).tolist():
             self._release(mapped, layer)
 
     def buffer_group(self, mapped: GroupMap, layer: int, tokens: int) -> bool:
-        """Give the group that `tokens` tokens leave unfinished its buffers, where there is one; whether it has them."""
+        """Give the unfinished group after `tokens` tokens its buffers; returns whether it has them."""
         group, position = divmod(tokens, mapped.per_group)
-        if not mapped.waits_in(group):
+        if not mapped.can_buffer(group):
             return False
         if position and not mapped.buffered(layer):
             if mapped.primary:
@@ -103,12 +105,12 @@ class Tails:
         return position > 0
 
     def _before(self, mapped: GroupMap, layer: int, group: int) -> U16 | None:
-        """Pages of the group before one, where these are in flash."""
+        """Pages of the previous group, if they are in flash."""
         slots = mapped.slots[layer, :, group - 1] if group else mapped.slots[layer, :, :0]
         return self._flash(slots).view(np.uint16) if slots.size and in_flash(slots).all() else None
 
     def buffer_tail(self, mapped: GroupMap, layer: int, length: int, tokens: int, rows: U16 | None) -> None:
-        """Buffer what `tokens` rows behind `length` leave in an unfinished group, of a copy where there is room."""
+        """Buffer the part of `tokens` rows after `length` that stays unfinished; for copies, only if possible."""
         begins = length % mapped.per_group == 0 or (length + tokens) // mapped.per_group > length // mapped.per_group
         if not (begins or mapped.buffered(layer)) or not self.buffer_group(mapped, layer, length + tokens):
             return

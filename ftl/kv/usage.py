@@ -1,4 +1,4 @@
-"""How much of a drive the sequences of each label use, kept up to date by what changes them."""
+"""Drive usage of the sequences of each label, updated incrementally."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ftl.kv.sequence import Sequence
 
 @dataclass(slots=True)
 class Usage:
-    """What some sequences use.
+    """Usage of some sequences.
 
-    It follows from the tokens of each: a page that forks share counts for every one of them, since each may outlive
+    It is a function of their token counts: a page shared by forks counts for each of them, since each may outlive
     the others.
 
     Attributes:
-        sequences: Number of them.
-        table_bytes: Their tables in drive DRAM, bytes.
-        pages: Flash pages of their full groups.
-        buffers: Page buffers in drive DRAM of their unfinished groups; copies, which give way to others, have none.
-        tails: Rows of K and V that a checkpoint records at most.
+        sequences: Number of sequences.
+        table_bytes: Tables in drive DRAM, bytes.
+        pages: Flash pages of full groups.
+        buffers: Page buffers in drive DRAM of unfinished groups; buffers of copies can be evicted and do not count.
+        tails: Upper bound of the rows of K and V in a checkpoint.
     """
 
     sequences: int = 0
@@ -32,7 +32,7 @@ class Usage:
     tails: int = 0
 
     def add(self, other: Usage, times: int = 1) -> None:
-        """Count what others use too, or with -1 no longer."""
+        """Add another usage `times` times; -1 subtracts it."""
         self.sequences += times * other.sequences
         self.table_bytes += times * other.table_bytes
         self.pages += times * other.pages
@@ -41,15 +41,14 @@ class Usage:
 
 
 def table_bytes(layers: int, heads: int, layout: PageForm) -> int:
-    """Bytes of a sequence's tables in drive DRAM: a sum of V unless rows are opaque, and a slot and a buffer for each
-    stream."""
-    coarse = layout.progressive is not None  # pages of K and of V in few bits, and one in 8 bits
+    """Bytes of a sequence's tables in drive DRAM: sums of V (unless opaque), and a slot and a buffer per stream."""
+    coarse = layout.progressive is not None  # low-bit pages of K and V, and an INT8 page
     streams = 2 + layout.embedding_pages * (1 + coarse) + coarse
     return layers * heads * (4 * layout.head_dim * (not layout.opaque) + 12 * streams)
 
 
 def usage_of(seq: Sequence, lengths: Seq[int]) -> Usage:
-    """What a sequence uses with `lengths` tokens in its layers."""
+    """Usage of a sequence with these lengths of its layers."""
     found = Usage(1, table_bytes(seq.layers, seq.heads, seq.layout))
     for tokens, layers in Counter(lengths).items():
         found.add(layer_usage(seq, tokens), layers)
@@ -57,18 +56,18 @@ def usage_of(seq: Sequence, lengths: Seq[int]) -> Usage:
 
 
 def layer_usage(seq: Sequence, tokens: int) -> Usage:
-    """What a layer of a sequence uses with so many tokens."""
+    """Usage of a layer of a sequence with `tokens` tokens."""
     pages = sum([each.streams * (tokens // each.per_group) for each in seq.maps.values() if each.programmed])
     buffers = sum([each.streams for each in seq.primary.values() if tokens % each.per_group])
-    waits = tokens > 0 and seq.layout.n > 1  # else every row is a group
+    waits = tokens > 0 and seq.layout.n > 1  # otherwise every row is a group
     return Usage(pages=pages, buffers=buffers, tails=2 * seq.heads * waits)
 
 
 class Accounts:
-    """What the sequences of each label use, and all of them.
+    """Usage of each label's sequences, and of all.
 
     Attributes:
-        total: Of all sequences.
+        total: Usage of all sequences.
     """
 
     def __init__(self) -> None:
@@ -76,23 +75,23 @@ class Accounts:
         self._by_label: dict[int, Usage] = {}
 
     def of(self, label: int) -> Usage:
-        """What a label's sequences use."""
+        """Usage of a label's sequences."""
         return self._by_label.setdefault(label, Usage())
 
     def by_label(self) -> list[tuple[int, Usage]]:
-        """Labels, and what the sequences of each use."""
+        """Labels with the usage of their sequences."""
         return list(self._by_label.items())
 
     def add(self, seq: Sequence) -> None:
-        """Count a sequence."""
+        """Add a sequence."""
         self._count(seq, usage_of(seq, seq.lengths.tolist()), 1)
 
     def remove(self, seq: Sequence) -> None:
-        """Count a sequence no longer."""
+        """Remove a sequence."""
         self._count(seq, usage_of(seq, seq.lengths.tolist()), -1)
 
     def resize(self, seq: Sequence, before: int, after: int) -> None:
-        """A layer has `after` tokens instead of `before`."""
+        """Change the length of a layer from `before` to `after` tokens."""
         self._count(seq, layer_usage(seq, before), -1)
         self._count(seq, layer_usage(seq, after), 1)
 

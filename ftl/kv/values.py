@@ -1,10 +1,10 @@
-"""Values: bytes of any length under a key, each a sequence of one layer whose rows are whole pages.
+"""Values: byte strings under a key, each stored as a sequence of one layer whose rows are whole pages.
 
-Row t of K holds the bytes of page 2t and row t of V those of page 2t + 1, so a value has no unfinished group: it takes
-no buffer in drive DRAM and no rows in the journal. Its name says how many bytes it has.
+Row t of K holds page 2t and row t of V holds page 2t + 1. A value therefore has no unfinished group: it takes no
+buffer in drive DRAM and no rows in the journal. Its name records its size in bytes.
 
-A value is never changed. An overwrite stores another one, moves the key to it and frees the old one; the journal
-records the two together. A value without a key was being stored when power failed, and recovery drops it.
+A value is never changed. An overwrite stores a new one, moves the key to it and frees the old one; the journal records
+both changes together. A value without a key was being stored at power loss, and recovery drops it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ftl.kv import edit
 from ftl.kv.append import append
 from ftl.kv.map import KvMap
 
-VALUES = 1 << 56  # this bit in the label of a sequence: it is a value, and its key no prefix's name
+VALUES = 1 << 56  # label bit of values: their keys are not prefix names
 
 
 def is_value(label: int) -> bool:
@@ -27,28 +27,28 @@ def is_value(label: int) -> bool:
 
 
 def form_of_values(page_bytes: int) -> PageForm:
-    """The form of all values of a drive: a row is a page."""
+    """Page format of all values of a drive: a row is a page."""
     return LAYOUTS["opaque"].form(page_bytes, page_bytes // 2, 1)
 
 
 def rows_of(size_bytes: int, page_bytes: int) -> int:
-    """Rows of K, and of V, that hold the first `size_bytes` of a value."""
+    """Rows of K (and of V) that hold the first `size_bytes` of a value."""
     return -(-size_bytes // (2 * page_bytes))
 
 
 def store(kv: KvMap, label: int, value: bytes | bytearray | memoryview, start_ns: int) -> tuple[int, int]:
-    """Write a value as a new sequence, which has no name yet.
+    """Write a value as a new sequence without a name.
 
     Args:
-        label: Of whoever stores it, with the bit `VALUES`.
-        value: Its bytes.
+        label: Label of the tenant, with the bit `VALUES`.
+        value: Content.
         start_ns: Simulated time of the command, ns.
 
     Returns:
-        The handle of the sequence, and when its last program ends, ns.
+        Handle of the sequence, and the simulated time at which its last program ends, ns.
 
     Raises:
-        FtlError: Flash or drive DRAM is full, or nothing can be written; there is no new sequence then.
+        FtlError: Flash or drive DRAM is full, or the drive cannot be written; no sequence was created.
     """
     page_bytes = kv.store.geometry.page_bytes
     (handle,) = kv.create(1, 1, 1, form_of_values(page_bytes), label)
@@ -67,6 +67,6 @@ def store(kv: KvMap, label: int, value: bytes | bytearray | memoryview, start_ns
     return handle, finish_ns
 
 
-def joined(k: F16, v: F16, size_bytes: int) -> bytes:
-    """The first `size_bytes` of a value from its rows k, v (rows, 1, d)."""
+def join_rows(k: F16, v: F16, size_bytes: int) -> bytes:
+    """First `size_bytes` of a value from its rows k, v (rows, 1, d)."""
     return np.stack((k, v), axis=1).tobytes()[:size_bytes]

@@ -10,8 +10,8 @@ from csd_spec import LAYOUTS, Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from ftl import Ftl
-from ftl.kv.layouts.coarse import scored, valued
-from ftl.kv.layouts.codes import widened
+from ftl.kv.layouts.coarse import decode_scores, decode_values
+from ftl.kv.layouts.codes import to_fp32
 
 H = 2
 LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by there
@@ -73,7 +73,7 @@ def pages_of(step, name, stream):
 def in_few_bits(step, name, stream):
     """K (scores) or V (values) of a stream by its codes, (S, d); NaN where no page holds it."""
     form, length = step.view.layout.progressive, int(step.seq_lens[stream])
-    per_group, read = (form.T, scored) if name == "scores" else (form.value_tokens, valued)
+    per_group, read = (form.T, decode_scores) if name == "scores" else (form.value_tokens, decode_values)
     out = np.full((length, step.head_dim), np.nan)
     for group, pages in pages_of(step, name, stream):
         rows = out[group * per_group :][:per_group]
@@ -92,7 +92,7 @@ def digits_of(step, stream):
             some = q[:, part * form.m : (part + 1) * form.m]
             mine[:, : some.shape[1]] = some
             widths = page[4 * form.m : 5 * form.m].astype(int)
-            scaled = mine * widened(page[: 2 * form.m].view(np.uint16), form.bf16).astype(np.float64)
+            scaled = mine * to_fp32(page[: 2 * form.m].view(np.uint16), form.bf16).astype(np.float64)
             largest = np.abs(scaled * 4.0 ** np.maximum(widths - 1, 0) * (widths > 0)).max(1)
             units[:, part] = 2.0 ** (np.floor(np.log2(np.maximum(largest, 2.0**-126))) - 6)
             used.append(widths.sum())

@@ -7,7 +7,7 @@ from attention_engine import METHODS, Queries, Step, all_finite, reference, to_h
 from attention_engine.methods.kivi import by_channel, by_token
 from attention_engine.values import widen
 from csd_spec import LAYOUTS
-from ftl import Ftl, kept
+from ftl import Ftl, round_to_codec
 
 H, G, D = 2, 3, 16
 LENGTHS = (230, 100, 7)
@@ -28,7 +28,7 @@ def step_of(spec, layout="bf16", lengths=LENGTHS, seed=0):
     ftl.append(handles, 0, np.array(lengths), k, v, 0)
     q = generator.standard_normal((len(lengths) * H, G, D)).astype(np.float32) / LARGE
     cuts = np.cumsum(lengths)[:-1]
-    K, V = (np.split(widen(kept(form, rows), True).astype(np.float64), cuts) for rows in (k, v))
+    K, V = (np.split(widen(round_to_codec(form, rows), True).astype(np.float64), cuts) for rows in (k, v))
     view = ftl.view(handles, 0)
     share = -(-view.seq_lens // 4)
     v_mean = np.concatenate([rows.mean(0) for rows in V]).astype(np.float32)

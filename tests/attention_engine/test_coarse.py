@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attention_engine.coarse import ENERGY, NOISE, Scores, attend_coarse, score
-from ftl.kv.layouts.codes import widened
+from ftl.kv.layouts.codes import to_fp32
 from tests.attention_engine.few_bits import Drive, H, digits_of, in_few_bits, pages_of
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
@@ -119,7 +119,7 @@ def model(step, weights, reads, stream):
     for group, pages in pages_of(step, "values", stream):
         mine = w[:, group * T : (group + 1) * T]
         for page in pages if reads[stream, group] else ():
-            products = mine * widened(page.view(np.uint16)[: mine.shape[1]], form.bf16)
+            products = mine * to_fp32(page.view(np.uint16)[: mine.shape[1]], form.bf16)
             rounding += (products.max(1) / 127) ** 2 * mine.shape[1] / 6 * form.m * 1.2 * energy
             squares += (products**2).sum(1) * form.m * (NOISE[form.v_bits // 4] + 0.25 * energy)
     total = w.sum(1)

@@ -79,7 +79,7 @@ def test_output_is_that_of_the_precisions_chosen(d, G, name, tokens, bf16):
 
 def as_refined(drive):
     """K and V of full groups as 8 bits have them, where rows are kept too."""
-    from ftl.kv.layouts.codes import refined, widened
+    from ftl.kv.layouts.codes import refined, to_fp32
 
     view, form = drive.ftl.view(drive.handles, 0), drive.form.progressive
     for stream in range(view.seq_lens.size):
@@ -89,7 +89,7 @@ def as_refined(drive):
         for group in np.flatnonzero(in_flash(slots)):
             drive.ftl.store.bring(slots[group : group + 1])
             page = view.banks[0][slots[group]][None].view(np.uint8)
-            back, mine = widened(refined(page, form), form.bf16)[0], slice(group * form.n, (group + 1) * form.n)
+            back, mine = to_fp32(refined(page, form), form.bf16)[0], slice(group * form.n, (group + 1) * form.n)
             drive.K[stream // H][mine, stream % H] = back[:, : drive.d]
             drive.V[stream // H][mine, stream % H] = back[:, -drive.d :]
     return drive

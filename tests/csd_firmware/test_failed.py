@@ -9,7 +9,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.namespace import Namespace
 from csd_link.recovery import RecoveringDevice
 from csd_spec import Flush, GetLog, KvAppend, KvFree, KvRead, LogPage, SeqCreate, Status
-from ftl import MediumFailed
+from ftl import MediaFailedError
 from ftl.flash.nand import Nand
 from ftl.journal import Journal
 from tests.served import pid, serving, until, window_of
@@ -57,7 +57,7 @@ def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path,
         raise_in(patched, Journal, "_write_place", MemoryError("no memory"), calls)
         done = ask(device, Flush())
     assert done.status is Status.INTERNAL_ERROR
-    assert "failed in Flush (MemoryError: no memory)" in done.reason and "what was flushed is safe" in done.reason
+    assert "failed in Flush (MemoryError: no memory)" in done.reason and "flushed data is safe" in done.reason
     assert ("open its folder again" in done.reason) == kept
     for command in (Flush(), append(other), KvFree((other,)), SeqCreate(1, 1, 2, 16, 16)):
         refused = ask(device, command)
@@ -89,9 +89,9 @@ def test_namespace_exception_fails_the_drive(small_drive, monkeypatch):
     device = InProcessDevice(small_drive)
     namespace = Namespace(device.firmware, threading.Lock())
     raise_in(monkeypatch, Nand, "program", MemoryError())
-    with pytest.raises(MediumFailed, match="failed in write"):
+    with pytest.raises(MediaFailedError, match="failed in write"):
         namespace.write(0, bytes(32 * namespace.page_bytes))
-    with pytest.raises(MediumFailed):
+    with pytest.raises(MediaFailedError):
         namespace.write(0, b"x")
     assert namespace.read(0, 4) == bytes(4)
     device.close()

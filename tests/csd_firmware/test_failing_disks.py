@@ -76,8 +76,8 @@ def assert_as_flushed(drive, path, medium, handle):
 @pytest.mark.parametrize(
     ("code", "what"),
     [
-        (errno.ENOSPC, "No space left on device; what was flushed is safe: free some of that disk, then open"),
-        (errno.EIO, "Input/output error; what was flushed is safe: look after that disk, then open the drive again"),
+        (errno.ENOSPC, "No space left on device; flushed data is safe: free space on that disk, then open"),
+        (errno.EIO, "Input/output error; flushed data is safe: check that disk, then open the drive again"),
     ],
 )
 @pytest.mark.parametrize("medium", MEDIA)
@@ -164,7 +164,7 @@ def test_a_full_file_system_is_an_error_and_what_was_flushed_is_there(drive, sma
     status, what = (
         (Status.CAPACITY_EXCEEDED, "has no room for them: free some")
         if asked
-        else (Status.WRITE_FAULT, "No space left on device; what was flushed is safe: free some of that disk")
+        else (Status.WRITE_FAULT, "No space left on device; flushed data is safe: free space on that disk")
     )
     assert (done.status, what in done.reason) == (status, True), done.reason
     device.close()

@@ -19,7 +19,7 @@ import yaml
 from csd_firmware import InProcessDevice
 from csd_firmware.folder import describe, secret_of
 from csd_io.folder import DiskFile
-from csd_link.connect import who_serves
+from csd_link.connect import find_server
 from csd_spec import Flush, KvRead, Status
 from nvmevirt_config import SHIPPED
 from tests.served import until
@@ -45,7 +45,7 @@ def served(kept, tmp_path):
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "other", "path": str(kept)}]}))
     server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
-    until(lambda: who_serves("other") or server.poll() is not None)
+    until(lambda: find_server("other") or server.poll() is not None)
     yield kept
     server.terminate()
     server.wait()
@@ -92,7 +92,7 @@ def test_a_created_drive_that_is_served_under_another_name_is_not_deleted(capsys
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "alias", "path": str(folder)}]}))
     server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
-    until(lambda: who_serves("alias") or server.poll() is not None)
+    until(lambda: find_server("alias") or server.poll() is not None)
     assert "has this drive's folder" in refused(capsys, monkeypatch, "delete", "mine")
     assert folder.exists()
     server.terminate()
@@ -121,7 +121,7 @@ def test_a_drive_of_another_geometry_is_refused_and_nothing_is_cut(kept, capsys,
     before, text = sizes(kept), (kept / "drive.json").read_text()
     words = (*RUN, "--keep", str(kept.parent), "--drive", str(tmp_path / "small.yaml"), "--transport", transport)
     err = refused(capsys, monkeypatch, *words)
-    assert "blocks_per_plane = 4096, and blocks_per_plane = 64 is asked for: name the drive" in err
+    assert "blocks_per_plane = 4096, but blocks_per_plane = 64 is requested: use the original description" in err
     assert (sizes(kept), (kept / "drive.json").read_text()) == (before | {"lock": sizes(kept)["lock"]}, text)
     (kept / "drive.json").write_text("")  # as a drive that was killed while it wrote has left it
     assert "content.bin: has" in refused(capsys, monkeypatch, *words)
@@ -212,7 +212,7 @@ def test_a_disk_that_fails_is_one_line_and_what_was_flushed_is_there(kept, error
 
     monkeypatch.setattr(DiskFile, "write", failing)
     err = refused(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))
-    assert f"{os.strerror(error)}; what was flushed is safe" in err
+    assert f"{os.strerror(error)}; flushed data is safe" in err
     monkeypatch.undo()
     assert say_smart(capsys, monkeypatch, kept)["sequences"] == before["sequences"]
     assert vcsd(capsys, monkeypatch, "fsck", str(kept), "--dry-run")[0] == 0

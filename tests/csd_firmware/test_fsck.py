@@ -138,7 +138,7 @@ def test_lost_data_is_reported_once(say, kept, before):
 def test_a_lost_description_is_made_again_by_who_knows_it(kept, before, capsys, monkeypatch):
     (kept.folder / "drive.json").unlink()
     code, _, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder))
-    assert (code, "say what drive it was (--drive FILE)" in err, len(err.splitlines())) == (1, True, 1)
+    assert (code, "specify the drive (--drive FILE)" in err, len(err.splitlines())) == (1, True, 1)
     report = fsck(kept.folder, False, kept.host.ftl.spec)
     assert report.lost == 0 and contents(kept.folder) == before
 
@@ -148,7 +148,7 @@ def test_a_folder_of_format_1_is_brought_up_to_date(tmp_path, capsys, monkeypatc
         archive.extractall(tmp_path, filter="data")
     folder = str(tmp_path / "drive0")
     code, _, err = vcsd(capsys, monkeypatch, "log", "smart", folder)
-    assert (code, "an earlier version: vcsd fsck" in err) == (1, True)
+    assert (code, "an earlier version: upgrade it with vcsd fsck" in err) == (1, True)
     assert vcsd(capsys, monkeypatch, "fsck", folder)[0] == 1
     code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", folder, "-o", "json")
     assert (code, json.loads(out)["sequences"]) == (0, 2)

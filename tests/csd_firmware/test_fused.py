@@ -200,7 +200,7 @@ def test_pages_in_files_are_read_by_the_method(small_drive, taken, tmp_path):
         outs = [each.step(command, 0).data[0] for each in (firmware, beside)]
         np.testing.assert_array_equal(*outs)
     assert len(taken) == 3, "those of the drive beside it"
-    nand.held.close()
+    nand.page_store.close()
 
 
 def test_layers_keep_their_own(small_drive, taken):

@@ -25,7 +25,7 @@ class Forgetful(Firmware):
         super().__init__(drive, nand, METHODS | {"dense": lambda step: dense(step)})
 
     def step(self, command, submit_ns, tenant=0, max_bytes=1 << 62):
-        self.ftl.kv.changed()
+        self.ftl.kv.invalidate_plans()
         return super().step(command, submit_ns, tenant, max_bytes)
 
 
@@ -115,7 +115,7 @@ def move(ftl, handle, layer, now_ns):
     page = ftl.sequences[handle].maps["k"].slots[layer, 0, :1]
     if in_flash(page).all():
         ftl.placement.close(ftl.sequences[handle].writer)
-        ftl.collector._level(int(ftl.nand.block_of(page)[0]), now_ns)
+        ftl.collector._wear_level_block(int(ftl.nand.block_of(page)[0]), now_ns)
 
 
 def between_steps(twins, seqs, kind, layer):

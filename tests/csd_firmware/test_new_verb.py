@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware, InProcessDevice
-from csd_firmware.acts import ACTS, Act
+from csd_firmware.acts import HANDLERS, CommandHandler
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import Polling
-from csd_link.drive_end import DriveEnd, WindowServer
+from csd_link.drive_end import WindowController, WindowServer
 from csd_link.host_end import WindowDevice
 from csd_link.medium import MappedMedium
 from csd_link.recovery import RecoveringDevice
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
-from csd_spec.verbs import VERBS, Array, Kind, Names, Scalar, Verb
+from csd_spec.verbs import VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
 from eval.verify import fuzz
 from eval.verify.place import place
 
@@ -36,13 +36,13 @@ class KvTail:
     shift: np.ndarray
 
 
-ROW = Verb(
+ROW = CommandSpec(
     command=KvTail,
     opcode=0xD2,
     parameters=("B", Scalar("layer", high="last_layer"), "H", "d", Scalar("tokens", 1, 64, example=3)),
-    arrays=(Array("seqs", Kind.HANDLES, "B"), Array("shift", Kind.VALUES, "B H d")),
-    reply=(Array("rows", Kind.VALUES, "B tokens H d"),),
-    names=Names.ALIKE,
+    arrays=(Array("seqs", ArrayType.HANDLES, "B"), Array("shift", ArrayType.VALUES, "B H d")),
+    reply=(Array("rows", ArrayType.VALUES, "B tokens H d"),),
+    access=SequenceAccess.ALIKE,
 )
 
 
@@ -56,7 +56,7 @@ def tail(state, command, watch):
 def registered(monkeypatch):
     """All that a new verb takes."""
     monkeypatch.setitem(VERBS, KvTail, ROW)
-    monkeypatch.setitem(ACTS, KvTail, Act(tail))
+    monkeypatch.setitem(HANDLERS, KvTail, CommandHandler(tail))
 
 
 ROWS = np.random.default_rng(0).standard_normal((TOKENS, H, D)).astype(np.float16)
@@ -83,7 +83,7 @@ def device(request, small_drive, tmp_path):
         return
     layout = WindowLayout(depth=2, slot_blocks=4)
     MappedMedium.create(tmp_path / "window", layout.blocks * BLOCK_BYTES)
-    end = DriveEnd(
+    end = WindowController(
         MappedMedium(tmp_path / "window"), Identity("d", small_drive, layout), Tenant(Firmware(small_drive), b"s")
     )
     server = WindowServer(end, Polling())
@@ -119,7 +119,7 @@ def test_it_is_checked(small_drive):
     device = InProcessDevice(small_drive)
     good = tailed(filled(device))
     for command, status, reason in (
-        (replace(good, tokens=65), Status.INVALID_FIELD, "tokens = 65: must lie between 1 and 64"),
+        (replace(good, tokens=65), Status.INVALID_FIELD, "tokens = 65: must be from 1 to 64"),
         (replace(good, layer=1), Status.INVALID_FIELD, "layer = 1"),
         (replace(good, shift=good.shift[:, :1]), Status.INVALID_FIELD, "shift: must have shape (1, 2, 16)"),
         (replace(good, shift=good.shift * np.float16("inf")), Status.INVALID_FIELD, "shift: holds infinity"),
@@ -147,7 +147,7 @@ def test_it_is_fuzzed(monkeypatch):
     seeds = [command.seqs for command in world.seeds() if isinstance(command, KvTail)]
     assert seeds == [(world.own_handle,), (world.secret_handle,), (1,)]
     runs = []
-    monkeypatch.setitem(ACTS, KvTail, Act(lambda *args: runs.append(1) or tail(*args)))
+    monkeypatch.setitem(HANDLERS, KvTail, CommandHandler(lambda *args: runs.append(1) or tail(*args)))
     monkeypatch.setattr(fuzz, "VERBS", {KvTail: ROW})  # of all verbs' inputs it gets so few that luck would decide
     found = fuzz.bench_fuzz(12_000, 3, lambda _: None)
     assert (found["crashes"], found["hangs"], found["leaks"], found["state_changes"]) == (0, 0, 0, 0), found["notes"]

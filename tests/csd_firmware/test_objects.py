@@ -37,8 +37,8 @@ from csd_spec import (
     Status,
 )
 from csd_spec.arrays import key_list, keys_of
-from ftl import OutOfSpace
-from ftl.kv.names import Names
+from ftl import OutOfSpaceError
+from ftl.kv.names import PrefixIndex
 
 LAYERS, H, D = 2, 2, 16
 
@@ -198,7 +198,7 @@ def test_what_is_not_there_is_refused(drive: Drive) -> None:
         (KvGather((seq,), one(0), one(1), 1, 2), "layers = 2"),
         (KvName((seq,), one(21), keys_of([key(1)])), "tokens from 21 to 21"),
         (KvName((seq,), one(0), keys_of([key(1)])), "tokens from 0 to 0"),
-        (KvName((seq, other), one(1), keys_of([key(1)])), "one sequence at a time"),
+        (KvName((seq, other), one(1), keys_of([key(1)])), "must be exactly one sequence"),
         (KvList(keys_of([key(1)]), 0), "count = 0"),
     ):
         assert says in drive.do(command, Status.INVALID_FIELD).reason
@@ -238,7 +238,7 @@ def test_without_a_copy_of_k_the_same_is_attended(drive: Drive) -> None:
 
 
 def test_names_of_many_are_kept_in_order() -> None:
-    draw, names, alive = random.Random(1), Names(), {}
+    draw, names, alive = random.Random(1), PrefixIndex(), {}
     seqs = [SimpleNamespace(handle=i, label=i % 2, names={}, failed=False) for i in range(6)]
     for _ in range(600):
         seq, keys = draw.choice(seqs), [key(draw.randrange(40)) for _ in range(draw.randint(1, 3))]
@@ -255,7 +255,7 @@ def test_names_of_many_are_kept_in_order() -> None:
             alive = {at: found for at, found in alive.items() if found[0] != seq.handle or found[1] <= 4}
         for label in range(2):
             wanted = sorted((each, found) for (mine, each), found in alive.items() if mine == label)
-            assert names.after(label, b"", 99) == wanted
+            assert names.list_after(label, b"", 99) == wanted
             assert all(names.find(label, [each]) == [found] for each, found in wanted)
     assert names.count == len(alive)
 
@@ -404,7 +404,7 @@ def test_a_fork_that_fails_half_way_leaves_no_tables(drive: Drive, monkeypatch: 
 
     def crop_twice(*args: object) -> int:
         if (next_crop := next(crops, None)) is None:
-            raise OutOfSpace("no room")
+            raise OutOfSpaceError("no room")
         return int(next_crop(*args))  # type: ignore[arg-type]  # as given
 
     monkeypatch.setattr(state.ftl, "crop", crop_twice)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention_engine import Compute, EngineClock, Read
-from csd_firmware.schedule import SCHEDULES, Units
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.schedule import SCHEDULES, StepResources
+from csd_firmware.stopwatch import LatencyBreakdown
 from ftl import Ftl, PagePlan
 
 READ, CHANNEL = 50_000, 366  # of one page of 512 bytes at 1.4 GB/s
@@ -16,7 +16,7 @@ READ, CHANNEL = 50_000, 366  # of one page of 512 bytes at 1.4 GB/s
 def units_of(drive, **engine):
     engine = {"clock_hz": 1_000_000_000, "kernels": 2, "lanes": 1, "kernel_efficiency": 1.0, **engine}
     ftl = Ftl(replace(drive, engine=replace(drive.engine, **engine)))
-    return Units(ftl, EngineClock(ftl.spec.engine))
+    return StepResources(ftl, EngineClock(ftl.spec.engine))
 
 
 def pages(*per_stream):
@@ -37,7 +37,7 @@ def argtopk(*values):
 
 
 def run(schedule, work, units):
-    watch = Stopwatch(1000)
+    watch = LatencyBreakdown(1000)
     SCHEDULES[schedule](work, units, watch)
     assert sum(watch.breakdown_ns.values()) == watch.now_ns - 1000
     return watch.now_ns - 1000, {unit: ns for unit, ns in watch.breakdown_ns.items() if ns}

@@ -34,7 +34,7 @@ CREATE = SeqCreate(MANY, 1, 1, 16, 64)
 ROWS = np.ones((4, 1, 16), np.float16)
 
 
-class Turns:
+class FifoLock:
     """Counts turns; between two of them another does something."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Shared:
     """A drive with a tenant that shares it, and one that does not."""
 
     def __init__(self, spec: DriveSpec) -> None:
-        self.firmware, self.turns = Firmware(spec), Turns()
+        self.firmware, self.turns = Firmware(spec), FifoLock()
         self.tenant = Tenant(self.firmware, b"secret", "alice", 0.5, self.turns)
 
     def do(self, command: Command, status: Status = Status.SUCCESS) -> Completion:
@@ -106,7 +106,7 @@ def test_keys_are_named_looked_up_and_dropped_in_turns(shared: Shared) -> None:
 
 
 def test_the_only_tenant_of_a_drive_is_not_cut(small_drive: DriveSpec) -> None:
-    turns, firmware = Turns(), Firmware(small_drive)
+    turns, firmware = FifoLock(), Firmware(small_drive)
     alone = Tenant(firmware, b"secret", "alice", 1.0, turns)
     assert alone.step(CREATE, 0) == replaced(alone, Firmware(small_drive).step(CREATE, 0))
     assert turns.count == 1
@@ -118,7 +118,7 @@ def replaced(tenant: Tenant, done: Completion) -> Any:
     class Same:
         def __eq__(self, other: object) -> bool:
             assert isinstance(other, Completion)
-            theirs = [tenant._handles.number(handle) for handle in other.data[0].tolist()]
+            theirs = [tenant._handles.decrypt(handle) for handle in other.data[0].tolist()]
             return (other.finish_ns, other.breakdown_ns, theirs) == (
                 done.finish_ns,
                 done.breakdown_ns,

@@ -21,7 +21,7 @@ from csd_spec import (
     Status,
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_STAGED
-from ftl import Uncorrectable
+from ftl import UncorrectableReadError
 
 H, G, D, LAYERS = 2, 2, 16, 2
 
@@ -197,7 +197,7 @@ def test_a_step_that_loses_data_of_one_sequence_takes_back_the_others_token(smal
 
     def lose(plan, start_ns):
         ftl.sequences[bench.seqs[0]].failed = True
-        raise Uncorrectable([bench.seqs[0]])
+        raise UncorrectableReadError([bench.seqs[0]])
 
     q, k = half(bench.generator, 2, H, G, D), half(bench.generator, 2, H, D)
     counts = np.array([10, 10])
@@ -364,7 +364,7 @@ def bad_commands(bench):
         (KvCrop(s[:1], 1, -one), invalid, "lengths: from -1"),
         (KvRead((99,), 1), unknown, "99"),
         (KvFree((s[0], 99)), unknown, "99"),
-        ("reboot", invalid, "str is no command"),
+        ("reboot", invalid, "str is not a command"),
     ]
 
 

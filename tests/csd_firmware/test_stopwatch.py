@@ -2,11 +2,11 @@
 
 import pytest
 
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.stopwatch import LatencyBreakdown
 
 
 def test_shares_add_up_to_the_whole():
-    watch = Stopwatch(100)
+    watch = LatencyBreakdown(100)
     watch.spend("link", 5)
     watch.until("queue", 90)  # has ended already
     watch.until("flash_token", 140)
@@ -17,4 +17,4 @@ def test_shares_add_up_to_the_whole():
 
 def test_a_unit_of_ones_own_is_refused():
     with pytest.raises(ValueError, match="unit 'mine'"):
-        Stopwatch(0).spend("mine", 1)
+        LatencyBreakdown(0).spend("mine", 1)

@@ -1,4 +1,4 @@
-"""Handles that only their tenant can have."""
+"""HandleCipher that only their tenant can have."""
 
 import numpy as np
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from csd_firmware import Firmware
 from csd_firmware.folder import secret_of
-from csd_firmware.tenants import Handles, Tenant
+from csd_firmware.tenants import HandleCipher, Tenant
 from csd_spec import Flush, KvAppend, KvFree, KvRead, SeqCreate, Status
 
 CREATE = SeqCreate(3, 1, 2, 16, 64)
@@ -14,17 +14,17 @@ CREATE = SeqCreate(3, 1, 2, 16, 64)
 
 @given(st.binary(min_size=1, max_size=32), st.text(max_size=10), st.integers(0, 2**64 - 1))
 def test_a_handle_leads_back_to_its_number(secret, tenant, number):
-    handles = Handles(secret, tenant)
-    assert handles.number(handles.of(number)) == number
+    handles = HandleCipher(secret, tenant)
+    assert handles.decrypt(handles.encrypt(number)) == number
 
 
 def test_handles_look_drawn_and_differ_between_tenants_and_drives():
-    each = [Handles(secret, name) for secret in (b"one", b"two") for name in ("alice", "bob")]
-    handles = [maker.of(number) for maker in each for number in range(1, 2001)]
+    each = [HandleCipher(secret, name) for secret in (b"one", b"two") for name in ("alice", "bob")]
+    handles = [maker.encrypt(number) for maker in each for number in range(1, 2001)]
     assert len(set(handles)) == len(handles)
     ones = np.unpackbits(np.array(handles, np.uint64).view(np.uint8)).mean()
     assert abs(ones - 0.5) < 0.01
-    near = sum(each[0].number(handle ^ 1 << bit) <= 2000 for handle in handles[:50] for bit in range(64))
+    near = sum(each[0].decrypt(handle ^ 1 << bit) <= 2000 for handle in handles[:50] for bit in range(64))
     assert near == 0
 
 

@@ -11,7 +11,7 @@ from csd_firmware.tenants import Tenant
 from csd_firmware.values import Values
 from csd_spec import GetLog, KvList, LogPage, SeqCreate, SeqSweep, Status
 from csd_spec.arrays import keys_of
-from ftl import Ftl, KeyExistsError, MediumFailed, Nand, OutOfSpace, Uncorrectable, UnknownKeyError
+from ftl import Ftl, KeyExistsError, MediaFailedError, Nand, OutOfSpaceError, UncorrectableReadError, UnknownKeyError
 
 SECRET = b"secret"
 
@@ -101,14 +101,14 @@ def test_quotas_hold_for_values_and_sequences_together(small_drive):
     page_bytes = small_drive.geometry.page_bytes
     assert alice.max_value_bytes == alice.size_bytes == 112 * page_bytes
     alice.store(b"big", bytes(50 * page_bytes))
-    with pytest.raises(OutOfSpace, match="64 flash pages more: tenant alice uses 50 of its quota of 112"):
+    with pytest.raises(OutOfSpaceError, match="64 flash pages more: tenant alice uses 50 of its quota of 112"):
         alice.store(b"more", bytes(64 * page_bytes))
     alice.store(b"big", bytes(100 * page_bytes))  # in place of the first
     assert (alice.used_bytes, bob.used_bytes) == (100 * page_bytes, 0)
     bob.store(b"big", bytes(100 * page_bytes))
     assert alice.max_keys == 64, "a sixteenth of drive DRAM for names, 64 bytes each"
     count = 0
-    with pytest.raises(OutOfSpace, match="1 names more: tenant alice uses 64 of its quota of 64"):
+    with pytest.raises(OutOfSpaceError, match="1 names more: tenant alice uses 64 of its quota of 64"):
         while True:
             alice.store(b"%d" % count, b"")
             count += 1
@@ -116,14 +116,14 @@ def test_quotas_hold_for_values_and_sequences_together(small_drive):
     alice.store(b"1", b"")  # an overwrite needs no name
     done = tenants[1].step(SeqCreate(1, 1, 1, 8, 64), 0)
     assert done.status is Status.SUCCESS, "another's values leave a tenant its share"
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         Values(restarted(firmware)).store(b"all", bytes(small_drive.geometry.capacity_bytes))
 
 
 def test_refusals_and_requests_are_in_the_logs(values, firmware, small_drive):
     values.store(b"key", bytes(5000))
     values.retrieve(b"key")
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         values.store(b"key", bytes(small_drive.geometry.capacity_bytes))
     history = firmware.state.history
     assert history.errors[0]["command"] == "Store"
@@ -137,7 +137,7 @@ def test_a_lost_value_is_known_and_can_be_deleted(values, firmware):
     values.store(b"key", bytes(5000))
     (seq,) = firmware.ftl.sequences.values()
     seq.failed = True
-    with pytest.raises(Uncorrectable):
+    with pytest.raises(UncorrectableReadError):
         values.retrieve(b"key")
     assert values.exist(b"key") == 5000
     values.store(b"key", b"again")
@@ -148,9 +148,9 @@ def test_an_exception_in_a_store_fails_the_drive(values, firmware, monkeypatch):
     values.store(b"key", b"kept")
     values.flush()
     monkeypatch.setattr(Ftl, "name", lambda self, *named: 1 / 0)
-    with pytest.raises(MediumFailed, match="ZeroDivisionError"):
+    with pytest.raises(MediaFailedError, match="ZeroDivisionError"):
         values.store(b"key", b"other")
-    with pytest.raises(MediumFailed):
+    with pytest.raises(MediaFailedError):
         values.delete(b"key")
     assert values.retrieve(b"key") == (b"kept", 4)
     assert Values(restarted(firmware)).keys() == [b"key"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from csd_io.cgroup import Group, available_bytes, group_of, join, limited
+from csd_io.cgroup import Cgroup, available_bytes, cgroup_of, join, temporary_cgroup
 from tests.conftest import missing
 
 MIB = 1 << 20
@@ -56,18 +56,18 @@ def machine(tmp_path):
 
 def test_a_budget_of_version_1_is_the_limit_less_what_is_no_cache(machine):
     machine.v1("jobs", 100 * MIB, f"cache 7\nrss 5\ntotal_rss {30 * MIB}\ntotal_shmem {6 * MIB}\ntotal_cache 9\n")
-    group = group_of(proc=machine.proc)
-    assert group == Group(V1, machine.memory / "jobs", machine.memory)
-    assert (group.limit_bytes, group.kept_bytes) == (100 * MIB, 36 * MIB)
+    group = cgroup_of(proc=machine.proc)
+    assert group == Cgroup(V1, machine.memory / "jobs", machine.memory)
+    assert (group.limit_bytes, group.unreclaimable_bytes) == (100 * MIB, 36 * MIB)
     assert available_bytes(group, machine.proc) == 64 * MIB
 
 
 def test_a_budget_of_version_2_is_that_of_the_least_limit_above(machine):
     machine.v2("a/b/c", ["max", 80 * MIB, 100 * MIB], f"anon {10 * MIB}\nfile 99\nshmem {MIB}\n")
     (machine.unified / "a" / "memory.high").write_text(f"{90 * MIB}\n")
-    group = group_of(proc=machine.proc)
+    group = cgroup_of(proc=machine.proc)
     assert group.how == V2
-    assert (group.limit_bytes, group.kept_bytes) == (80 * MIB, 11 * MIB)
+    assert (group.limit_bytes, group.unreclaimable_bytes) == (80 * MIB, 11 * MIB)
     (machine.unified / "a" / "memory.high").write_text(f"{60 * MIB}\n")
     assert available_bytes(group, machine.proc) == 49 * MIB
 
@@ -75,26 +75,26 @@ def test_a_budget_of_version_2_is_that_of_the_least_limit_above(machine):
 def test_the_hierarchy_that_has_the_memory_controller_counts(machine):
     machine.v2("x", ["max"], "anon 1\n", controllers="cpu")
     machine.v1("x", 50 * MIB, "rss 5\nshmem 2\n")
-    group = group_of(proc=machine.proc)
-    assert (group.how, group.kept_bytes) == (V1, 7)
+    group = cgroup_of(proc=machine.proc)
+    assert (group.how, group.unreclaimable_bytes) == (V1, 7)
 
 
 @pytest.mark.parametrize("limit", ["9223372036854771712", str(1 << 62)])
 def test_no_limit_leaves_what_the_machine_has(machine, limit):
     machine.v1("jobs", limit, "total_rss 5\n")
-    group = group_of(proc=machine.proc)
+    group = cgroup_of(proc=machine.proc)
     assert group.limit_bytes is None
     assert available_bytes(group, machine.proc) == 8 << 30
 
 
 def test_more_than_the_machine_has_is_not_available(machine):
     machine.v1("jobs", 100 << 30, "total_rss 5\n")
-    assert available_bytes(group_of(proc=machine.proc), machine.proc) == 8 << 30
+    assert available_bytes(cgroup_of(proc=machine.proc), machine.proc) == 8 << 30
 
 
 def test_without_a_controller_the_machine_is_all_there_is(machine):
     machine.v2("x", ["max"], "anon 1\n", controllers="cpu io")
-    assert group_of(proc=machine.proc) is None
+    assert cgroup_of(proc=machine.proc) is None
     assert available_bytes(None, machine.proc) == 8 << 30
 
 
@@ -103,7 +103,7 @@ def test_a_hierarchy_that_is_mounted_from_within_is_found(machine):
     (machine.memory / "memory.limit_in_bytes").write_text(f"{40 * MIB}\n")
     (machine.memory / "memory.stat").write_text("total_rss 1\n")
     machine.mount(f"30 25 0:26 /docker/1 {machine.memory} rw - cgroup cgroup rw,memory", "4:memory:/docker/1")
-    group = group_of(proc=machine.proc)
+    group = cgroup_of(proc=machine.proc)
     assert group.folder == machine.memory and group.limit_bytes == 40 * MIB
 
 
@@ -111,13 +111,13 @@ def test_a_group_of_our_own_limits_a_process_and_is_gone_afterwards():
     if os.geteuid():
         missing("cgroup", "control groups are root's")
     program = "import sys; input(); kept = bytearray(8 << 20); print(len(kept)); input(); bytearray(300 << 20)"
-    with pytest.raises(RuntimeError, match="on the way"), limited(64 * MIB) as group:
+    with pytest.raises(RuntimeError, match="on the way"), temporary_cgroup(64 * MIB) as group:
         child = subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True, bufsize=1)
         join(group, child.pid)
-        assert group_of(child.pid) == group and group.limit_bytes == 64 * MIB
+        assert cgroup_of(child.pid) == group and group.limit_bytes == 64 * MIB
         child.stdin.write("go\n")
         assert child.stdout.readline() == f"{8 << 20}\n"
-        assert 8 * MIB <= group.kept_bytes < 32 * MIB
+        assert 8 * MIB <= group.unreclaimable_bytes < 32 * MIB
         child.stdin.write("on\n")
         assert child.wait() < 0, "it had more than the limit"
         child.stdin.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_io.crc import corrected
+from csd_io.crc import correct_single_bit
 
 
 @given(st.binary(min_size=1, max_size=600), st.data())
@@ -15,7 +15,7 @@ def test_one_flipped_bit_is_undone(data, draw):
     crc, bit = zlib.crc32(data), draw.draw(st.integers(0, 8 * len(data) + 31))
     whole = int.from_bytes(data, "little") | crc << 8 * len(data)
     flipped = (whole ^ 1 << bit).to_bytes(len(data) + 4, "little")
-    assert corrected(flipped[:-4], int.from_bytes(flipped[-4:], "little")) == (data, crc)
+    assert correct_single_bit(flipped[:-4], int.from_bytes(flipped[-4:], "little")) == (data, crc)
 
 
 @pytest.mark.parametrize("size", [28, 512, 4096])
@@ -25,4 +25,4 @@ def test_two_flipped_bits_are_not(size):
         flipped = bytearray(data)
         flipped[0] ^= 1
         flipped[second // 8] ^= 1 << second % 8
-        assert corrected(flipped, zlib.crc32(data)) is None
+        assert correct_single_bit(flipped, zlib.crc32(data)) is None

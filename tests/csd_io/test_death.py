@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from tests.served import until
 
 PARENT = """
@@ -29,8 +29,8 @@ def test_end_with_parent_parent_killed_ends_child():
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    assert running(child)
+    assert is_running(child)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    until(lambda: not running(child))
+    until(lambda: not is_running(child))
     parent.stdout.close()

@@ -17,8 +17,8 @@ import pytest
 
 from csd_io import blocks, direct
 from csd_io.direct import open_queue
-from csd_io.queue import Pool, Request, aligned, carry_out, pieces
-from csd_io.signatures import LOOK_BYTES, held
+from csd_io.queue import BufferPool, Request, aligned, carry_out, pieces
+from csd_io.signatures import LOOK_BYTES, detect_signature
 from tests.conftest import missing
 
 MIB = 1 << 20
@@ -69,8 +69,8 @@ def make(program, disk):
 
 def there_and_back(queue, size=4 * MIB, request=MIB // 4):
     """Write all of it from some buffers and read it into others; whether they are equal."""
-    pool = Pool(2 * size // request, request)
-    sources, sinks = [pool.take() for _ in range(size // request)], [pool.take() for _ in range(size // request)]
+    pool = BufferPool(2 * size // request, request)
+    sources, sinks = [pool.acquire() for _ in range(size // request)], [pool.acquire() for _ in range(size // request)]
     queue.register(pool.buffers)
     for number, buffer in enumerate(sources):
         buffer[:] = np.random.default_rng(number).bytes(request)
@@ -91,7 +91,7 @@ def test_a_folders_disk_holds_what_was_written_and_no_name_of_it(tmp_path, way):
 
 def test_requests_outside_registered_buffers_are_right_too(tmp_path):
     with opened(tmp_path, MIB) as queue:
-        pool, other = Pool(1, 8192), aligned(8192)
+        pool, other = BufferPool(1, 8192), aligned(8192)
         queue.register(pool.buffers)
         pool.buffers[0][:], other[:] = b"a" * 8192, b"b" * 8192
         part = pool.buffers[0][4096:]  # within one that is registered, but not its beginning
@@ -285,10 +285,10 @@ def test_what_is_neither_file_nor_device_is_refused(tmp_path):
 
 def test_known_beginnings_are_told_by_name():
     begins = bytearray(LOOK_BYTES)
-    assert held(memoryview(begins)) is None
+    assert detect_signature(memoryview(begins)) is None
     begins[1080:1082] = b"\x53\xef"
-    assert held(memoryview(begins)) == "an ext2, ext3 or ext4 file system"
-    assert held(memoryview(bytes(512))) is None  # one that ends before most of the places
+    assert detect_signature(memoryview(begins)) == "an ext2, ext3 or ext4 file system"
+    assert detect_signature(memoryview(bytes(512))) is None  # one that ends before most of the places
 
 
 def test_pieces_are_all_of_a_buffer():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from csd_io.nvme import NvmeTarget, most_bytes, parse_controller, parse_namespace
+from csd_io.nvme import NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
 
 
 def test_an_identify_page_has_nvme_clis_names():
@@ -39,11 +39,11 @@ def test_a_namespace_page_says_its_lbas():
 
 @pytest.mark.parametrize(("mdts", "lba", "limit"), [(6, 4096, 256 << 10), (9, 512, 2 << 20), (0, 512, 1 << 20)])
 def test_a_command_moves_at_most_what_mdts_allows(mdts, lba, limit):
-    assert most_bytes(mdts, lba) == limit
+    assert max_transfer_bytes(mdts, lba) == limit
 
 
 def test_a_command_counts_its_blocks_in_16_bits():
-    assert most_bytes(20, 512) == 512 << 16
+    assert max_transfer_bytes(20, 512) == 512 << 16
 
 
 def test_what_is_no_namespace_is_refused():

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from csd_io.queue import Pool, Request, aligned, carry_out, check, pieces
+from csd_io.queue import BufferPool, Request, aligned, carry_out, check, pieces
 from eval.verify.simulation.disk import SECTOR, SimDisk
 from eval.verify.simulation.queue import SimQueue
 
@@ -89,11 +89,11 @@ def test_nothing_begins_beyond_the_depth(queue):
 
 
 def test_a_pool_hands_out_each_buffer_once():
-    pool = Pool(2, 8192)
-    first, second = pool.take(), pool.take()
+    pool = BufferPool(2, 8192)
+    first, second = pool.acquire(), pool.acquire()
     first[:], second[:] = b"a" * 8192, b"b" * 8192
     assert bytes(first[:1]) == b"a"
     with pytest.raises(BufferError):
-        pool.take()
-    pool.give(first)
-    assert pool.take() is first
+        pool.acquire()
+    pool.release(first)
+    assert pool.acquire() is first

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_io.queue import address, aligned
-from csd_io.scatter import Scatter, bridged
+from csd_io.scatter import Scatter, coalesce_ranges
 
 BLOCK = 4096
 
@@ -21,7 +21,7 @@ def path(tmp_path):
 @pytest.mark.parametrize("ways", [{}, {"ring": False}, {"direct": False}, {"ring": False, "direct": False}])
 def test_ranges_land_where_they_belong(path, ways):
     scatter, memory, content = Scatter(path, **ways), aligned(200 * BLOCK), path.read_bytes()
-    assert ways == {} or scatter.fallen
+    assert ways == {} or scatter.fallback_reason
     numbers = np.random.default_rng(1).permutation(200)[:150]
     offsets = numbers * BLOCK
     results = scatter.read(offsets, address(memory) + offsets, np.full(150, BLOCK))
@@ -43,9 +43,9 @@ def test_what_fails_says_so_and_the_rest_goes_on(path, ring):
 
 def test_gaps_are_bridged_smallest_first_within_what_may_come_along():
     numbers = np.array([0, 1, 3, 4, 9, 10, 11, 20])
-    assert [each.tolist() for each in bridged(numbers, 0, 9)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
-    assert [each.tolist() for each in bridged(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]
-    assert [each.tolist() for each in bridged(numbers, 5, 9)] == [[0, 20], [12, 21]]
-    assert [each.tolist() for each in bridged(numbers, 13, 9)] == [[0], [21]]
-    assert [each.tolist() for each in bridged(numbers[:1], 0, 9)] == [[0], [1]]
-    assert [each.tolist() for each in bridged(numbers, 13, 3)] == [[0, 9, 20], [5, 12, 21]]
+    assert [each.tolist() for each in coalesce_ranges(numbers, 0, 9)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
+    assert [each.tolist() for each in coalesce_ranges(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]
+    assert [each.tolist() for each in coalesce_ranges(numbers, 5, 9)] == [[0, 20], [12, 21]]
+    assert [each.tolist() for each in coalesce_ranges(numbers, 13, 9)] == [[0], [21]]
+    assert [each.tolist() for each in coalesce_ranges(numbers[:1], 0, 9)] == [[0], [1]]
+    assert [each.tolist() for each in coalesce_ranges(numbers, 13, 3)] == [[0, 9, 20], [5, 12, 21]]

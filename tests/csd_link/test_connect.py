@@ -2,8 +2,8 @@
 
 import pytest
 
-from csd_link.connect import beating, connect, open_window, who_serves
-from csd_link.host_end import Lost
+from csd_link.connect import connect, find_live_drive, find_server, open_window
+from csd_link.host_end import DriveLostError
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import window_path
 from csd_link.window import BLOCK_BYTES
@@ -14,28 +14,28 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
 def test_a_served_drive_is_known_by_its_name_and_reached_both_ways(tmp_path):
-    assert who_serves("csd0") is None
+    assert find_server("csd0") is None
     with serving(tmp_path, "csd0", restarts=False):
-        assert who_serves("csd0").name == "csd0"
+        assert find_server("csd0").name == "csd0"
         for reach in (connect, open_window):
             device = reach(window_path("csd0"))
             assert device.name == "csd0"
             assert device.submit(Flush(), 0).result().status is Status.SUCCESS
             device.close()
         kill("csd0")
-        until(lambda: not who_serves("csd0"))
-        with pytest.raises(Lost, match="no drive is served"):
+        until(lambda: not find_server("csd0"))
+        with pytest.raises(DriveLostError, match="no drive is served"):
             connect(window_path("csd0"))
 
 
 def test_no_drive_is_lost(tmp_path):
-    with pytest.raises(Lost, match="no drive is served"):
+    with pytest.raises(DriveLostError, match="no drive is served"):
         connect(tmp_path / "window")
 
 
 def test_what_holds_no_window_is_no_drive(tmp_path, monkeypatch):
-    monkeypatch.setattr("csd_link.connect.PATIENCE_S", 0.05)
+    monkeypatch.setattr("csd_link.connect.HEARTBEAT_TIMEOUT_S", 0.05)
     MappedMedium.create(tmp_path / "file", 8 * BLOCK_BYTES)
-    assert beating(MappedMedium(tmp_path / "file")) is None
-    with pytest.raises(Lost, match="holds no drive's window"):
+    assert find_live_drive(MappedMedium(tmp_path / "file")) is None
+    with pytest.raises(DriveLostError, match="holds no drive's window"):
         open_window(tmp_path / "file")

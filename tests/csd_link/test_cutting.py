@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from csd_firmware import InProcessDevice
-from csd_link.cutting import Read, check_device, joined, parts_of, read_parts, submit_reads
+from csd_link.cutting import Read, check_device, join_completions, parts_of, read_parts, submit_reads
 from csd_link.wire import encode
 from csd_spec import (
     Attend,
@@ -152,10 +152,10 @@ def refused(status, reason):
 
 def test_a_refusal_says_which_part_and_a_lost_drive_comes_first():
     good, full = Completion(status=Status.SUCCESS), refused(Status.CAPACITY_EXCEEDED, "full")
-    done = joined(append([1]), [good, full, good])
+    done = join_completions(append([1]), [good, full, good])
     assert (done.status, done.reason) == (Status.CAPACITY_EXCEEDED, "full (part 2 of 3 of this command)")
     lost = refused(Status.PATH_LOST, "gone")
-    assert joined(append([1]), [good, full, lost]) == lost
+    assert join_completions(append([1]), [good, full, lost]) == lost
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from csd_link.fleet_table import (
     parse_table,
     read_table,
 )
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.device import Endpoint
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -65,7 +65,7 @@ def test_a_cluster_is_found_by_address_then_the_local_file_then_the_environment(
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     local_file().write_text(json.dumps({"address": "10.0.0.2:1", "token": "secret", "pid": ended.pid}))
-    with pytest.raises(Lost, match="has ended, and its drives with it: vcsd fleet down"):
+    with pytest.raises(DriveLostError, match="has exited, and its drives with it: vcsd fleet down"):
         find_cluster()
     assert find_cluster("//10.0.0.3:6379") == ClusterAddress("10.0.0.3:6379")
     local_file().write_text(json.dumps({"address": "10.0.0.2:1", "token": "secret", "pid": os.getpid()}))
@@ -106,12 +106,12 @@ def store(monkeypatch):
 def test_a_cluster_that_fails_or_is_silent_is_one_line(store):
     cluster = ClusterAddress("10.0.0.1:1")
     store("import sys; sys.exit('one\\nConnection refused')")
-    with pytest.raises(Lost, match=r"^no Ray cluster answers at 10.0.0.1:1: Connection refused$"):
+    with pytest.raises(DriveLostError, match=r"^no Ray cluster answers at 10.0.0.1:1: Connection refused$"):
         read_table(cluster)
-    with pytest.raises(Lost, match="no fleet is up on this machine: vcsd fleet up --local N"):
+    with pytest.raises(DriveLostError, match="no fleet is up on this machine: vcsd fleet up --local N"):
         read_table(ClusterAddress("auto"))
     store("import time; time.sleep(60)", timeout=0.2)
-    with pytest.raises(Lost, match="did not answer within"):
+    with pytest.raises(DriveLostError, match="did not answer within"):
         read_table(cluster)
 
 

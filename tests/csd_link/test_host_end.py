@@ -16,8 +16,15 @@ from hypothesis import strategies as st
 
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
-from csd_link.drive_end import DriveEnd
-from csd_link.host_end import PATIENCE_S, SILENCE_S, HostEnd, Lost, Silent, WindowDevice
+from csd_link.drive_end import WindowController
+from csd_link.host_end import (
+    HEARTBEAT_TIMEOUT_S,
+    LOST_TIMEOUT_S,
+    DriveLostError,
+    HeartbeatTimeoutError,
+    WindowDevice,
+    WindowHost,
+)
 from csd_link.run_dir import drive_dir, pid_path
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, HOST_HEADER, Identity, WindowLayout
 from csd_link.wire import ENTRY, Request, encode
@@ -60,7 +67,7 @@ class Blocks:
 
 
 def attached(medium, service):
-    drive, host = DriveEnd(medium, IDENTITY, service), HostEnd(medium)
+    drive, host = WindowController(medium, IDENTITY, service), WindowHost(medium)
     assert not host.attach()
     assert drive.accept_host()
     assert host.attach()
@@ -93,7 +100,7 @@ def test_commands_go_down_and_completions_come_up():
 def test_requests_wait_in_the_ring_and_end_in_order():
     drive, host = attached(Blocks(), tenant())
     for _ in range(3):
-        while host.room:
+        while host.has_free_slot:
             host.submit(encode(SeqCreate(1, 1, 1, 8, 64)), 0)
         assert drive.serve()
         assert drive.serve()
@@ -147,7 +154,7 @@ def test_modelled_time_begins_anew_for_a_new_host():
     drive, host = attached(medium, tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
     programmed = ask(drive, host, KvAppend((handle,), 0, np.array([60]), rows, rows))
-    other = HostEnd(medium)
+    other = WindowHost(medium)
     other.attach()
     assert drive.accept_host() and other.attach()
     read = ask(drive, other, KvRead((handle,), 0))
@@ -161,7 +168,7 @@ def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
     drive.host = 1 << 50  # above any that is drawn
     drive.beat()
     medium.data[HOST_HEADER * BLOCK_BYTES + 20] ^= 0xFF
-    other = HostEnd(medium)
+    other = WindowHost(medium)
     assert not other.attach() and other.host > drive.host
     assert drive.accept_host() and other.attach()
 
@@ -187,13 +194,13 @@ def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
     medium = Blocks()
     drive, host = attached(medium, tenant())
     host.submit(encode(Flush()), 0)
-    again = DriveEnd(medium, IDENTITY, tenant())
+    again = WindowController(medium, IDENTITY, tenant())
     assert again.drive == drive.drive + 1
     assert not again.serve()
     assert not again.accept_host()
-    with pytest.raises(Lost, match="anew"):
-        host.look()
-    other = HostEnd(medium)
+    with pytest.raises(DriveLostError, match="restarted"):
+        host.check_heartbeat()
+    other = WindowHost(medium)
     assert not other.attach()
     assert again.accept_host()
     assert other.attach()
@@ -203,12 +210,12 @@ def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
 def test_a_second_host_takes_the_window():
     medium = Blocks()
     drive, host = attached(medium, tenant())
-    second = HostEnd(medium)
+    second = WindowHost(medium)
     second.attach()
     drive.accept_host()
     assert second.attach()
-    with pytest.raises(Lost, match="another host"):
-        host.look()
+    with pytest.raises(DriveLostError, match="another host"):
+        host.check_heartbeat()
     assert ask(drive, second, Flush()).status is Status.SUCCESS
     assert host.poll() is None
 
@@ -240,7 +247,7 @@ class World:
 
     def act_drive(self, left):
         if self.drive is None:
-            self.drive = DriveEnd(self.medium.dying(left), IDENTITY, self)
+            self.drive = WindowController(self.medium.dying(left), IDENTITY, self)
         self.drive.medium.left = left
         if not self.drive.accept_host():
             self.drive.serve()
@@ -252,7 +259,7 @@ class World:
 
     def act_host(self, left):
         if self.host is None:
-            self.host, self.first = HostEnd(self.medium.dying(left)), self.asked
+            self.host, self.first = WindowHost(self.medium.dying(left)), self.asked
         self.host.medium.left = left
         if not self.host.attached:
             self.host.attach()
@@ -260,10 +267,10 @@ class World:
             self.ended[self.first + self.host.ended - 1] = done
         else:
             try:
-                self.host.look()
-            except Lost:
+                self.host.check_heartbeat()
+            except DriveLostError:
                 return self.lose_host()
-            if self.host.room:
+            if self.host.has_free_slot:
                 self.asked += 1  # counted before it is sent: a host that dies here does not know
                 self.host.submit(encode(KvFree((1,))), self.asked - 1)
 
@@ -298,9 +305,9 @@ def test_either_end_may_die_before_any_block(steps):
 def test_a_header_that_is_torn_is_not_taken_for_a_death():
     medium = Blocks()
     _, host = attached(medium, tenant())
-    beat = host.look()
+    beat = host.check_heartbeat()
     medium.data[DRIVE_HEADER * BLOCK_BYTES + 20] ^= 0xFF
-    assert host.look() == beat
+    assert host.check_heartbeat() == beat
 
 
 class Clock:
@@ -328,19 +335,19 @@ class Clock:
 
 def test_a_drive_of_which_nothing_is_known_is_given_up_after_long_silence(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
-    drive = clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    drive = clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
     clock.drive, began = None, clock.now
     done = device.submit(Flush(), 0).result()
-    assert (done.status, f"{SILENCE_S:g} s" in done.reason) == (Status.PATH_LOST, True)
-    assert SILENCE_S < clock.now - began < SILENCE_S + 1 and isinstance(device.lost, Silent)
+    assert (done.status, f"{LOST_TIMEOUT_S:g} s" in done.reason) == (Status.PATH_LOST, True)
+    assert LOST_TIMEOUT_S < clock.now - began < LOST_TIMEOUT_S + 1 and isinstance(device.lost, HeartbeatTimeoutError)
     clock.drive = drive
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
 
 
 @pytest.mark.usefixtures("own_run_dir")
-@pytest.mark.parametrize(("state", "within"), [("ended", 1), ("stopped", SILENCE_S + 1)])
+@pytest.mark.parametrize(("state", "within"), [("ended", 1), ("stopped", LOST_TIMEOUT_S + 1)])
 def test_a_drive_whose_process_has_ended_is_lost_within_a_second_and_one_that_stands_still_is_not(
     monkeypatch, state, within
 ):
@@ -348,33 +355,35 @@ def test_a_drive_whose_process_has_ended_is_lost_within_a_second_and_one_that_st
     process = subprocess.Popen(["sleep", "60"])
     drive_dir(IDENTITY.name).mkdir()
     pid_path(IDENTITY.name).write_text(str(process.pid))
-    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
     process.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
     if state == "ended":
         process.wait()
     clock.drive, began = None, clock.now
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
-    assert within - 1 <= clock.now - began <= within and isinstance(device.lost, Silent) == (state == "stopped")
+    assert within - 1 <= clock.now - began <= within and isinstance(device.lost, HeartbeatTimeoutError) == (
+        state == "stopped"
+    )
     process.kill()
     process.wait()
 
 
 def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
-    clock.drive = drive = DriveEnd(medium, IDENTITY, tenant())
+    clock.drive = drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
     serve = drive.serve
-    drive.serve = lambda: serve() if clock.now > 10 * PATIENCE_S else False
+    drive.serve = lambda: serve() if clock.now > 10 * HEARTBEAT_TIMEOUT_S else False
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
-    assert clock.now > 10 * PATIENCE_S
+    assert clock.now > 10 * HEARTBEAT_TIMEOUT_S
 
 
 def test_without_a_drive_nobody_attaches(monkeypatch):
     clock = Clock(monkeypatch)
-    with pytest.raises(Lost, match="no drive answers"):
+    with pytest.raises(DriveLostError, match="no drive answers"):
         WindowDevice(Blocks(), clock)
-    assert PATIENCE_S < clock.now < 1
+    assert HEARTBEAT_TIMEOUT_S < clock.now < 1
 
 
 def test_a_slot_is_not_free_before_its_data_was_read():
@@ -383,26 +392,26 @@ def test_a_slot_is_not_free_before_its_data_was_read():
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
     rows, read, free = np.ones((60, 2, 16), np.float16), medium.read, []
     ask(drive, host, KvAppend((handle,), 0, np.array([60]), rows, rows))
-    while host.room:
+    while host.has_free_slot:
         host.submit(encode(KvRead((handle,), 0)), 0)
         assert drive.serve()
 
     def noticed(block, count=1):
-        free.append(host.room)
+        free.append(host.has_free_slot)
         return read(block, count)
 
     host.medium.read = noticed
     np.testing.assert_array_equal(host.poll().data[0], rows)
     assert free == [False, False], "the completion and its data"
-    assert host.room
+    assert host.has_free_slot
 
 
 def test_a_drive_that_is_lost_while_a_completion_is_read_ends_every_command_once(monkeypatch):
     """One thread reads a completion while another one finds in `submit` that the drive is gone."""
     clock, medium = Clock(monkeypatch), Blocks()
-    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
-    poll, gone = device._end.poll, Lost("its process has ended")
+    poll, gone = device._end.poll, DriveLostError("its process has exited")
     futures = [device.submit(Flush(), 0) for _ in range(2)]
 
     def poll_while_it_fails():
@@ -419,9 +428,9 @@ def test_a_drive_that_is_lost_while_a_completion_is_read_ends_every_command_once
 def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
     """Another thread ends all commands between the look for room and the look for the oldest command."""
     clock, medium = Clock(monkeypatch), Blocks()
-    clock.drive = DriveEnd(medium, IDENTITY, tenant())
+    clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
-    futures, room = [device.submit(Flush(), 0) for _ in range(2)], HostEnd.room
+    futures, room = [device.submit(Flush(), 0) for _ in range(2)], WindowHost.has_free_slot
 
     def looked(end):
         there = room.fget(end)
@@ -429,7 +438,7 @@ def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
             future.result()
         return there
 
-    monkeypatch.setattr(HostEnd, "room", property(looked))
+    monkeypatch.setattr(WindowHost, "has_free_slot", property(looked))
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
 
 
@@ -450,16 +459,16 @@ class Impatient:
 
 
 def test_a_drive_that_does_not_answer_and_of_which_no_process_is_known_is_given_up_soon(own_run_dir, monkeypatch):
-    monkeypatch.setattr("csd_link.host_end.PATIENCE_S", 0.01)
+    monkeypatch.setattr("csd_link.host_end.HEARTBEAT_TIMEOUT_S", 0.01)
     medium = Blocks()
-    DriveEnd(medium, IDENTITY, tenant())
-    with pytest.raises(Lost, match="no drive answers at its window"):
+    WindowController(medium, IDENTITY, tenant())
+    with pytest.raises(DriveLostError, match="no drive answers at its window"):
         WindowDevice(medium, Impatient(20_000))
 
 
 def test_without_a_doorbell_both_ends_look_again(own_run_dir):
     medium, stop = Blocks(), threading.Event()
-    drive = DriveEnd(medium, IDENTITY, tenant())
+    drive = WindowController(medium, IDENTITY, tenant())
 
     def serve():
         while not stop.is_set():

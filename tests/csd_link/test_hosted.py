@@ -21,10 +21,10 @@ def test_drives_share_the_cores_unless_threads_are_asked_for(way):
     make, folder = WAYS[way]
     cores = len(os.sched_getaffinity(0))
     plain = {"durability": "process", "medium": IN_MEMORY}
-    assert make().hosted(1) == plain | {"threads": cores}
-    assert make().hosted(2 * cores) == plain | {"threads": 1}
+    assert make().hosting_fields(1) == plain | {"threads": cores}
+    assert make().hosting_fields(2 * cores) == plain | {"threads": 1}
     asked = {"durability": "host", "medium": Medium("direct", 4096), "threads": 3}
-    assert make(**asked, **{folder: Path("kept")}).hosted(64) == asked
+    assert make(**asked, **{folder: Path("kept")}).hosting_fields(64) == asked
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -33,7 +33,7 @@ def test_drives_share_the_cores_unless_threads_are_asked_for(way):
     [
         ({"durability": "ever"}, "durability = 'ever': must be one of process, host"),
         ({"medium": Medium("direct")}, "medium = direct: needs a folder"),
-        ({"threads": 0}, "threads = 0: at least 1"),
+        ({"threads": 0}, "threads = 0: must be at least 1"),
     ],
 )
 def test_what_is_off_is_named(way, fields, reason):

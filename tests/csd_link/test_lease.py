@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from csd_link.lease import HeldError, Lease, closing_both, holder, own_words
+from csd_link.lease import HeldError, Lease, close_both, describe_process, holder
 from csd_link.window import BLOCK_BYTES, HOST_HEADER, Block, Kind
 
-MINE = Block(Kind.HOST, 1, 1, 0, own_words()).pack()
+MINE = Block(Kind.HOST, 1, 1, 0, describe_process()).pack()
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_lock_is_dropped_after_the_connection_even_if_that_fails(window):
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        closing_both(lease, close)()
+        close_both(lease, close)()
     Lease(window, patience_s=0).close()
 
 

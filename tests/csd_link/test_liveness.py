@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from csd_link.liveness import Liveness, running
+from csd_link.liveness import Liveness, is_running
 from csd_link.run_dir import drive_dir, pid_path
 from tests.served import until
 
@@ -16,23 +16,23 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 def test_a_process_runs_until_it_has_ended():
     process = subprocess.Popen(["sleep", "60"])
     drive_dir("csd0").mkdir()
-    assert not Liveness("csd0").known and not Liveness("csd0").ended()
+    assert not Liveness("csd0").is_known and not Liveness("csd0").has_exited()
     pid_path("csd0").write_text(str(process.pid))
-    until(lambda: running(process.pid))
+    until(lambda: is_running(process.pid))
     drive = Liveness("csd0")
     process.send_signal(signal.SIGSTOP)
-    assert running(process.pid) and drive.known and not drive.ended()
+    assert is_running(process.pid) and drive.is_known and not drive.has_exited()
     process.kill()
-    until(lambda: not running(process.pid))  # a zombie has ended too
-    assert drive.ended()
+    until(lambda: not is_running(process.pid))  # a zombie has ended too
+    assert drive.has_exited()
     process.wait()
-    assert running(os.getpid()) and drive.ended()
+    assert is_running(os.getpid()) and drive.has_exited()
 
 
 def test_a_drive_that_took_its_number_away_has_ended():
     drive_dir("csd0").mkdir()
     pid_path("csd0").write_text(str(os.getpid()))
     drive = Liveness("csd0")
-    assert not drive.ended()
+    assert not drive.has_exited()
     pid_path("csd0").unlink()
-    assert drive.ended()
+    assert drive.has_exited()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from csd_link import own_server
-from csd_link.host_end import Lost
-from csd_link.liveness import running
+from csd_link.host_end import DriveLostError
+from csd_link.liveness import is_running
 from csd_link.own_server import COMPILES
 from csd_link.run_dir import drive_dir, run_dir
 from tests.served import serving, until
@@ -29,7 +29,7 @@ def test_a_server_lives_as_long_as_its_block(tmp_path):
 
 def test_a_folder_that_others_may_open_is_refused(tmp_path):
     (tmp_path / "csd0").mkdir(mode=0o755)
-    with pytest.raises(ConnectionError, match="nobody else"), serving(tmp_path, "csd0", flash=tmp_path):
+    with pytest.raises(ConnectionError, match="only you own"), serving(tmp_path, "csd0", flash=tmp_path):
         raise AssertionError("it was served")
 
 
@@ -60,7 +60,7 @@ def test_when_a_host_is_killed_all_that_it_started_goes(transport, state, reques
     host.wait()
     host.stdout.close()
     began = time.monotonic()
-    until(lambda: not any(map(running, pids)) and not list(run_dir().iterdir()))
+    until(lambda: not any(map(is_running, pids)) and not list(run_dir().iterdir()))
     assert time.monotonic() - began < 5
     assert not any(str(mount) in Path("/proc/self/mounts").read_text() for mount in mounts)
 
@@ -78,7 +78,7 @@ def test_await_server_that_works_is_waited_for(tmp_path, monkeypatch):
 
     def connect():
         seen.append(own_server.compiling)
-        raise Lost("no drive answers")
+        raise DriveLostError("no drive answers")
 
     began = time.monotonic()
     with pytest.raises(ConnectionError, match="drives did not start"):

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.plain import PlainDevice
 
-GONE = Lost("gone")
+GONE = DriveLostError("gone")
 
 
 @dataclass
@@ -26,11 +26,11 @@ class Served:
 
 
 def test_a_drive_that_answers_again_is_the_same_for_all_groups():
-    answers = [Served(lost=GONE), Lost("not yet"), second := Served()]
+    answers = [Served(lost=GONE), DriveLostError("not yet"), second := Served()]
 
     def connect():
         answer = answers.pop(0)
-        if isinstance(answer, Lost):
+        if isinstance(answer, DriveLostError):
             raise answer
         return answer
 

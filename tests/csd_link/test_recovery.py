@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from csd_firmware import InProcessDevice
-from csd_link.recovery import Layer, RecoveringDevice
+from csd_link.recovery import RecoveringDevice, UnflushedLayer
 from csd_spec import LAYOUTS, Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -19,7 +19,7 @@ steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.inte
 @given(steps)
 def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
     """Against a list of numbered tokens, of which the drive may have lost all after `least`."""
-    layer, tokens, least, number = Layer(), [], 0, 0
+    layer, tokens, least, number = UnflushedLayer(), [], 0, 0
     for verb, count in steps:
         if verb == "append":
             rows = np.arange(number, number + count, dtype=np.float16).reshape(-1, 1, 1)
@@ -30,7 +30,7 @@ def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
             layer.crop(count)
             tokens, least = tokens[:count], min(least, count)
         else:
-            layer, least = Layer(layer.length), len(tokens)
+            layer, least = UnflushedLayer(layer.length), len(tokens)
     assert (layer.length, layer.kept) == (len(tokens), least)
     kept = [int(value) for k, _ in layer.rows for value in k.ravel()]
     assert kept == tokens[least:]
@@ -38,7 +38,7 @@ def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
 
 
 def test_a_crop_between_two_appends_keeps_no_empty_rows():
-    layer = Layer()
+    layer = UnflushedLayer()
     for tokens in (3, 2):
         layer.rows.append((np.zeros((tokens, 1, 1), np.float16),) * 2)
     layer.crop(3)

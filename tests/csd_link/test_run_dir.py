@@ -23,5 +23,5 @@ def test_a_folder_is_its_owners_only(tmp_path):
     made = private_dir(tmp_path / "new" / "folder")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o750)
-    with pytest.raises(PermissionError, match="nobody else"):
+    with pytest.raises(PermissionError, match="only you own"):
         private_dir(made)

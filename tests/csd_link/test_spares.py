@@ -42,14 +42,14 @@ def test_a_drive_that_was_added_is_taken_when_no_spare_is_left():
 
 
 def test_drives_that_do_not_answer_are_passed_over():
-    class Silent(Drive):
+    class HeartbeatTimeoutError(Drive):
         def reconnect(self):
             raise OSError("nobody listens")
 
     def more(known):
         raise OSError("no table")
 
-    a, b, c = Silent("a"), Drive("b"), Drive("c")
+    a, b, c = HeartbeatTimeoutError("a"), Drive("b"), Drive("c")
     assert Spares([a, b, c], more=more)(a, [b]) is c
 
 

@@ -1,6 +1,6 @@
 """The vocabulary's values check themselves and derive what they should.
 
-partner of: csd_spec/_check.py, csd_spec/arrays.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py,
+partner of: csd_spec/_bounds.py, csd_spec/arrays.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py,
 csd_spec/drive.py, csd_spec/model.py, csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py
 """
 
@@ -93,7 +93,7 @@ def test_fixed_budget_shrinks_to_short_sequences_and_refuses_wide_r():
 def test_heads_and_channels_go_together():
     with pytest.raises(ValueError, match="multiple"):
         ModelShape(name="x", layers=1, q_heads=6, kv_heads=4, head_dim=64)
-    with pytest.raises(ValueError, match="at most the 64 channels of K"):
+    with pytest.raises(ValueError, match="must be at most head_dim = 64"):
         ModelShape(name="x", layers=1, q_heads=4, kv_heads=4, head_dim=64, v_head_dim=65)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from csd_spec.commands import Flush, KvCrop, KvFree
-from csd_spec.verbs import ROWS, VERBS, Kind, Names, Scalar, Verb, verb_of
+from csd_spec.verbs import ROWS, VERBS, ArrayType, CommandSpec, Scalar, SequenceAccess, verb_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,9 +30,9 @@ def test_opcodes_say_their_direction():
 
 def test_a_row_has_just_its_commands_fields():
     with pytest.raises(ValueError, match="not its command's fields"):
-        Verb(command=KvFree, opcode=1)
+        CommandSpec(command=KvFree, opcode=1)
     with pytest.raises(ValueError, match="not its command's fields"):
-        Verb(command=Flush, opcode=1, parameters=(Scalar("count"),))
+        CommandSpec(command=Flush, opcode=1, parameters=(Scalar("count"),))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -43,7 +43,7 @@ def test_an_example_has_the_shapes_of_its_row(row):
         value = getattr(command, array.name)
         if isinstance(value, np.ndarray):
             assert (value.dtype, value.ndim) == (array.kind.value, len(array.symbols))
-    if row.names is not Names.NONE:
+    if row.access is not SequenceAccess.NONE:
         assert (command.seqs, sizes["B"]) == ((5, 7), 2)
 
 
@@ -66,7 +66,7 @@ def test_sizes_of_replies():
 def test_what_counts_as_a_read_and_as_a_write():
     assert {row.name for row in ROWS if row.reads} == {"Attend", "KvRead", "KvGather"}
     assert {row.name for row in ROWS if row.writes} == {"Attend", "KvAppend"}
-    assert [kind.modelled for kind in Kind] == [False, True, True, False, True, True]
+    assert [kind.modelled for kind in ArrayType] == [False, True, True, False, True, True]
 
 
 def test_the_documentation_lists_the_table():
@@ -79,6 +79,6 @@ def test_the_documentation_lists_the_table():
 
 def test_wide_items_travel_first():
     for row in ROWS:
-        widths = [array.kind.value.itemsize for array in row.arrays if array.kind is not Kind.TEXT]
+        widths = [array.kind.value.itemsize for array in row.arrays if array.kind is not ArrayType.TEXT]
         assert widths == sorted(widths, reverse=True)
     assert KvCrop.__slots__ == ("seqs", "layer", "lengths")

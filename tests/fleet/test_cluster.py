@@ -21,7 +21,7 @@ import torch
 
 from csd_link.driveset import DriveSet
 from csd_link.fleet_table import find_cluster, local_file, read_table
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.run_dir import pid_path, run_dir
 from csd_link.transports import transports
 from csd_spec import DeviceError
@@ -117,7 +117,7 @@ def test_drives_are_on_three_nodes_and_a_second_fleet_is_refused(fleet):
     file = run_dir().parent / "again.yaml"
     file.write_text(f"drives: 1\naddress: {fleet}\n")
     again = vcsd("fleet", "up", str(file))
-    assert again.returncode == 1 and "a fleet is up" in again.stderr.splitlines()[-1]
+    assert again.returncode == 1 and "a fleet is already up" in again.stderr.splitlines()[-1]
     assert members(fleet) == found
 
 
@@ -234,14 +234,14 @@ def test_a_local_fleet_ends_with_its_process_and_leaves_nothing_but_other_fleets
     other.mkdir()
     with local_fleet("1") as local:
         assert local_file().stat().st_mode & 0o077 == 0
-        assert "is up already" in vcsd("fleet", "up", "--local", "1").stderr
+        assert "a local fleet is up" in vcsd("fleet", "up", "--local", "1").stderr
         (drive,) = json.loads(vcsd("fleet", "status", "-o", "json").stdout)["drives"]
         assert (drive["state"], drive["host"]) == ("up", "127.0.0.1")
         os.kill(local["pid"], signal.SIGKILL)
-        until(lambda: not running(local["pid"]) and not running(drive["pid"]))
+        until(lambda: not is_running(local["pid"]) and not is_running(drive["pid"]))
         for words in (("fleet", "status"), ("run", "--drives", "ray")):
             done = vcsd(*words)
-            assert done.returncode == 1 and "process of the local fleet has ended" in done.stderr
+            assert done.returncode == 1 and "process of the local fleet has exited" in done.stderr
         assert vcsd("fleet", "down").stderr.endswith("the fleet is down\n")
     assert set(run_dir().iterdir()) == before and not Path(local["ray_dir"]).exists()
     other.rmdir()

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from csd_link.fleet_table import FleetPlan
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.run_dir import run_dir
 from fleet import drive as module
 from fleet.drive import Assignment, FleetDrive, listen_host, place, served_name
@@ -62,13 +62,13 @@ def test_a_server_that_ends_is_started_again_at_the_same_port(tmp_path):
     drive = FleetDrive(given, place(given, None, "node-a", "127.0.0.1"), rows.append)
     until(lambda: rows[-1].state == "up")
     first = rows[-1]
-    assert running(first.pid) and first.since_s > 0
+    assert is_running(first.pid) and first.since_s > 0
     os.kill(first.pid, signal.SIGKILL)
     until(lambda: rows[-1].state == "up" and rows[-1].restarts == 1)
     assert rows[-1].pid != first.pid and rows[-1].endpoint == rows[0].endpoint
     socket.create_connection((rows[-1].host, rows[-1].port)).close()
     drive.stop()
-    assert not running(rows[-1].pid)
+    assert not is_running(rows[-1].pid)
     drive.remove_files()
     assert not list(run_dir().iterdir()) and not list((tmp_path / "flash").iterdir())
 

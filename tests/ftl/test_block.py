@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_spec import LAYOUTS
-from ftl import Ftl, FtlError, OutOfSpace, Uncorrectable
+from ftl import Ftl, FtlError, OutOfSpaceError, UncorrectableReadError
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
 
@@ -34,14 +34,14 @@ def test_overwrites_go_on_where_sequences_have_filled_the_drive(small_drive):
     ftl.blocks.write(np.arange(60), content, 0)
     (handle,) = ftl.create(1, 1, 1, LAYOUTS["fp16"].paged(page, 16, 8))
     kv = generator.standard_normal((64, 1, 16)).astype(np.float16)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         while True:
             ftl.append([handle], 0, np.array([64]), kv, kv, 0)
     for _ in range(1000):
         lpns = generator.choice(60, 3, replace=False)
         content[lpns] = generator.integers(0, 256, (3, page), dtype=np.uint8)
         ftl.blocks.write(lpns, content[lpns], 0)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         for lpn in range(60, 100):
             ftl.blocks.write(np.array([lpn]), content[:1], 0)
     assert ftl.nand.erase_count.sum() > 0
@@ -96,7 +96,7 @@ def test_an_overwrite_that_a_flush_acknowledged_is_never_older_in_silence(small_
     ftl.nand.power_on()
     again = Ftl(small_drive, ftl.nand)
     assert again.findings == ("block namespace: logical page 3 cannot be read",)
-    with pytest.raises(Uncorrectable, match="logical page 3"):
+    with pytest.raises(UncorrectableReadError, match="logical page 3"):
         again.blocks.read(np.array([3]), 0)
     again.blocks.write(np.array([3]), page * 4, 0)
     assert (again.blocks.read(np.array([3]), 0)[0] == 4).all()
@@ -230,6 +230,6 @@ def test_collection_leaves_blocks_for_both_places_of_the_journal(small_drive):
     while ftl.placement.free_blocks > 2 * channels:
         ftl.placement.allocate([(other, np.arange(8))], 0)
     block = int(ftl.nand.block_of(ftl.blocks.map[:1])[0])
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         ftl.collector._move(block, ftl.collector.writer, 0)
     assert ftl.placement.free_blocks == 2 * channels

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from csd_spec import LAYOUTS, DriveSpec, PageForm
 from csd_spec.view import in_flash
 from eval.verify.crash import embedding_rows
-from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, UnknownSequence
+from ftl import FaultPlan, Ftl, Nand, OutOfSpaceError, ReadOnlyError, UnknownSequenceError
 from ftl.flash import tag
 from ftl.flash.tag import MAX_GROUPS, Kind
 from tests.properties import examples
@@ -118,11 +118,11 @@ def test_groups_smaller_than_a_page_of_tokens_keep_their_owners(small_drive):
 
 def test_unknown_sequences_are_refused(small_drive):
     ftl, layout = make(small_drive)
-    with pytest.raises(UnknownSequence):
+    with pytest.raises(UnknownSequenceError):
         ftl.free([99], 0)
     (handle,) = ftl.create(1, 1, 1, layout)
     ftl.free([handle], 0)
-    with pytest.raises(UnknownSequence):
+    with pytest.raises(UnknownSequenceError):
         ftl.view([handle], 0)
 
 
@@ -133,7 +133,7 @@ def test_a_full_drive_refuses_and_keeps_what_it_has(small_drive):
     append(ftl, first, 0, k, k)
     big = np.repeat(k, 4, axis=0)
     written, left = ftl.nand.writes, ftl.buffers.left
-    with pytest.raises(OutOfSpace, match="blocks left"):
+    with pytest.raises(OutOfSpaceError, match="blocks left"):
         append(ftl, second, 0, big, big)
     assert (ftl.nand.writes, ftl.buffers.left, int(ftl.sequence(second).lengths[0])) == (written, left, 0)
     np.testing.assert_array_equal(ftl.read_back(first, 0)[0], k)
@@ -146,7 +146,7 @@ def test_full_dram_refuses_and_changes_nothing(small_drive):
     fits = ftl.buffers.left // (2 * HEADS)
     for handle in handles[:fits]:
         append(ftl, handle, 0, k, k)
-    with pytest.raises(OutOfSpace, match="DRAM"):
+    with pytest.raises(OutOfSpaceError, match="DRAM"):
         append(ftl, handles[fits], 0, k, k)
     assert ftl.nand.writes == 0
 
@@ -165,7 +165,7 @@ def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
     append(ftl, second, 0, k[:30], k[:30])
     assert not ftl.sequence(first).maps["embedding_k"].buffered(0)  # made room
     append(ftl, second, 1, k[:30], k[:30])
-    with pytest.raises(OutOfSpace, match="DRAM"):
+    with pytest.raises(OutOfSpaceError, match="DRAM"):
         ftl.fork(second)
     for layer in range(LAYERS):
         pages = ftl.embedding_pages(ftl.view([first], layer), np.zeros((HEADS, 1), np.int32))
@@ -233,7 +233,7 @@ class FtlMachine(RuleBasedStateMachine):
         v = rows(self.generator, tokens * len(handles))
         try:
             self.ftl.append(handles, layer, np.full(len(handles), tokens), k, v, 0)
-        except OutOfSpace:
+        except OutOfSpaceError:
             return
         for number, handle in enumerate(handles):
             part = slice(number * tokens, (number + 1) * tokens)
@@ -263,7 +263,7 @@ class FtlMachine(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(sorted(self.model)))
         try:
             child = self.ftl.fork(handle)
-        except OutOfSpace:
+        except OutOfSpaceError:
             return
         self.model[child] = [list(parts) for parts in self.model[handle]]
 
@@ -273,7 +273,7 @@ class FtlMachine(RuleBasedStateMachine):
         handle = data.draw(st.sampled_from(sorted(self.model)))
         try:
             self.ftl.relayout(handle, m, 0, LAYOUTS[layout])
-        except OutOfSpace:
+        except OutOfSpaceError:
             return
 
     @rule()
@@ -323,7 +323,7 @@ def test_random_verbs(small_drive, buffers):
 def test_a_sequence_longer_than_tags_can_number_is_refused(small_drive):
     ftl, layout = Ftl(small_drive, Nand(small_drive.geometry, payload=False)), make(small_drive)[1]
     (handle,) = ftl.create(1, 1, HEADS, layout)
-    with pytest.raises(OutOfSpace, match="at most"):
+    with pytest.raises(OutOfSpaceError, match="at most"):
         ftl.append([handle], 0, np.array([MAX_GROUPS * layout.n]), None, None, 0)
 
 
@@ -340,7 +340,7 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
         try:
             append(ftl, handle, 0, new, new)
             stored[handle] = np.concatenate([stored[handle], new])
-        except (OutOfSpace, ReadOnly):
+        except (OutOfSpaceError, ReadOnlyError):
             refused += 1
     for handle, k in stored.items():
         np.testing.assert_array_equal(ftl.read_back(handle, 0)[1], k)
@@ -365,11 +365,11 @@ def test_a_commit_that_fails_half_way_is_not_taken_for_a_later_one(small_drive, 
     def fail(writer, ppns, data, tags, start_ns):
         """All pages of the record get there but the last."""
         ftl.nand.program(ppns[:-1], data[:-1], tags[:-1])
-        ftl.placement.give_back(ppns)
-        raise OutOfSpace("no block left")
+        ftl.placement.undo_allocation(ppns)
+        raise OutOfSpaceError("no block left")
 
     append(ftl, handle, 1, k[:31], k[:31])
-    with monkeypatch.context() as patch, pytest.raises(OutOfSpace):
+    with monkeypatch.context() as patch, pytest.raises(OutOfSpaceError):
         patch.setattr(ftl.store, "program", fail)
         ftl.flush(0)
     append(ftl, handle, 1, k[31:], k[31:])

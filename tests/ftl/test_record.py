@@ -7,14 +7,14 @@ import pytest
 
 from csd_spec import LAYOUTS
 from ftl import Ftl, FtlError
-from ftl.record import Record, Type, describe, form_of, tail_bytes, tail_rows
+from ftl.record import Record, RecordType, describe, form_of, tail_bytes, tail_rows
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
 
 
 def test_pages_give_back_head_and_rows():
     head, rows = {"number": 3, "sequences": [{"handle": 7}]}, [b"abc", b"", bytes(range(256)) * 5]
-    record = Record.of(Type.CHANGES, 5, 17, head, b"".join(rows))
+    record = Record.of(RecordType.CHANGES, 5, 17, head, b"".join(rows))
     pages = record.pack(512)
     assert pages.shape[1] == 512 and pages.shape[0] * 512 >= 3 + 1280
     assert Record.unpack(pages) == record and record.head() == head
@@ -23,15 +23,15 @@ def test_pages_give_back_head_and_rows():
 
 
 def test_a_record_follows_one_and_no_other():
-    first = Record.of(Type.CHECKPOINT, 5, 0, {"gone": []}, b"")
-    assert Record.of(Type.CHANGES, 6, first.digest, {}, b"").follows(first)
-    assert not Record.of(Type.CHANGES, 6, first.digest + 1, {}, b"").follows(first)
-    assert not Record.of(Type.CHANGES, 7, first.digest, {}, b"").follows(first)
+    first = Record.of(RecordType.CHECKPOINT, 5, 0, {"gone": []}, b"")
+    assert Record.of(RecordType.CHANGES, 6, first.digest, {}, b"").follows(first)
+    assert not Record.of(RecordType.CHANGES, 6, first.digest + 1, {}, b"").follows(first)
+    assert not Record.of(RecordType.CHANGES, 7, first.digest, {}, b"").follows(first)
 
 
 @pytest.mark.parametrize(("at", "value"), [(4, 3), (6, 9)])
 def test_a_record_of_a_later_version_or_type_is_refused(at, value):
-    pages = Record.of(Type.CHANGES, 5, 17, {}, b"").pack(512)
+    pages = Record.of(RecordType.CHANGES, 5, 17, {}, b"").pack(512)
     pages[0, at] = value
     with pytest.raises(FtlError, match="use the vcsd that wrote it"):
         Record.unpack(pages)

@@ -15,12 +15,12 @@ from eval.verify import random_host
 from eval.verify.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
 from ftl.flash import tag
-from ftl.flash.collect import Collector
-from ftl.flash.content import Direct
+from ftl.flash.collect import GarbageCollector
+from ftl.flash.content import DirectPageStore
 from ftl.flash.files import NandFiles
 from ftl.flash.placement import Placement
 from ftl.kv.map import KvMap
-from ftl.kv.names import Names
+from ftl.kv.names import PrefixIndex
 from ftl.recovery import TagIndex
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
@@ -53,16 +53,16 @@ def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
 
 
 def test_the_judge_sees_a_direct_medium_that_shows_what_a_page_held_before(monkeypatch):
-    monkeypatch.setattr(Direct, "put", lambda self, ppns, data: None)
-    monkeypatch.setattr(Direct, "discard", lambda self, first, count: None)
+    monkeypatch.setattr(DirectPageStore, "write", lambda self, ppns, data: None)
+    monkeypatch.setattr(DirectPageStore, "discard", lambda self, first, count: None)
     monkeypatch.setattr(random_host, "FORMS", random_host.FORMS[:3])  # others trust what a page says of its form
     results = (bench_crash(100, seed, medium="direct") for seed in range(9, 20))  # it shows where a drive reads its own
     assert any(result["lost"] + result["wrong"] for result in results)
 
 
 def test_the_judge_sees_keys_that_two_sequences_have(monkeypatch):
-    original = Names.bind
-    monkeypatch.setattr(Names, "bind", lambda self, *named: original(self, *named) and set())
+    original = PrefixIndex.bind
+    monkeypatch.setattr(PrefixIndex, "bind", lambda self, *named: original(self, *named) and set())
     assert any(bench_crash(500, seed)["wrong"] for seed in range(1, 9))
 
 
@@ -84,14 +84,14 @@ def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):
 
 
 def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
-    original = Collector.reclaim
+    original = GarbageCollector.reclaim
 
     def erase_first(self, start_ns, everything):
         for block in self.store.placement.erasable_blocks():
             self.store.erase(block, start_ns)
         return original(self, start_ns, everything)
 
-    monkeypatch.setattr(Collector, "reclaim", erase_first)
+    monkeypatch.setattr(GarbageCollector, "reclaim", erase_first)
     result = bench_crash(1000, 3)
     assert result["lost"] + result["wrong"] > 0
 

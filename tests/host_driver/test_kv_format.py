@@ -39,7 +39,7 @@ def test_kv_format_row_bytes_and_views(shape, values, dtype) -> None:
     ],
 )
 def test_kv_format_with_drives_has_their_values(storage, bf16, dtype) -> None:
-    attention = Attention.named("dense", storage=storage).stored(bf16)
+    attention = Attention.named("dense", storage=storage).for_model_dtype(bf16)
     assert KVFormat.of(PLAIN, torch.bfloat16 if bf16 else torch.float32, attention).value_dtype is dtype
 
 
@@ -48,13 +48,13 @@ def test_kv_format_beyond_fp16_is_refused() -> None:
     assert fp16.stored(torch.tensor([65_504.0])).item() == 65_504
     with pytest.raises(ValueError, match="70,000, beyond FP16's 65,504: use storage='bf16'"):
         fp16.stored(torch.tensor([1.0, -70_000.0]))
-    bf16 = KVFormat.of(PLAIN, torch.float32, Attention.named("dense", storage="bf16").stored(False))
+    bf16 = KVFormat.of(PLAIN, torch.float32, Attention.named("dense", storage="bf16").for_model_dtype(False))
     assert bf16.stored(torch.tensor([-70_000.0])).item() == -70_144
 
 
 def test_kv_format_rounds_new_values_once() -> None:
     """FP8 values are what drives make of them, and stay the same when they are stored again."""
-    attention = Attention.named("dense", storage="fp8").stored(False)
+    attention = Attention.named("dense", storage="fp8").for_model_dtype(False)
     fp8 = KVFormat.of(PLAIN, torch.float32, attention)
     states = torch.randn(3, 5, 2, 16, generator=torch.Generator().manual_seed(0))
     once = fp8.stored(states)

@@ -25,7 +25,7 @@ from csd_spec.layouts import layout_named, layouts, load_layouts, table
 from csd_spec.tables import Tables
 from eval.verify import random_host
 from eval.verify.crash import bench_crash
-from ftl import Ftl, kept, token_bytes
+from ftl import Ftl, round_to_codec, token_bytes
 from tests.host_driver.hf.test_storage import decode, llama
 from tests.layouts import int6
 
@@ -99,8 +99,8 @@ def test_append_fork_crop_collection_and_recovery(small_drive, layout):
     ftl = Ftl(small_drive, ftl.nand)
     for each, length in ((handle, 70), (child, 150)):
         stored_k, stored_v, _ = ftl.read_back(each, 0)
-        np.testing.assert_array_equal(stored_k, kept(form, k)[:length])
-        np.testing.assert_array_equal(stored_v, kept(form, v)[:length])
+        np.testing.assert_array_equal(stored_k, round_to_codec(form, k)[:length])
+        np.testing.assert_array_equal(stored_v, round_to_codec(form, v)[:length])
 
 
 def test_crash_sweep_loses_nothing(monkeypatch, layout):
@@ -117,7 +117,7 @@ def stored_in(device, layout, tokens):
     k, v = rows(2, tokens), rows(3, tokens)
     done(device, KvAppend(seqs, 0, np.array([tokens]), k, v))
     form = layout.form(device.spec.geometry.page_bytes, D, 512)
-    return seqs, [kept(form, each).astype(np.float64) for each in (k, v)]
+    return seqs, [round_to_codec(form, each).astype(np.float64) for each in (k, v)]
 
 
 def attended(device, seqs, method, seed, tokens):
@@ -138,7 +138,7 @@ def test_attention_is_exact_over_kept_rows(small_drive, layout, method, dram_pag
         form = layout.form(drive.geometry.page_bytes, D, 512)
         for seed in range(3):
             out, q, k, v = attended(device, seqs, method, seed, 318 + seed)
-            K, V = (np.concatenate([old, kept(form, new)]) for old, new in ((K, k), (V, v)))
+            K, V = (np.concatenate([old, round_to_codec(form, new)]) for old, new in ((K, k), (V, v)))
             for head in range(H):
                 expected = reference.dense(q[head], K[:, head], V[:, head])
                 np.testing.assert_allclose(out[head], expected, rtol=1e-3, atol=1e-3)

@@ -76,7 +76,9 @@ def test_stages_are_those_of_the_partners() -> None:
     names = [stage.name for stage in stages(SEEN)]
     assert names == ["tests", "crash", "simulate", "slow tests"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
-    assert [stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._leave", "still", "False"))] == [
+    assert [
+        stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._release_copy", "still", "False"))
+    ] == [
         "tests",
         "slow tests",
     ]

@@ -41,7 +41,7 @@ def test_a_bare_machine_lacks_everything_and_is_told_what_to_do(tmp_path):
     findings = check(Reservation(), machine(tmp_path))
     assert states(findings) == {
         "memory is reserved": False,
-        "cores are there": True,
+        "cores are online": True,
         "cores are isolated": False,
         "module is loaded": False,
     }

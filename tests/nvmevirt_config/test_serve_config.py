@@ -46,7 +46,7 @@ def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
         ("drives: [5]", "drives.0.: must be an object, got 5"),
         ("drives: [{name: a, restart: false}]", "drives.0..restart: no such field"),
         ("drives: [{name: a, drive: {name: x}}]", "drives.0..drive.description.geometry: is missing"),
-        ("drives: [{name: a, drive: nowhere}]", "'nowhere' is no file, and no preset"),
+        ("drives: [{name: a, drive: nowhere}]", "'nowhere' is neither a file nor a preset"),
         ("drives: [{name: a, durability: much}]", "drives.0..durability: must be 'process' or 'host', got 'much'"),
         ("drives: [{name: a, medium: direct}]", "medium = direct: needs a folder"),
         ("drives: [{name: a, threads: 0}]", "drives.0..threads: must be greater than or equal to 1, got 0"),
@@ -93,7 +93,7 @@ def test_the_documentations_file_of_hosts_is_read_as_it_says(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("hosts: {}", "lists none"),
+        ("hosts: {}", "is empty"),
         ("{}", "hosts: is missing"),
         ("hosts: {somebody: alice}", "'somebody' must be an NVMe qualified name"),
         (f"hosts: {{nqn.{'x' * 220}: alice}}", "at most 223 bytes"),

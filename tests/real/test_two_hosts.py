@@ -9,7 +9,7 @@ from time import sleep
 
 import pytest
 
-from csd_link.connect import who_serves
+from csd_link.connect import find_server
 from csd_spec import GetLog, LogPage
 from tests.served import HANG_S, until
 from vcsd.administer import admin_window, read_log
@@ -57,7 +57,7 @@ def served(on, folder):
         subprocess.run([*VCSD, "create", name], check=True)
     listen = "--listen", f"{on.address}:4420", "--listen-remote", "--hosts", folder / "hosts.yaml"
     with running(on.command(*VCSD, "serve", *listen)):
-        until(lambda: all(map(who_serves, NAMES)))
+        until(lambda: all(map(find_server, NAMES)))
         yield
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_link.transports import OURS
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.doctor import examine
@@ -34,7 +34,7 @@ def test_doctor_knows_every_way(capsys, monkeypatch):
 
 
 def test_what_a_transport_lacks_is_found_with_its_fix(monkeypatch):
-    monkeypatch.setattr(type(OURS[1]), "missing", lambda self: Missing("it rains", "wait"))
+    monkeypatch.setattr(type(OURS[1]), "missing", lambda self: MissingDependency("it rains", "wait"))
     (found,) = (each for each in examine() if each.what == "process")
     assert (found.ok, found.found, found.fix) == (False, "it rains", "wait")
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from csd_firmware import Firmware
 from csd_link.fleet_table import FleetTable
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.host import Host
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.run_dir import port_path
@@ -106,7 +106,7 @@ def test_metrics_of_a_fleet_are_those_of_its_table():
     assert "secret" not in text
 
 
-@pytest.mark.parametrize("error", [Lost("no cluster"), ValueError("ray: no cluster on this machine")])
+@pytest.mark.parametrize("error", [DriveLostError("no cluster"), ValueError("ray: no cluster on this machine")])
 def test_fleet_that_cannot_be_read_does_not_answer(error):
     def fails():
         raise error

@@ -119,7 +119,7 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
         memory=Path("ram"),
         drive=drive,
         scratch=drive and Path("scratch"),
-        words=("vcsd.drives=2",),
+        kernel_args=("vcsd.drives=2",),
         reservation=Reservation(),
     )
     command = guest.command("tcg")

@@ -78,7 +78,7 @@ def test_drives_listen_on_ports_that_follow_each_other():
 def test_what_is_no_namespace_cannot_be_opened(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", Path("/dev/null")):
-        with pytest.raises(OSError, match="is no NVMe namespace"):
+        with pytest.raises(OSError, match="is not an NVMe namespace"):
             Passthrough(path)
 
 

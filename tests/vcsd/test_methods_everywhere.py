@@ -9,7 +9,7 @@ import pytest
 
 from attention_engine import load_methods
 from csd_firmware import Firmware
-from csd_link.connect import who_serves
+from csd_link.connect import find_server
 from csd_link.driveset import DriveSet
 from csd_spec import Attend, GetLog, KvAppend, KvRead, LogPage, SeqCreate, Status
 from tests.served import until
@@ -64,7 +64,7 @@ def operated(tmp_path, in_process):
         command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(config), *words]
         servers.append(subprocess.Popen([*command, "--window", str(windows[name]), "--quiet"]))
     for name in windows:
-        until(lambda name=name: who_serves(f"{name}0") and who_serves(f"{name}1"))
+        until(lambda name=name: find_server(f"{name}0") and find_server(f"{name}1"))
     yield windows
     for server in servers:
         server.terminate()

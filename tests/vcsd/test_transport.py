@@ -70,7 +70,7 @@ def test_media_and_threads_are_the_same_on_every_way_and_change_nothing(tmp_path
 
 def test_what_served_drives_are_given_is_not_asked_for_by_who_uses_them(tmp_path):
     path = tmp_path / "windows"
-    with open_drives(DriveSet(transport=f"window:{path}")), pytest.raises(ValueError, match="as their operator has"):
+    with open_drives(DriveSet(transport=f"window:{path}")), pytest.raises(ValueError, match="set by their operator"):
         methods_of(DriveSet(transport=f"window:{path}", threads=2))
 
 

@@ -12,7 +12,7 @@ from csd_firmware.folder import DriveFolder
 from csd_io.medium import Medium
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
-from vcsd.options import HostingOptions
+from vcsd.options import HostingCliOptions
 from vcsd_cli.run import DriveOptions
 
 
@@ -238,6 +238,6 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
 
 @pytest.mark.parametrize("drives", [1, 2, 3])
 def test_a_run_asks_nothing_of_the_machine_of_drives_that_others_serve(drives, tmp_path):
-    assert not DriveOptions(drives=str(drives), transport="window:served").value(HostingOptions()).asked
+    assert not DriveOptions(drives=str(drives), transport="window:served").value(HostingCliOptions()).has_overrides
     where = DriveOptions(drives=str(drives), keep=tmp_path)
-    assert where.value(HostingOptions(medium="direct")).medium == Medium("direct", (512 << 20) // drives)
+    assert where.value(HostingCliOptions(medium="direct")).medium == Medium("direct", (512 << 20) // drives)

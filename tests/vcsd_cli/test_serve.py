@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from csd_io.medium import Medium
-from csd_link.connect import who_serves
+from csd_link.connect import find_server
 from csd_link.nvmeof.host import discover
 from csd_link.nvmeof.listen import nqn_of
 from csd_link.nvmeof.subsystem import Record
@@ -19,7 +19,7 @@ from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
 from tests.served import until
-from vcsd.options import HostingOptions
+from vcsd.options import HostingCliOptions
 from vcsd_cli.serve import _apply_options, find_created
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -57,17 +57,17 @@ def test_what_a_drive_is_given_stays_with_it_and_may_be_asked_for():
     assert vcsd("create", "one", *words).returncode == 0
     config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
-    assert config.drives[0].hosted(1) == given
-    assert _apply_options(config, nothing, HostingOptions(), None, None) == config.drives
-    asked = HostingOptions("process", host_memory_mib=4, threads=1)
+    assert config.drives[0].hosting_fields(1) == given
+    assert _apply_options(config, nothing, HostingCliOptions(), None, None) == config.drives
+    asked = HostingCliOptions("process", host_memory_mib=4, threads=1)
     (drive,) = _apply_options(config, nothing | {"restarts": False}, asked, None, None)
     assert not drive.restarts
-    assert drive.hosted(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
+    assert drive.hosting_fields(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
 
 
 def test_drives_of_a_server_share_cores_and_memory():
     drives = ServedDrives(tuple(ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH, path=Path(name)) for name in "ab"))
-    placed = _apply_options(drives, {}, HostingOptions(medium="direct", host_memory_mib=6), None, None)
+    placed = _apply_options(drives, {}, HostingCliOptions(medium="direct", host_memory_mib=6), None, None)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2
 
@@ -80,7 +80,7 @@ def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
     try:
         os.close(tells)
         assert os.read(ready, 64) == b"READY=1\n"
-        assert who_serves("one")
+        assert find_server("one")
     finally:
         server.terminate()
         os.close(ready)

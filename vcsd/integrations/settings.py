@@ -11,13 +11,13 @@ from pydantic import Field
 from csd_link.connect import Connect, connect, open_window
 from csd_link.run_dir import window_path
 from csd_link.served_drive import DEFAULT
-from csd_spec.checked import Count, value
+from csd_spec.checked import Count, frozen_value
 from host_driver.prefixes.identity import Check
 
 _Optional = Annotated[int, Field(ge=0, le=1 << 31)]
 
 
-@value
+@frozen_value
 class Settings:
     """Settings of an engine that stores prefixes in drives.
 

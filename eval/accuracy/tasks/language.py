@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from csd_spec.checked import record
+from csd_spec.checked import lenient_value
 from eval.accuracy.tasks.files import read_json, read_text
 from eval.accuracy.tasks.task import Room, Sample, Task, needs_file
 
@@ -33,13 +33,13 @@ def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     return samples, f"prefix of {cut} tokens, the next {FORCED} forced"
 
 
-@record
+@lenient_value
 class _Turn:
     sender: Annotated[str, Field(alias="from")]
     value: str
 
 
-@record
+@lenient_value
 class _Dialogue:
     conversations: tuple[_Turn, ...]
 

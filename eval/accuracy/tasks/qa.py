@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from csd_spec.checked import record
+from csd_spec.checked import lenient_value
 from eval.accuracy.tasks.files import Text, read_json
 from eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
 
@@ -32,30 +32,30 @@ class Question:
     background: str
 
 
-@record
+@lenient_value
 class _Answer:
     text: Text
 
 
-@record
+@lenient_value
 class _Asked:
     question: Text
     answers: Annotated[tuple[_Answer, ...], Field(min_length=1)]
 
 
-@record
+@lenient_value
 class _Paragraph:
     context: Text
     qas: tuple[_Asked, ...]
 
 
-@record
+@lenient_value
 class _Article:
     paragraphs: Annotated[tuple[_Paragraph, ...], Field(min_length=1)]
     title: str = ""
 
 
-@record
+@lenient_value
 class _Squad:
     data: Annotated[tuple[_Article, ...], Field(min_length=1)]
 
@@ -73,26 +73,26 @@ def _squad(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[S
     return _samples(questions, path, room, count, seed)
 
 
-@record
+@lenient_value
 class _Result:
     Title: str | None = None
     Description: str | None = None
 
 
-@record
+@lenient_value
 class _Answers:
     Value: Text
     Aliases: tuple[Text, ...]
 
 
-@record
+@lenient_value
 class _Trivia:
     Question: Text
     Answer: _Answers
     SearchResults: tuple[_Result, ...] | None = None
 
 
-@record
+@lenient_value
 class _TriviaQa:
     Data: Annotated[tuple[_Trivia, ...], Field(min_length=1)]
 

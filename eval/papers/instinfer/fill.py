@@ -81,7 +81,7 @@ class Fill:
         return sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
 
     def steps(self) -> Steps:
-        """Simulate the decode steps; raises OutOfSpace."""
+        """Simulate the decode steps; raises OutOfSpaceError."""
         setup, system, drive = self.setup, self.system, self.setup.drive
         shape = replace(self.share, layers=setup.simulated_layers)
         scale = self.batch * self.share.layers / (self.sequences * shape.layers)

@@ -11,7 +11,7 @@ from eval.kept import Kept
 from eval.papers.instinfer.fill import Fill
 from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorage, Result, Setup, finish
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
-from ftl import OutOfSpace
+from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
 
@@ -105,9 +105,9 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
     setup, system = fill.setup, fill.system
     try:
         if not fill.fits:
-            raise OutOfSpace("it has fewer pages")
+            raise OutOfSpaceError("it has fewer pages")
         steps = fill.steps()
-    except OutOfSpace as error:
+    except OutOfSpaceError as error:
         size = f"{fill.drives} drives of {setup.drive.geometry.capacity_bytes / 1e12:.2g} TB"
         reason = f"batch = {fill.batch} is too much for {size}: {error}"
         return Result(system=system.name, batch=fill.batch, drives=fill.drives, reason=reason)

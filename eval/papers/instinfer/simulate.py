@@ -11,8 +11,8 @@ import numpy as np
 
 from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
 from attention_engine.spend import Worth
-from csd_firmware.schedule import SCHEDULES, Units
-from csd_firmware.stopwatch import Stopwatch
+from csd_firmware.schedule import SCHEDULES, StepResources
+from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import DriveSpec, KvView, ModelShape, SparFParams
 from csd_spec.arrays import I32, I64
 from csd_spec.layouts import layout_named
@@ -100,12 +100,12 @@ class TimedDrive:
     def __init__(self, spec: DriveSpec, shape: ModelShape, context: int, layout: str) -> None:
         self.shape = shape
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
-        self.units = Units(self.ftl, EngineClock(spec.engine))
+        self.units = StepResources(self.ftl, EngineClock(spec.engine))
         self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
 
     def watches(
         self, handles: Sequence[int], method: str, params: SparFParams, page_share: float, schedule: str
-    ) -> Iterator[Stopwatch]:
+    ) -> Iterator[LatencyBreakdown]:
         """The time of each layer of a decode step of some sequences."""
         pattern, zero = Pattern(page_share, self.layout.n), np.zeros(1, np.float32)
         streams = len(handles) * self.shape.kv_heads
@@ -115,7 +115,7 @@ class TimedDrive:
             queries = Queries.alike(q, params, v_mean, [{} for _ in handles])
             step = Step(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
-            watch = Stopwatch(self.ftl.timing.idle_ns())
+            watch = LatencyBreakdown(self.ftl.timing.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)
             yield watch
 

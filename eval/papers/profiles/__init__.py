@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from csd_spec import ModelShape
-from csd_spec.checked import value
+from csd_spec.checked import frozen_value
 from kv_cache.hardware import Accelerator
 from nvmevirt_config.document import read_yaml
 
@@ -17,7 +17,7 @@ MOST = 64  # GPUs that share a model
 T = TypeVar("T", bound="Profile")
 
 
-@value
+@frozen_value
 class Profile:
     """Something with a name and numbers, in ranges that hold every machine of our days: outside is another unit.
 
@@ -37,7 +37,7 @@ class Profile:
         return read_yaml(path, cls)
 
 
-@value
+@frozen_value
 class Gpu(Profile):
     """A GPU's memory and its rates."""
 
@@ -79,7 +79,7 @@ class Gpu(Profile):
         return self.times(count)
 
 
-@value
+@frozen_value
 class Host(Profile):
     """A host's memory, and its link to the GPU. gpu_link_us: what a copy takes without its bytes."""
 
@@ -88,7 +88,7 @@ class Host(Profile):
     gpu_link_us: Annotated[float, Field(ge=0, le=500)] = 0
 
 
-@value
+@frozen_value
 class Ssd(Profile):
     """A plain SSD. lba_bytes: of its logical blocks. capacity_tb: where it matters."""
 
@@ -100,7 +100,7 @@ class Ssd(Profile):
     capacity_tb: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 
-@value
+@frozen_value
 class Model(Profile):
     """A decoder, its K and V in 16 bits.
 

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from csd_firmware import Firmware
-from csd_firmware.folder import Hold
+from csd_firmware.folder import FolderLock
 from csd_firmware.tenants import Tenant
 from csd_io.folder import DiskFolder, Durability
 from csd_io.medium import BLOCK, IN_MEMORY, Medium
-from csd_link.drive_end import DriveEnd
+from csd_link.drive_end import WindowController
 from csd_link.window import Identity, WindowLayout
 from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, SeqSweep, Status
 from csd_spec.arrays import F16
 from eval.verify.random_host import DIM, DRIVE, as_stored
 from eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
 from eval.verify.simulation.link import Clock, Link, Side
-from ftl import FtlError, MediumFailed, Nand
+from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
 
@@ -53,7 +53,7 @@ class SimDrive:
         self.lives = self.lost = self.wrong = self.reported = 0
         self.rotten = False  # whether more was damaged than can be corrected
         self.up_at: float | None = None
-        self.ends: list[DriveEnd] = []
+        self.ends: list[WindowController] = []
         self.start()
 
     @property
@@ -63,7 +63,7 @@ class SimDrive:
     def start(self) -> None:
         """Power on; whatever came back is judged."""
         self.up_at, self.lives = None, self.lives + 1
-        self._hold = Hold(self.folder)
+        self._hold = FolderLock(self.folder)
         self.disk.synced = _nothing  # what power-on syncs is what came back, which is judged first
         try:
             self.firmware = self._firmware()
@@ -76,12 +76,12 @@ class SimDrive:
             for link in self.links.values():
                 link.news["drive"] = True
             self.ends = [
-                DriveEnd(Side(link, "drive"), identity, Tenant(self.firmware, SECRET, tenant))
+                WindowController(Side(link, "drive"), identity, Tenant(self.firmware, SECRET, tenant))
                 for tenant, link in self.links.items()
             ]
         except Killed:
             self.die()
-        except MediumFailed:
+        except MediaFailedError:
             if not self.disk.fault:
                 raise
             self.disk.fault = 0  # its administrator sees to the disk, and opens the drive again
@@ -96,7 +96,7 @@ class SimDrive:
 
     def _firmware(self) -> Firmware:
         nand = Nand(DRIVE.geometry, folder=self.disk, medium=self.medium)
-        self._media.callback(nand.held.close)
+        self._media.callback(nand.page_store.close)
         return Firmware(DRIVE, nand)
 
     def pump(self) -> None:
@@ -143,7 +143,7 @@ class SimDrive:
     def serve_twice(self) -> bool:
         """Somebody starts another server on the same folder; whether it was refused."""
         try:
-            other = Hold(self.folder)
+            other = FolderLock(self.folder)
         except ValueError:
             return True
         with closing(other), suppress(Killed):

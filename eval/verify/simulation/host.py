@@ -76,7 +76,7 @@ class SimHost:
     """One tenant's host. connects: how to reach each drive."""
 
     def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
-        """Raises Lost where a drive does not answer."""
+        """Raises DriveLostError where a drive does not answer."""
         self.draw, self.generator = draw, np.random.default_rng(draw.randrange(1 << 30))
         self.heads = HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)

@@ -23,7 +23,7 @@ def lock_left_out() -> AbstractContextManager[Any]:
 
 def record_not_chained() -> AbstractContextManager[Any]:
     """A record that is missing is passed over."""
-    return patch.object(Recovery, "_miss")
+    return patch.object(Recovery, "_mark_record_lost")
 
 
 def generation_not_checked() -> AbstractContextManager[Any]:

@@ -29,7 +29,7 @@ class PrefixHost:
     """
 
     def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
-        """Raises Lost if a drive does not answer."""
+        """Raises DriveLostError if a drive does not answer."""
         self.draw, heads = draw, HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=heads, kv_heads=heads, head_dim=DIM)
         model = ModelIdentity.of_words("simulated")

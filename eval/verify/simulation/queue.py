@@ -6,7 +6,7 @@ import errno
 import random
 from collections.abc import Sequence
 
-from csd_io.queue import Ended, Request, check, outcome
+from csd_io.queue import IoCompletion, Request, check, outcome
 from eval.verify.simulation.disk import SECTOR, SimDisk
 
 
@@ -35,7 +35,7 @@ class SimQueue:
         self._flying += requests
         self.most_flying = max(self.most_flying, len(self._flying))
 
-    def reap(self, at_least: int) -> list[Ended]:
+    def reap(self, at_least: int) -> list[IoCompletion]:
         at_least = min(at_least, len(self._flying))
         count = self._draw.randint(at_least, len(self._flying))
         self._draw.shuffle(self._flying)

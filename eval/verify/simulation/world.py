@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from csd_io.folder import DURABILITIES
-from csd_link.host_end import Lost, WindowDevice
+from csd_link.host_end import DriveLostError, WindowDevice
 from csd_spec import DeviceError, Status
 from eval.verify.simulation.drive import LAYOUT, TENANTS, SimDrive
 from eval.verify.simulation.host import Inline, SimHost, Wrong
@@ -131,7 +131,7 @@ class World:
         while tenant not in self.hosts:
             try:
                 self.hosts[tenant] = self._kinds[tenant](connects, self.draw)
-            except Lost:
+            except DriveLostError:
                 self.clock.sleep(0.05)
         return self.hosts[tenant]
 

@@ -1,4 +1,4 @@
-"""Models of flash time, by the name that `NandTiming.model` gives. One small file each, one line here."""
+"""Models of flash time, by the name in `NandTiming.model`. To add one: a module here, and an entry in TIMINGS."""
 
 from ftl.flash.timing.calendar import FlashCalendar
 from ftl.flash.timing.model import FlashTiming, Listener, Reading, TimingModel

@@ -1,9 +1,9 @@
-"""Modelled time of flash: lanes sense and program one thing at a time, channels are shared by calendar.
+"""Flash timing: a lane runs one sense or program at a time; channels are shared through a calendar.
 
-A channel's calendar divides time into slots, each with as many bytes as the channel moves in it. A transfer takes
-what is free from its earliest slot on, so one that is dated far ahead, behind a slow sense, leaves the channel free
-for those before it. ("Busy until", kept in order of arrival, would let it block them.) Behind a
-channel's last run of full slots nothing is booked: most transfers just prolong it, with no slot to look at.
+A channel's calendar is divided into time slots, each with the bytes that the channel moves in it. A transfer takes the
+free bytes from its earliest slot on, so a transfer far in the future, after a slow sense, leaves the channel free for
+earlier ones. (A single "busy until" time, in order of arrival, would block them.) Nothing is booked after a channel's
+last run of full slots, so most transfers just extend that run without visiting a slot.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from csd_spec.arrays import I64, U32
 from ftl.flash.timing.model import FlashTiming, Reading
 
 SLOT_NS = 4_000
-SLOTS = 1 << 16  # 262 ms ahead of the earliest request still open
+SLOTS = 1 << 16  # 262 ms ahead of the earliest open request
 USED_BITS = 20  # a cell is slot number << USED_BITS | bytes used
 _USED = (1 << USED_BITS) - 1
 
 
 @njit(inline="always")
 def _ceil_ns(nbytes, byte_ns):  # type: ignore[no-untyped-def]
-    """Time of bytes, given one byte's in 2^-32 ns: a division for each page would cost more than all the rest."""
+    """Transfer time of bytes, given the time of one byte in 2^-32 ns; avoids a division per page."""
     return (nbytes * byte_ns + 0xFFFFFFFF) >> 32
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_bytes, byte_ns, lane_free, cells, runs):  # type: ignore[no-untyped-def]
-    """Pages one after the other: their lane works for before_ns, then bytes cross the channel, then after_ns more."""
+    """Book pages in order: before_ns on the lane, the transfer on the channel, then after_ns on the lane."""
     finish, lanes = start, np.uint32(lane_free.size)
     per_byte = (1 << 40) // slot_bytes + 1  # slots, in 2^-40
     for i in range(ppns.size):
@@ -62,16 +62,16 @@ def occupy(ppns, nbytes, start, channels, before_ns, after_ns, cached, slot_byte
             slot, slot_used = last, used
         else:
             slot -= 1
-        # No transfer is faster than the channel, whatever part of its first slot was free
+        # The channel bounds the transfer rate, whatever part of the first slot was free
         end = max(slot * SLOT_NS + _ceil_ns(slot_used, byte_ns), begin + _ceil_ns(nbytes[i], byte_ns)) + after_ns
-        # The page register is busy until its data has left, unless a cache register takes it over
+        # The page register is busy until its data has left, unless a cache register takes over
         lane_free[lane] = begin if cached else end
         finish = max(finish, end)
     return finish
 
 
 class FlashCalendar(FlashTiming):
-    """A calendar for each channel, and for each lane when it is free."""
+    """One calendar per channel, and the time at which each lane is free."""
 
     grain_ns = SLOT_NS
 
@@ -83,8 +83,8 @@ class FlashCalendar(FlashTiming):
         self._byte_ns = (SLOT_NS << 32) // self.slot_bytes
         self.lane_free: I64 = np.zeros(geometry.lanes, np.int64)
         self._cells: I64 = np.zeros((geometry.channels, SLOTS), np.int64)
-        # Of each channel's last run: its first slot, the slot it ends in, and the bytes used of that one. The cells
-        # of a run are written when another begins.
+        # Last run of each channel: first slot, last slot, bytes used in the last slot. Cells of a run are written when
+        # the next run begins.
         self._runs: I64 = np.zeros((geometry.channels, 3), np.int64)
         self._state = self.slot_bytes, self._byte_ns, self.lane_free, self._cells, self._runs
         self._reading = geometry.channels, timing.read_ns, 0, timing.cache_read, *self._state

@@ -1,4 +1,4 @@
-"""What a model of flash time is."""
+"""Interface of flash timing models."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable
 from csd_spec import Geometry, NandTiming
 from csd_spec.arrays import I64, U32
 
-Listener = Callable[[str, U32, int], None]  # "read" or "program", pages, when they were asked for
-Reading = tuple[int, int, int, bool, int, int, I64, I64, I64]  # what `calendar.occupy` takes behind start
+Listener = Callable[[str, U32, int], None]  # "read" or "program", pages, start_ns
+Reading = tuple[int, int, int, bool, int, int, I64, I64, I64]  # arguments of `calendar.occupy` after `start`
 
 
 class FlashTiming(ABC):
-    """When flash operations end. Time in, time out, in integer nanoseconds of modelled time.
+    """Computes when flash operations end, in integer nanoseconds of simulated time.
 
-    grain_ns: durations are the same for all start times that differ by multiples of it. listener: told of every read
-    and program. programmed_ns: when the last program, or erase, ends.
+    Attributes:
+        grain_ns: Durations do not change if all start times are shifted by a multiple of this.
+        programmed_ns: End of the last program or erase.
+        listener: Called for every read and program.
     """
 
     grain_ns = 1
@@ -25,17 +27,17 @@ class FlashTiming(ABC):
 
     @property
     def reading(self) -> Reading | None:
-        """For who calls `calendar.occupy` in place of `read_ends`; None: this model has to be asked."""
+        """State for direct calls of `calendar.occupy`; None if reads must go through `read_ends`."""
         return None
 
     def read(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
-        """Sense pages and bring nbytes (N,) of each over its channel; returns the last end."""
+        """Sense pages and transfer nbytes (N,) of each over its channel; returns the last end, ns."""
         if self.listener:
             self.listener("read", ppns, start_ns)
         return self.read_ends(ppns, nbytes, start_ns)
 
     def program(self, ppns: U32, start_ns: int) -> int:
-        """Load and program whole pages; returns the last end."""
+        """Load and program whole pages; returns the last end, ns."""
         if self.listener:
             self.listener("program", ppns, start_ns)
         finish_ns = self.program_ends(ppns, start_ns)
@@ -43,24 +45,24 @@ class FlashTiming(ABC):
         return finish_ns
 
     def free_ns(self, ppns: U32) -> int:
-        """When the last lane that pages lie on is free."""
+        """When all lanes of these pages are free, ns."""
         return self.idle_ns()
 
     @abstractmethod
     def read_ends(self, ppns: U32, nbytes: I64, start_ns: int) -> int:
-        """The last end of a read."""
+        """Return the last end of a read, ns."""
 
     @abstractmethod
     def program_ends(self, ppns: U32, start_ns: int) -> int:
-        """The last end of programs."""
+        """Return the last end of programs, ns."""
 
     @abstractmethod
     def erase(self, lane: int, start_ns: int) -> int:
-        """Erase one block of a lane; returns the end."""
+        """Erase one block of a lane; returns the end, ns."""
 
     @abstractmethod
     def idle_ns(self) -> int:
-        """When every lane is idle."""
+        """When every lane is idle, ns."""
 
 
 TimingModel = Callable[[Geometry, NandTiming], FlashTiming]

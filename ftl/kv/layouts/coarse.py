@@ -1,6 +1,6 @@
-"""K and V in few bits: the loops behind score pages and value pages (`csd_spec.progressive`).
+"""Low-bit keys and values: the loops of score pages and value pages (`csd_spec.progressive`).
 
-Rows are FP16, or BF16: to compiled loops `bf16` is True or None, so that each has loops of its own.
+Rows are FP16 or BF16: `bf16` is True or None in compiled loops, so that each has its own specialization.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from csd_io.compiled import njit
 from csd_io.rotation import rotate, rotate_back
 from csd_spec.arrays import F32, U8, U16
 from csd_spec.progressive import DIGITS, LANES, LINE, QUAD, RESTS, Progressive
-from ftl.kv.layouts.codes import finite, narrowed, widened
+from ftl.kv.layouts.codes import finite, to_16_bits, to_fp32
 
-STEPS = {2: 1.08, 4: 0.3352}  # of a uniform quantizer of small error for a normal distribution, in its deviations
-LONGEST = np.float32(2.0**96)  # size of a row of V: sums of such rows, rotated, are within FP32
+STEPS = {2: 1.08, 4: 0.3352}  # step of the MSE-optimal uniform quantizer for a normal distribution, in std deviations
+LONGEST = np.float32(2.0**96)  # largest scale of a row of V: sums of rotated rows stay within FP32
 
 
 @njit(cache=True, nogil=True)
 def _ranges(rows, bf16, least, steps):  # type: ignore[no-untyped-def]
-    """Least value and range of each channel of rows (T, m)."""
+    """Minimum and range of each channel of rows (T, m)."""
     most = np.empty(rows.shape[1], np.float32)
     least[:], most[:] = np.inf, -np.inf
     for t in range(rows.shape[0]):
@@ -32,9 +32,13 @@ def _ranges(rows, bf16, least, steps):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _share_out(steps, left, widths):  # type: ignore[no-untyped-def]
-    """Give each of `left` digits to the channel whose step is widest; steps (m,) are ranges, and a digit makes a
-    quarter of a step. The lowest channel goes first among equals."""
+def _assign_digits(steps, left, widths):  # type: ignore[no-untyped-def]
+    """Assign each of `left` digits (2 bits) to the channel with the widest step; ties go to the lowest channel.
+
+    Args:
+        steps: Range of each channel, (m,); each digit divides it by 4.
+        widths: Output: digits of each channel, (m,).
+    """
     widths[:] = 0
     while left:
         widest, most = -1, np.float32(0)
@@ -50,12 +54,12 @@ def _share_out(steps, left, widths):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _begin(rows, bf16, digits, least, scales, widths):  # type: ignore[no-untyped-def]
-    """Digits, scales and least values (pages, m) for rows (pages, t, m)."""
+    """Compute digits, scales and minimums (pages, m) for rows (pages, t, m)."""
     steps = np.empty(rows.shape[2], np.float32)
     for page in range(rows.shape[0]):
         _ranges(rows[page], bf16, least[page], scales[page])
         steps[:] = scales[page]
-        _share_out(steps, digits, widths[page])
+        _assign_digits(steps, digits, widths[page])
         for channel in range(steps.size):
             width, whole = widths[page, channel], scales[page, channel]
             scales[page, channel] = whole / np.float32(max((1 << 2 * width) - 1, 1))
@@ -94,10 +98,13 @@ def _put_digits(pages, form, first, rows, header):  # type: ignore[no-untyped-de
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _code_values(row, bf16, values, codes, levels, step):  # type: ignore[no-untyped-def]
-    """Codes (m,) of a row (m,); returns the size of their steps, and the row's largest value, in which that counts.
+    """Quantize a row; returns the step size in units of the row's largest value, and that value.
 
-    values (m,) become the rotated row, in the same. The size makes what codes stand for as long along the row as the
-    row is, so that errors of many rows cancel.
+    The step is chosen so that the dequantized row has the right projection onto the row: errors of many rows cancel.
+
+    Args:
+        values: Output: the rotated row in units of its largest value, (m,).
+        codes: Output: codes, (m,).
     """
     top, squares = np.float32(0), np.float32(0)
     for channel in range(row.size):
@@ -120,8 +127,12 @@ def _code_values(row, bf16, values, codes, levels, step):  # type: ignore[no-unt
 
 @njit(cache=True, nogil=True)
 def _put_values(pages, form, first, rows, sizes, rests):  # type: ignore[no-untyped-def]
-    """Write the codes of rows (pages, t, m) as tokens `first` on; sizes (pages, t) become their sizes, rests (pages, m)
-    what codes miss on average."""
+    """Write the codes of rows (pages, t, m) as tokens `first` on.
+
+    Args:
+        sizes: Output: step size of each row, (pages, t).
+        rests: Output: mean quantization error of each channel, (pages, m).
+    """
     header_bytes, bits, step, bf16 = form
     count, m = rows.shape[1:]
     lines, block, mask = (m + LANES - 1) // LANES, QUAD * 8 // bits, np.uint8((1 << bits) - 1)
@@ -144,31 +155,31 @@ def _put_values(pages, form, first, rows, sizes, rests):  # type: ignore[no-unty
 
 
 def _headers(pages: U8, form: Progressive) -> tuple[F32, F32, U8]:
-    """Scales, least values and digits (pages, m) of score pages (pages, page_bytes)."""
+    """Scales, minimums and digits (pages, m) of score pages (pages, page_bytes)."""
     m = form.m
     parts = (pages[:, 2 * m * i : 2 * m * (i + 1)].copy().view(np.uint16) for i in (0, 1))
-    scales, least = (widened(part, form.bf16) for part in parts)
+    scales, least = (to_fp32(part, form.bf16) for part in parts)
     return scales, least, pages[:, 4 * m : 5 * m]
 
 
 def begin_scores(pages: U8, form: Progressive, rows: U16) -> None:
-    """Write headers of score pages (pages, page_bytes) for channels whose rows are (pages, t, m)."""
+    """Write the headers of score pages (pages, page_bytes) for rows (pages, t, m)."""
     least, scales = (np.empty((len(pages), form.m), np.float32) for _ in range(2))
     widths = np.empty((len(pages), form.m), np.uint8)
     _begin(np.ascontiguousarray(rows).view(np.uint16), form.bf16 or None, form.D, least, scales, widths)
-    parts = *(narrowed(part, form.bf16).view(np.uint8) for part in (scales, least)), widths
+    parts = *(to_16_bits(part, form.bf16).view(np.uint8) for part in (scales, least)), widths
     pages[:] = 0
     pages[:, : 5 * form.m] = np.concatenate(parts, axis=1)
 
 
 def put_scores(pages: U8, form: Progressive, first: int, rows: U16) -> None:
-    """Write the codes of rows (pages, t, m) as tokens `first` on; what is beyond a channel's range is cut to it."""
+    """Write the codes of rows (pages, t, m) as tokens `first` on; values outside a channel's range are clamped."""
     shape = form.header_bytes, form.D, form.bf16 or None
     _put_digits(pages, shape, first, np.ascontiguousarray(rows).view(np.uint16), _headers(pages, form))
 
 
-def scored(pages: U8, form: Progressive) -> F32:
-    """What the codes of score pages stand for, (pages, T, m); for tests and readers."""
+def decode_scores(pages: U8, form: Progressive) -> F32:
+    """Dequantize score pages to (pages, T, m); for tests and readers."""
     lines = pages[:, form.header_bytes :][:, : form.T // LANES * 4 * form.D].reshape(
         len(pages), -1, form.D // LANES, 1, LINE
     )
@@ -188,29 +199,29 @@ def scored(pages: U8, form: Progressive) -> F32:
 def put_values(pages: U8, form: Progressive, first: int, rows: U16) -> None:
     """Write the codes of rows (pages, t, m) of V into value pages (pages, page_bytes) as tokens `first` on.
 
-    Where these are all tokens of a page, it gets the rest of its channels.
+    If the rows fill the page, the mean errors of its channels are written, too.
     """
     (count, tokens, m), at = rows.shape, form.sizes_bytes
     sizes, rests = np.empty((count, tokens), np.float32), np.empty((count, m), np.float32)
     shape = form.value_header, form.v_bits, np.float32(STEPS[form.v_bits]), form.bf16 or None
     _put_values(pages, shape, first, np.ascontiguousarray(rows).view(np.uint16), sizes, rests)
     np.minimum(sizes, LONGEST, out=sizes)
-    pages.view(np.uint16)[:, first : first + tokens] = narrowed(sizes, form.bf16)
+    pages.view(np.uint16)[:, first : first + tokens] = to_16_bits(sizes, form.bf16)
     if tokens == form.value_tokens:
-        units = RESTS * widened(narrowed(sizes, form.bf16), form.bf16).max(1, keepdims=True)
+        units = RESTS * to_fp32(to_16_bits(sizes, form.bf16), form.bf16).max(1, keepdims=True)
         shares = np.divide(rests, units, out=np.zeros_like(rests), where=units > 0)
         codes = np.rint(np.sqrt(np.minimum(np.abs(np.nan_to_num(shares)), np.float32(127 * 127))))
         pages.view(np.int8)[:, at : at + m] = np.copysign(codes, rests).astype(np.int8)
 
 
-def valued(pages: U8, form: Progressive) -> F32:
-    """What the codes of value pages stand for, (pages, value_tokens, m); for tests and readers."""
+def decode_values(pages: U8, form: Progressive) -> F32:
+    """Dequantize value pages to (pages, value_tokens, m); for tests and readers."""
     count, lines, block, bits = form.value_tokens, form.value_lines, form.value_block, form.v_bits
     body = pages[:, form.value_header :][:, : count // block * lines * LINE]
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     codes = body.reshape(len(pages), -1, lines, 1, LINE) >> shifts & ((1 << bits) - 1)
     codes = codes.reshape(len(pages), -1, lines, 8 // bits, LANES, QUAD).transpose(0, 1, 3, 5, 2, 4)
-    sizes = widened(pages.view(np.uint16)[:, :count], form.bf16)[..., None]
+    sizes = to_fp32(pages.view(np.uint16)[:, :count], form.bf16)[..., None]
     middle = np.float32((1 << bits) - 1) / np.float32(2)
     codes_of_rests = pages.view(np.int8)[:, form.sizes_bytes :][:, None, : form.m].astype(np.float32)
     rests = RESTS * sizes.max(1, keepdims=True) * codes_of_rests * np.abs(codes_of_rests)

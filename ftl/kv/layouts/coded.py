@@ -1,4 +1,4 @@
-"""Embedding-indexed K with few bits a value: codes between a channel's least and largest value of the page."""
+"""Embedding-indexed K with 8 or 4 bits per value: codes between the minimum and maximum of a channel in the page."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import numpy as np
 
 from csd_io.compiled import njit
 from csd_spec.arrays import U8, U16
-from ftl.kv.layouts.codes import finite, narrowed, widened
+from ftl.kv.layouts.codes import finite, to_16_bits, to_fp32
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import PackedMap
 
 
 class PackedEmbeddingMap(PackedMap, EmbeddingMap):
-    """A group gets its scales when it is full; until then K alone holds its rows."""
+    """Packs whole groups: scales are known only when a group is full; until then K alone holds its rows."""
 
     @abstractmethod
     def parts(self, runs: U16) -> tuple[U8, ...]:
-        """Bytes of pages in their order, each (N, bytes), of values (N, T) of a channel each."""
+        """Parts of pages in order, each (N, bytes), for values (N, T) of one channel each."""
 
-    def waits_in(self, group: int) -> bool:
+    def can_buffer(self, group: int) -> bool:
         return False
 
     def pack(self, rows: U16) -> U16:
@@ -34,7 +34,7 @@ class PackedEmbeddingMap(PackedMap, EmbeddingMap):
 
 
 class CodedEmbeddingMap(PackedEmbeddingMap):
-    """Codes of 8 or 4 bits behind the scales and least values of their channels."""
+    """8- or 4-bit codes, after the scales and minimums of their channels."""
 
     def parts(self, runs: U16) -> tuple[U8, ...]:
         scale, least, codes = coded(runs, (1 << self.layout.bits) - 1, self.layout.bf16)
@@ -45,19 +45,19 @@ class CodedEmbeddingMap(PackedEmbeddingMap):
 
 
 def coded(runs: U16, levels: int, bf16: bool) -> tuple[U16, U16, U8]:
-    """Scales and least values, (N,), and codes (N, t) of `levels` + 1 values, of runs of values (N, t)."""
+    """Quantize runs (N, t) to `levels` + 1 values; returns scales (N,), minimums (N,) and codes (N, t)."""
     ends = np.empty((2, runs.shape[0]), np.float32)
     _ends(runs, bf16 or None, *ends)
     least, most = ends
-    scale = narrowed((most - least) / np.float32(levels), bf16)
-    steps, codes = widened(scale, bf16), np.empty(runs.shape, np.uint8)
+    scale = to_16_bits((most - least) / np.float32(levels), bf16)
+    steps, codes = to_fp32(scale, bf16), np.empty(runs.shape, np.uint8)
     _encode(runs, bf16 or None, least, np.where(steps > 0, steps, np.float32(1)), levels, codes)
-    return scale, narrowed(least, bf16), codes
+    return scale, to_16_bits(least, bf16), codes
 
 
 @njit(cache=True, nogil=True)
 def _ends(runs, bf16, least, most):  # type: ignore[no-untyped-def]
-    """The least and the largest value of each run."""
+    """Minimum and maximum of each run."""
     for i in range(runs.shape[0]):
         low, high = np.float32(np.inf), np.float32(-np.inf)
         for bits in runs[i]:

@@ -1,4 +1,4 @@
-"""Embedding-indexed K in FP16: a page is m channels of one head, each for T consecutive tokens."""
+"""Embedding-indexed K in FP16: a page holds m channels of one head, each with T consecutive tokens."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from csd_spec import PageForm
 from csd_spec.arrays import I64, U16
 from csd_spec.model import FP16_BYTES
 from ftl.flash.tag import Kind
-from ftl.kv.layouts.group_map import POISON, LaidMap
-from ftl.kv.layouts.lay import lay_many
+from ftl.kv.layouts.group_map import POISON, InPlaceMap
+from ftl.kv.layouts.packing import pack_channels_blocked
 
 
-class EmbeddingMap(LaidMap):
-    """A copy of K, channel after channel."""
+class EmbeddingMap(InPlaceMap):
+    """A copy of K, stored channel by channel."""
 
     source, primary, scattered = "k", False, False
 
@@ -27,7 +27,7 @@ class EmbeddingMap(LaidMap):
         return self.layout.m * self.layout.run_bytes + self.layout.scale_bytes
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        lay_many(pages, at, self.layout.m, self.layout.T, position, rows)
+        pack_channels_blocked(pages, at, self.layout.m, self.layout.T, position, rows)
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
         content.reshape(-1, self.layout.m, self.layout.T)[buffers, :, position:] = POISON

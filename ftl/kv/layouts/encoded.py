@@ -1,4 +1,4 @@
-"""Maps of rows and channels that a codec encodes (`csd_spec.codecs`); the compiled loop of FP8."""
+"""Maps of rows and channels that are stored in a codec's format (`csd_spec.codecs`); the compiled loop of FP8."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from csd_spec.codecs import FP8, Codec
 from csd_spec.codecs.fp8 import LEAST, MAX_CODE, MOST
 from ftl.kv.layouts.coded import PackedEmbeddingMap
 from ftl.kv.layouts.group_map import POISON
-from ftl.kv.layouts.lay import lay_rows
+from ftl.kv.layouts.packing import pack_rows
 from ftl.kv.layouts.token import RowMap
 
 
-def encoded(codec: Codec, values: U16) -> U8:
-    """Bytes (..., row_bytes(t)) of values (..., t), by a compiled loop if the codec has one."""
+def encode_rows(codec: Codec, values: U16) -> U8:
+    """Encode values (..., t) to bytes (..., row_bytes(t)), with a compiled loop if the codec has one."""
     loop = _LOOPS.get(codec.tag)
     if loop is None:
         return codec.encode(values)
@@ -30,13 +30,13 @@ def encoded(codec: Codec, values: U16) -> U8:
 
 @njit(inline="always")
 def _shifted(bits, by):  # type: ignore[no-untyped-def]
-    """bits / 2^by, rounded to the nearest, ties to even."""
+    """bits / 2^by, rounded to nearest, ties to even."""
     return (bits + (1 << by - 1) - 1 + (bits >> by & 1)) >> by
 
 
 @njit(inline="always")
 def _exponent(values):  # type: ignore[no-untyped-def]
-    """The exponent field of the largest of values, rounded."""
+    """Exponent field of the largest value, rounded."""
     largest = np.int64(0)
     for value in values:
         largest = max(largest, np.int64(value & np.uint16(0x7FFF)))
@@ -45,14 +45,14 @@ def _exponent(values):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _encode_fp8(values, out):  # type: ignore[no-untyped-def]
-    """`csd_spec.codecs.fp8.encode` of values (N, t) into out (N, t + 1)."""
+    """Compiled `csd_spec.codecs.fp8.encode`: values (N, t) to out (N, t + 1)."""
     for i in range(values.shape[0]):
         top = min(max(_exponent(values[i]), LEAST), MOST)
         out[i, 0] = top + 1
         for j in range(values.shape[1]):
             bits = np.int64(values[i, j])
             exponent, sign = bits >> 7 & 0xFF, bits >> 8 & 0x80
-            field = exponent - top + 14  # of a code
+            field = exponent - top + 14  # exponent field of the code
             normal, by = max(field, 1), 4 + max(1 - field, 0)
             significand = bits & 0x7F | (0x80 if exponent else 0)
             code = (normal - 1 << 3) + (_shifted(significand, by) if by < 10 else 0)
@@ -62,34 +62,34 @@ def _encode_fp8(values, out):  # type: ignore[no-untyped-def]
 _LOOPS: dict[int | None, Callable[[U16, U8], None]] = {FP8.tag: _encode_fp8}
 
 
-def kept(form: PageForm, rows: F16) -> F16:
-    """Rows (..., d) as they are read back: rounded to the values that the codec of their layout has."""
+def round_to_codec(form: PageForm, rows: F16) -> F16:
+    """Round rows (..., d) to the values that are read back: those of the layout's codec."""
     codec = form.rows
     if codec.exact:
         return rows
-    return codec.decode(encoded(codec, rows.view(np.uint16)), rows.shape[-1]).view(np.float16)
+    return codec.decode(encode_rows(codec, rows.view(np.uint16)), rows.shape[-1]).view(np.float16)
 
 
 class CodecRowMap(RowMap):
-    """K or V, row after row: n encoded rows a page."""
+    """Keys or values, row after row: n encoded rows per page."""
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        lay_rows(pages.view(np.uint8), at, self.per_group, position, encoded(self.layout.rows, rows))
+        pack_rows(pages.view(np.uint8), at, self.per_group, position, encode_rows(self.layout.rows, rows))
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
         self.write(content, buffers[:, None], position, rows)
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
         content.view(np.uint8)[buffers, position * self.layout.row_bytes :] = POISON >> 8
 
-    def waiting(self, content: U16, layer: int, count: int) -> U16:
+    def buffered_rows(self, content: U16, layer: int, count: int) -> U16:
         rows = content.view(np.uint8)[self.buffers[layer], : count * self.layout.row_bytes]
         by_token = rows.reshape(self.heads, count, -1).transpose(1, 0, 2)
         return self.layout.rows.decode(by_token, self.layout.head_dim)
 
 
 class CodecEmbeddingMap(PackedEmbeddingMap):
-    """A copy of K, channel after channel: m encoded vectors of T tokens a page."""
+    """A copy of K, channel by channel: m encoded vectors of T tokens per page."""
 
     def parts(self, runs: U16) -> tuple[U8, ...]:
-        return (encoded(self.layout.rows, runs),)
+        return (encode_rows(self.layout.rows, runs),)

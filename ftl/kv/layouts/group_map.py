@@ -1,6 +1,6 @@
-"""How rows are cut into pages: what every map of a layout can do.
+"""Group maps: packing of rows into pages, the interface of all maps of a layout.
 
-A map holds one sequence's pages of one kind. Its streams are the runs of pages that grow one group at a time: a
+A map holds one sequence's pages of one kind. Its streams are the page sequences that grow by one group at a time: a
 head of K or V, or one page of m channels of a head's embedding-indexed K.
 """
 
@@ -15,25 +15,29 @@ from csd_spec.arrays import I64, U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash import tag
 
-POISON = np.uint16(0xFFFF)  # a NaN in FP16, as erased flash reads
+POISON = np.uint16(0xFFFF)  # a NaN in FP16, equal to erased flash
 
 
 class GroupMap(ABC):
-    """Slots of one sequence's groups of one kind: `slots` (layers, streams, capacity), `buffers` (layers, streams).
+    """Slots of one sequence's groups of one kind.
 
-    A layout's *primary* maps hold all rows of K and V: an unfinished group of theirs must have buffers in drive DRAM.
-    The others are copies in another order or precision, made of the rows of the primary maps that `source` names: their
-    unfinished groups have buffers while there is room.
+    The *primary* maps of a layout hold all keys and values: their unfinished groups must be buffered in drive DRAM.
+    The other maps are copies in another order or precision, made from the rows of the primary maps in `source`: their
+    unfinished groups are buffered while there is room.
+
+    Attributes:
+        slots: Page numbers, (layers, streams, capacity).
+        buffers: Page buffers of unfinished groups, (layers, streams); -1 if there is none.
     """
 
-    per_group: int  # tokens
+    per_group: int  # tokens per group
     streams: int
-    source: str  # of its rows: "k", "v", or "kv" for those of K with those of V behind them
+    source: str  # rows: "k", "v", or "kv" for rows of K followed by V
     primary: bool
-    scattered: bool  # whether the streams, being few, begin in lanes far apart
-    programmed = True  # whether full groups have pages of their own
-    fills_pages = False  # whether full groups leave no byte of their pages
-    rebuilt = False  # whether a group that becomes full is packed from rows, not from its page under construction
+    scattered: bool  # whether the (few) streams start in distant lanes
+    programmed = True  # whether full groups have their own pages
+    fills_pages = False  # whether full groups fill their pages completely
+    rebuilt = False  # whether a group that becomes full is packed again from rows, not from its page buffers
 
     def __init__(self, kind: int, layout: PageForm, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
@@ -42,37 +46,45 @@ class GroupMap(ABC):
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of its page that a full group fills."""
+        """Bytes of a page that a full group uses."""
         return self.layout.page_bytes
 
-    def waits_in(self, group: int) -> bool:
-        """Whether a group, while it is unfinished, can wait in page buffers."""
+    def can_buffer(self, group: int) -> bool:
+        """Whether an unfinished group can be held in page buffers."""
         return True
 
     def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
-        """Prepare the page buffers of a group that begins. before: pages of the group before it, (streams, values),
-        where these are in flash."""
-        content[buffers] = POISON  # a NaN: nobody reads it by mistake
+        """Initialize the page buffers of a new group.
+
+        Args:
+            content: All page buffers.
+            buffers: Buffers of the group, (streams,).
+            before: Pages of the previous group, (streams, values), if they are in flash.
+        """
+        content[buffers] = POISON  # NaN: an accidental read shows in the result
 
     @abstractmethod
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        """Write rows (t, H, d) that fill pages[at], `at` (streams, groups). position: of the first group, where that
-        has waited in buffers."""
+        """Write rows (t, H, d) that fill pages[at]; `at` is (streams, groups).
+
+        Args:
+            position: Position of the first row in its group, if part of the group was buffered.
+        """
 
     @abstractmethod
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        """Write rows (t, H, d) from `position` of the group on into the page buffers of every stream, (streams,)."""
+        """Write rows (t, H, d) into the page buffers (streams,) of the open group, from `position` on."""
 
     @abstractmethod
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
-        """Forget everything from `position` of the group on."""
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
+        """Overwrite the buffers with NaN from `position` of the group on."""
 
     def buffered(self, layer: int) -> bool:
         """Whether the unfinished group of a layer has buffers in drive DRAM."""
         return bool(self.buffers[layer, 0] >= 0)
 
     def reserve(self, groups: int) -> None:
-        """Make room for `groups` groups."""
+        """Grow the slot table to `groups` groups."""
         capacity = self.slots.shape[2]
         if groups > capacity:
             more = np.full((*self.slots.shape[:2], groups + groups // 8 - capacity), UNMAPPED)
@@ -84,19 +96,20 @@ class GroupMap(ABC):
         return slots[in_flash(slots)]
 
     def tags(self, owner: int, layer: int, groups: I64) -> U64:
-        """Spare-area tags of every stream's `groups`, (streams, groups): where each page belongs."""
+        """Spare-area tags of `groups` in every stream, (streams, groups)."""
         return tag.group_tags(self.kind, owner, layer, self.streams, groups)
 
     def stream_numbers(self, handle: int, layer: int) -> U64:
-        """Distinct numbers of the streams of a layer, (streams, 1), for placement."""
+        """Unique numbers of the streams of a layer, (streams, 1), for placement."""
         first = ((handle * self.slots.shape[0] + layer) * tag.KINDS + self.kind) * self.streams
         return np.arange(first, first + self.streams, dtype=np.uint64)[:, None]
 
 
-class LaidMap(GroupMap):
-    """Rows lie in a page as they come.
+class InPlaceMap(GroupMap):
+    """Rows are stored unmodified.
 
-    channels: m, where they lie channel by channel; 0 where row after row.
+    Attributes:
+        channels: Channels per page (m) if rows are stored channel by channel; 0 if row after row.
     """
 
     channels = 0
@@ -106,11 +119,11 @@ class LaidMap(GroupMap):
 
 
 class PackedMap(GroupMap):
-    """A page is made of its whole group."""
+    """A page is encoded from its whole group."""
 
     @abstractmethod
     def pack(self, rows: U16) -> U16:
-        """Cut rows (groups * per_group, H, d) into pages (streams, groups, values)."""
+        """Pack rows (groups * per_group, H, d) into pages (streams, groups, values)."""
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
         packed = self.pack(rows)
@@ -118,7 +131,7 @@ class PackedMap(GroupMap):
 
 
 class PrimaryMap(GroupMap):
-    """A map that holds all rows of K or of V: they can be read back from it."""
+    """A map that holds all keys or all values, so that rows can be read back from it."""
 
     primary = True
 
@@ -129,8 +142,8 @@ class PrimaryMap(GroupMap):
 
     @abstractmethod
     def rows(self, banks: tuple[U16, U16], layer: int, tokens: range) -> U16:
-        """Rows (tokens, H, d) of a layer's tokens that follow each other."""
+        """Rows (tokens, H, d) of consecutive tokens of a layer."""
 
     @abstractmethod
-    def waiting(self, content: U16, layer: int, count: int) -> U16:
+    def buffered_rows(self, content: U16, layer: int, count: int) -> U16:
         """The `count` rows (count, H, d) of a layer's unfinished group, from its buffers."""

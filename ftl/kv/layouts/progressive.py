@@ -1,4 +1,4 @@
-"""Progressive precision: K and V in few bits for all tokens, both in 8 bits a group together, their rows if wanted."""
+"""Progressive precision: low-bit keys and values of all tokens, INT8 rows per group, and optionally exact rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ftl.flash.tag import Kind
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
 from ftl.kv.layouts.codes import refine, refined
 from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap, PrimaryMap
-from ftl.kv.layouts.lay import lay_rows
+from ftl.kv.layouts.packing import pack_rows
 from ftl.kv.layouts.token import RowMap, TokenMap
 
-OWN_RANGE = 32  # rows from which a group that is not full has ranges of its own, and not those of the group before
+OWN_RANGE = 32  # a partial group with at least this many rows gets its own ranges instead of the previous group's
 
 
 def _form(layout: PageForm) -> Progressive:
@@ -26,7 +26,7 @@ def _form(layout: PageForm) -> Progressive:
 
 
 class RefinedMap(PackedMap):
-    """K and V of n tokens in 8 bits, a page, or K of which V is a part. Rows wait with those who hold them."""
+    """INT8 keys and values of n tokens per page (only K if V is a part of it); primary maps buffer the rows."""
 
     primary, scattered = False, True
 
@@ -39,7 +39,7 @@ class RefinedMap(PackedMap):
     def group_bytes(self) -> int:
         return self.form.refined_bytes
 
-    def waits_in(self, group: int) -> bool:
+    def can_buffer(self, group: int) -> bool:
         return False
 
     def pack(self, rows: U16) -> U16:
@@ -49,14 +49,14 @@ class RefinedMap(PackedMap):
         return pages.view(np.uint16).reshape(self.streams, -1, pages.shape[1] // 2)
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
-        raise AssertionError("its rows wait with K and V")
+        raise AssertionError("rows of an unfinished refined group are buffered by the primary maps")
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
-        raise AssertionError("its rows wait with K and V")
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
+        raise AssertionError("rows of an unfinished refined group are buffered by the primary maps")
 
 
 class CoarseMap(PackedMap):
-    """K or V in few bits, in pages of m channels. A group is packed from rows when it is full."""
+    """Low-bit K or V in pages of m channels. A full group is packed again from its rows."""
 
     primary, scattered, rebuilt = False, False, True
 
@@ -66,7 +66,7 @@ class CoarseMap(PackedMap):
         super().__init__(kind, layout, *heads)
 
     def _by_stream(self, rows: U16) -> U16:
-        """Rows (t, H, d) as (streams, t, m), with 0 in channels that a last page does not have."""
+        """Rows (t, H, d) as (streams, t, m); channels that the last page does not have are 0."""
         m, parts = self.form.m, self.layout.embedding_pages
         if spare := m * parts - self.layout.head_dim:
             rows = np.pad(rows, ((0, 0), (0, 0), (0, spare)))
@@ -83,8 +83,8 @@ class CoarseMap(PackedMap):
         self.put(pages, position, self._by_stream(rows))
         content.view(np.uint8)[buffers] = pages
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
-        """Nothing is to be forgotten: codes behind the last token are overwritten before they are read."""
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
+        """No-op: codes after the last token are overwritten before they are read."""
 
     @abstractmethod
     def put(self, pages: U8, first: int, rows: U16) -> None:
@@ -92,14 +92,14 @@ class CoarseMap(PackedMap):
 
 
 class ScoreMap(CoarseMap):
-    """K in few bits. A group under construction has the ranges of the one before; full, it gets its own."""
+    """Low-bit K. An unfinished group uses the ranges of the previous one; a full group gets its own."""
 
     def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         kind = Kind.SCORES + (_form(layout).v_bits == 4)
         super().__init__(kind, "k", layout.T, layout, (layers, heads))
 
-    def waits_in(self, group: int) -> bool:
-        """The first group has no ranges yet, and all of a sequence that short is attended."""
+    def can_buffer(self, group: int) -> bool:
+        """The first group has no ranges yet; all tokens of so short a sequence are attended."""
         return group > 0
 
     def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:
@@ -115,7 +115,7 @@ class ScoreMap(CoarseMap):
 
 
 class ValueMap(CoarseMap):
-    """V in few bits, or K where V is a part of it."""
+    """Low-bit V, or K if V is a part of it."""
 
     def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         form = _form(layout)
@@ -129,8 +129,8 @@ class ValueMap(CoarseMap):
         put_values(pages, self.form, first, rows)
 
 
-class _Waiting(RowMap):
-    """Rows of K or V of the unfinished group, as they came; those of full groups are as refined pages have them."""
+class _StagedRows(RowMap):
+    """Exact rows of K or V of the unfinished group; full groups are read back from refined pages."""
 
     programmed = False
 
@@ -153,16 +153,19 @@ class _Waiting(RowMap):
         stored = rows.reshape(self.heads, full * n, d).transpose(1, 0, 2)
         waiting = tokens.stop - (first + full) * n
         if waiting > 0:
-            stored = np.concatenate([stored, self.waiting(banks[1], layer, waiting)])
+            stored = np.concatenate([stored, self.buffered_rows(banks[1], layer, waiting)])
         return np.ascontiguousarray(stored[tokens.start - first * n :][: len(tokens)])
 
 
-class WaitingMap(_Waiting, TokenMap):
-    """In one page buffer a head."""
+class StagingMap(_StagedRows, TokenMap):
+    """Stages rows in one page buffer per head."""
 
 
-class WaitingInMoreMap(_Waiting):
-    """In several page buffers a head, a stream each: of K alone a refined page has more tokens than a buffer rows."""
+class MultiBufferStagingMap(_StagedRows):
+    """Stages rows in several page buffers per head, one stream each.
+
+    Without V, a refined page has more tokens than a buffer has rows.
+    """
 
     def __init__(self, kind: int, source: str, layout: PageForm, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, heads, pages)
@@ -172,22 +175,22 @@ class WaitingInMoreMap(_Waiting):
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
         buffer, row = divmod(position, self.form.waiting)
-        lay_rows(pages, at.reshape(self.heads, -1)[:, buffer:], self.form.waiting, row, rows)
+        pack_rows(pages, at.reshape(self.heads, -1)[:, buffer:], self.form.waiting, row, rows)
 
     def fill(self, content: U16, buffers: I64, position: int, rows: U16) -> None:
         self.write(content, buffers, position, rows)
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
         for number, each in enumerate(buffers.reshape(self.heads, -1).T):
             first = max(0, position - number * self.form.waiting)
             content[each, first * self.layout.head_dim :] = POISON
 
-    def waiting(self, content: U16, layer: int, count: int) -> U16:
+    def buffered_rows(self, content: U16, layer: int, count: int) -> U16:
         d = self.layout.head_dim
         rows = content[self.buffers[layer], : self.form.waiting * d].reshape(self.heads, -1, d)
         return rows[:, :count].transpose(1, 0, 2)
 
 
-def staged(kind: int, source: str, form: PageForm, shape: tuple[int, int], pages: RefinedMap) -> PrimaryMap:
-    """The map of rows of K or V, of shape (layers, heads), that wait until `pages` hold them."""
-    return (WaitingMap if pages.form.buffers == 1 else WaitingInMoreMap)(kind, source, form, shape, pages)
+def staging_map(kind: int, source: str, form: PageForm, shape: tuple[int, int], pages: RefinedMap) -> PrimaryMap:
+    """Create the map that stages rows of K or V until `pages` hold them; shape is (layers, heads)."""
+    return (StagingMap if pages.form.buffers == 1 else MultiBufferStagingMap)(kind, source, form, shape, pages)

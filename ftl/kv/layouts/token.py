@@ -1,4 +1,4 @@
-"""Token-indexed rows: a page is n consecutive rows of one head."""
+"""Token-indexed rows: a page holds n consecutive rows of one head."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from csd_spec import PageForm
 from csd_spec.arrays import I64, U16
 from csd_spec.view import gather_rows
-from ftl.kv.layouts.group_map import POISON, LaidMap, PrimaryMap
-from ftl.kv.layouts.lay import lay_rows
+from ftl.kv.layouts.group_map import POISON, InPlaceMap, PrimaryMap
+from ftl.kv.layouts.packing import pack_rows
 
 
 class RowMap(PrimaryMap):
-    """K or V, row after row."""
+    """Keys or values, row after row."""
 
     scattered = True
 
@@ -32,15 +32,15 @@ class RowMap(PrimaryMap):
         return gather_rows(banks, slots, tokens.stop - before, self.layout).view(np.uint16)[tokens.start - before :]
 
 
-class TokenMap(LaidMap, RowMap):
-    """Rows of 2 bytes a value."""
+class TokenMap(InPlaceMap, RowMap):
+    """Rows with 2 bytes per value."""
 
     def write(self, pages: U16, at: I64, position: int, rows: U16) -> None:
-        lay_rows(pages, at, self.per_group, position, rows)
+        pack_rows(pages, at, self.per_group, position, rows)
 
-    def poison(self, content: U16, buffers: I64, position: int) -> None:
+    def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
         content[buffers, position * self.layout.head_dim :] = POISON
 
-    def waiting(self, content: U16, layer: int, count: int) -> U16:
+    def buffered_rows(self, content: U16, layer: int, count: int) -> U16:
         d = self.layout.head_dim
         return content[self.buffers[layer], : count * d].reshape(self.heads, count, d).transpose(1, 0, 2)

@@ -29,7 +29,7 @@ from attention_engine.rtl.golden_progressive import (
 from attention_engine.rtl.params import LOG2_E, ProgressiveShape
 from csd_io.rotation import butterflies
 from csd_spec.progressive import SIGNS
-from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values, scored, valued
+from ftl.kv.layouts.coarse import begin_scores, decode_scores, decode_values, put_scores, put_values
 
 SHAPES = [ProgressiveShape(head_dim=d, m=m, q_heads=2) for d, m in ((64, 64), (128, 64), (128, 128))]
 IDS = ["64", "2 x 64", "128"]
@@ -120,7 +120,7 @@ def test_pages_of_the_layout_are_read(shape):
     page = pages.tobytes()
     widths = np.frombuffer(page, np.uint8)[4 * shape.m : 5 * shape.m].astype(int)
     factor = LOG2_E / math.sqrt(shape.head_dim)
-    want = q.astype(float) @ scored(pages, shape.form)[0].T.astype(float) * factor
+    want = q.astype(float) @ decode_scores(pages, shape.form)[0].T.astype(float) * factor
     bound = (1.5 * widths.sum() * 2.0 ** (got.parts[0].top - 55) + shape.m * 2.0**-21) * factor + 1e-5
     assert (abs(got.x * 2.0**-LOGIT_FRAC - want).max(1) <= bound).all()
 
@@ -151,7 +151,7 @@ def test_values_of_the_layout_are_summed(shape):
     turned = np.array(hadamard([int(value) << power for value in sums], shape.rotation)) * 2.0**-24
     signs = np.array([-1 if int(SIGNS) >> c % 64 & 1 else 1 for c in range(shape.m)])
     got = turned / math.sqrt(shape.rotation) * signs
-    want = weights * 2.0**-24 @ valued(pages, form)[0, :tokens].astype(float)
+    want = weights * 2.0**-24 @ decode_values(pages, form)[0, :tokens].astype(float)
     codes = page_codes(page, shape)[:tokens] - ((1 << form.v_bits) - 1) / 2
     assert (abs(got - want) <= abs(codes).sum() / math.sqrt(shape.rotation) * unit / 2 + 1e-3).all()
     assert abs(got - want).max() <= 0.02 * abs(want).max() + tokens**0.5 * unit * 4

@@ -18,7 +18,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.namespace import Namespace
 from csd_io.direct import open_queue
 from csd_io.queue import Request, aligned, carry_out, pieces
-from csd_link.liveness import running
+from csd_link.liveness import is_running
 from csd_link.run_dir import drive_dir
 from tests.conftest import missing
 from tests.served import HANG_S, kill, pid, serving, until
@@ -177,7 +177,7 @@ def test_an_unmount_under_load_is_clean(mount):
     assert not any(thread.is_alive() for thread in threads)
     assert len(failures) == 4
     assert set(failures) <= GONE
-    until(lambda: not running(process))  # it unmounts, flushes, and closes its folder
+    until(lambda: not is_running(process))  # it unmounts, flushes, and closes its folder
     assert not drive_dir("csd0").exists() and not os.path.ismount(mount)
     device = InProcessDevice.reopen(mount.parent / "flash" / "csd0")
     kept = Namespace(device.firmware, threading.Lock())

@@ -26,15 +26,15 @@ from csd_io.medium import Medium
 from csd_link.connect import open_window
 from csd_link.doorbell import SocketDoorbell, call
 from csd_link.driveset import DriveSet
-from csd_link.host_end import Lost, WindowDevice
-from csd_link.liveness import running
+from csd_link.host_end import DriveLostError, WindowDevice
+from csd_link.liveness import is_running
 from csd_link.medium import MappedMedium
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.flash.content import Mapped
+from ftl.flash.content import MmapPageStore
 from tests.served import decoder, kill, pid, serving, window_of
 from vcsd.transport import open_drives
 
@@ -70,8 +70,8 @@ def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
     folder = DriveFolder(drive.spec, tmp_path)
     firmware = open_firmware(drive, folder)
     assert firmware.state.threads == 3
-    assert isinstance(firmware.ftl.nand.held, Mapped)
-    firmware.ftl.nand.held.close()
+    assert isinstance(firmware.ftl.nand.page_store, MmapPageStore)
+    firmware.ftl.nand.page_store.close()
     folder.close()
 
 
@@ -208,7 +208,9 @@ def test_second_host_of_a_window_is_refused_until_the_first_closes(tmp_path):
     with serving(tmp_path, "csd0"):
         first = window_of("csd0")()
         for second in (window_of("csd0"), partial(open_window, window_path("csd0"))):
-            with pytest.raises(Lost, match=f"window-default is in use by process {os.getpid()} .*: end it, or"):
+            with pytest.raises(
+                DriveLostError, match=f"window-default is in use by process {os.getpid()} .*: end it, or"
+            ):
                 second()
         assert first.submit(Flush(), 0).result().status is Status.SUCCESS, "nothing was stolen"
         first.close()
@@ -223,7 +225,7 @@ def test_window_of_a_killed_host_is_free(tmp_path):
         piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
         with subprocess.Popen([sys.executable, "-c", code], **piped) as host:
             host.stdout.readline()
-            with pytest.raises(Lost, match=f"is in use by process {host.pid} "):
+            with pytest.raises(DriveLostError, match=f"is in use by process {host.pid} "):
                 window_of("csd0")()
             host.kill()
             host.wait()
@@ -298,7 +300,7 @@ def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
         os.kill(pid, number)
 
     code, _ = supervised(monkeypatch, child, stop)
-    assert code == 0 and not running(children[0])
+    assert code == 0 and not is_running(children[0])
 
 
 @pytest.mark.parametrize("is_orphaned", [True, False])

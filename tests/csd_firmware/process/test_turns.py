@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from csd_firmware.process.turns import Turns
+from csd_firmware.process.turns import FifoLock
 from tests.served import until
 
 
 def test_turns_go_round_in_the_order_of_those_who_wait() -> None:
-    turns, order, inside = Turns(), list[int](), list[int]()
+    turns, order, inside = FifoLock(), list[int](), list[int]()
 
     def enter(number: int) -> None:
         with turns:
@@ -33,7 +33,7 @@ def test_turns_go_round_in_the_order_of_those_who_wait() -> None:
 
 def test_who_has_had_a_turn_waits_for_those_who_came_meanwhile() -> None:
     """A plain lock goes to the thread that asks again at once, as often as it does."""
-    turns, order = Turns(), list[str]()
+    turns, order = FifoLock(), list[str]()
 
     def other() -> None:
         with turns:

@@ -11,7 +11,7 @@ import pytest
 
 from csd_io.passthrough import VendorCommand
 from csd_link.driveset import DriveSet
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import node as node_module
 from csd_link.nvmeof.commands import CommandError, Sqe
 from csd_link.nvmeof.node import FIELDS_BYTES, NodeDevice
@@ -117,7 +117,7 @@ def test_an_append_beyond_a_command_is_cut_and_a_completion_beyond_a_buffer_come
 
 
 def test_a_path_that_comes_back_loses_nothing_and_repeats_nothing(device, drive, kernel, monkeypatch):
-    monkeypatch.setattr(node_module, "_LOOK_S", 0)
+    monkeypatch.setattr(node_module, "_RETRY_S", 0)
     draw = random.Random(1)
     for number in range(200):
         kernel.faults = [
@@ -138,16 +138,16 @@ def test_a_drive_that_began_anew_is_lost_and_so_is_a_path_for_good(device, drive
     other = NodeDevice(NODE, lambda path: kernel)
     kernel.namespace._sessions.clear()
     assert other.submit(KvFree((20,)), 0).result().status is Status.PATH_LOST
-    assert str(other.lost) == "its firmware has begun anew"
+    assert str(other.lost) == "its firmware has restarted"
 
 
 def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
     kernel.faults = [(0x4001, False)]
-    with pytest.raises(Lost, match="no namespace of sequences: NVMe status 0x4001"):
+    with pytest.raises(DriveLostError, match="not a namespace of sequences: NVMe status 0x4001"):
         NodeDevice(NODE, lambda path: kernel)
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file", Path("/dev/null")):
-        with pytest.raises(Lost, match=f"no drive at {path}: "):
+        with pytest.raises(DriveLostError, match=f"no drive at {path}: "):
             NodeDevice(path)
 
 

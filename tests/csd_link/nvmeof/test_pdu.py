@@ -116,7 +116,7 @@ def test_malformed_headers_are_refused_by_field(raw, digests, fes, information):
 
 
 def test_a_pdu_that_may_not_come_now_is_a_sequence_error():
-    with pytest.raises(PduError, match="may not come now") as refused:
+    with pytest.raises(PduError, match="not valid in this state") as refused:
         parse_head(head_of(PduType.R2T), FROM_HOST, Digests(), 0)
     assert refused.value.fes is Fes.SEQUENCE_ERROR
 

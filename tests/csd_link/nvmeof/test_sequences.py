@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_io.crc import crc32
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import device as device_module
 from csd_link.nvmeof.commands import Code, CommandError, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
@@ -22,7 +22,7 @@ from csd_link.nvmeof.host import Host
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.pdu import Digests
-from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Op, SequenceNamespace, Session, unframed
+from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Op, SequenceNamespace, Session, decode_frame
 from csd_link.window import Identity, WindowLayout
 from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
@@ -103,7 +103,7 @@ def test_each_number_is_executed_once_and_in_order(submitted):
         assert service.seen == list(range(executed))
         for each in range(14):
             if each in kept:
-                assert unframed(bytearray(b"".join(session.fetch(each)))).status is Status.SUCCESS
+                assert decode_frame(bytearray(b"".join(session.fetch(each)))).status is Status.SUCCESS
             else:
                 assert refused(session.fetch, each) == Code.SEQUENCE_ERROR
     assert session.kept_bytes == sum(len(part) for each in kept for part in session.fetch(each))
@@ -133,17 +133,17 @@ def test_a_completion_is_fetched_whole_or_in_parts(namespace):
     frame = whole + data
     parts = [b"".join(namespace.execute(sqe(Op.FETCH, 0, session, 4096, at), b"", HOST).data) for at in (4096, 8192)]
     assert frame == b"".join([*answer.data, *parts])
-    done = unframed(bytearray(frame))
+    done = decode_frame(bytearray(frame))
     assert done.data[0].tolist() == [1] * 9000 and done.data[0].ctypes.data % 16 == 0
     for broken in (b"", frame[:-1], frame[: FRAME.size], FRAME.pack(2**60, 3) + frame[16:], frame[:-1] + b"\0"):
-        assert unframed(bytearray(broken)).status is Status.TRANSFER_ERROR
+        assert decode_frame(bytearray(broken)).status is Status.TRANSFER_ERROR
 
 
 def test_an_entry_that_is_none_is_answered_and_counted_as_executed(namespace, service):
     session = attach(namespace)
     for number, bad in enumerate((b"", bytes(10), b"\xff" * 64, flush_entry(0) + b"x", flush_entry(1 << 60))):
         namespace.execute(sqe(Op.SUBMIT, number, session), bad, HOST)
-        done = unframed(bytearray(b"".join(namespace.execute(sqe(Op.FETCH, number, session), b"", HOST).data)))
+        done = decode_frame(bytearray(b"".join(namespace.execute(sqe(Op.FETCH, number, session), b"", HOST).data)))
         assert done.status in (Status.INVALID_FIELD, Status.TRANSFER_ERROR, Status.INVALID_OPCODE)
     assert not service.seen
     for size in (63, 64 + IDENTITY.layout.slot_bytes + 1):
@@ -211,14 +211,14 @@ def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
         port = target.port
         namespace._sessions.clear()
         done = device.submit(Flush(), 0).result()
-        assert (done.status, done.reason) == (Status.PATH_LOST, "its firmware has begun anew")
+        assert (done.status, done.reason) == (Status.PATH_LOST, "its firmware has restarted")
         assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
         device.close()
         device = device_of(target.port)
     done = device.submit(Flush(), 0).result()
     assert done.status is Status.PATH_LOST and f"it takes no other: [Errno 111] 127.0.0.1:{port}" in done.reason
     device.close()
-    with pytest.raises(Lost, match="Connection refused"):
+    with pytest.raises(DriveLostError, match="Connection refused"):
         device_of(port)
 
 
@@ -247,7 +247,7 @@ def test_a_drive_that_is_out_of_reach_is_waited_for(namespace, service):
 
 def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
     with target_of(subsystem_of(MemoryBlocks())) as target:
-        with pytest.raises(Lost, match=r"status 0x002"):
+        with pytest.raises(DriveLostError, match=r"status 0x002"):
             device_of(target.port)
         host = Host("127.0.0.1", target.port, NQN)
         with pytest.raises(StatusError, match="0x00b"):

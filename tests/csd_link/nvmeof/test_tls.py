@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Sqe
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
 from csd_link.nvmeof.host import ENTRIES, Host, discover
 from csd_link.nvmeof.host_queue import HostQueue, StatusError
 from csd_link.nvmeof.pdu import Digests
-from csd_link.nvmeof.sequences import Encoded, Op, SequenceNamespace, attached
+from csd_link.nvmeof.sequences import EncodedCommand, Op, SequenceNamespace, decode_attach
 from csd_link.nvmeof.subsystem import Record
 from csd_link.nvmeof.target import Target
 from csd_link.nvmeof.tls import Credentials, TlsError
@@ -106,7 +106,7 @@ def test_commands_are_executed_once_if_tls_records_are_damaged(files, kind):
 def test_a_peer_without_the_right_certificate_is_refused(files, drive, host, said, counted):
     files = files | {None: None, "no certificate": Credentials(ca=files["drive"].ca)}
     with Served(files[drive]) as served:
-        with pytest.raises(Lost) as refused:
+        with pytest.raises(DriveLostError) as refused:
             served.device(files[host])
         assert said in str(refused.value) and "\n" not in str(refused.value)
         until(lambda: not served.target.connections)
@@ -183,8 +183,8 @@ def _until_dropped(behave, line):
 def test_a_host_that_stops_reading_over_tls_is_dropped(files):
     with Served(files["drive"], pdu_s=0.3) as served:
         host = Host("127.0.0.1", served.target.port, NQN, tls=files["host"])
-        session, _ = attached(host.io.command(Sqe(Op.ATTACH, nsid=3, cdw10=1 << 16), (), 1 << 16).data)
-        parts = Encoded.of(KvFree((16 << 20,)), IDENTITY.layout.slot_bytes).parts(0, 0)
+        session, _ = decode_attach(host.io.command(Sqe(Op.ATTACH, nsid=3, cdw10=1 << 16), (), 1 << 16).data)
+        parts = EncodedCommand.of(KvFree((16 << 20,)), IDENTITY.layout.slot_bytes).parts(0, 0)
         number = {"cdw14": session & 0xFFFFFFFF, "cdw15": session >> 32}
         host.io.command(Sqe(Op.SUBMIT, nsid=3, cdw10=sum(map(len, parts)), **number), parts)
         host.io.begin(Sqe(Op.FETCH, nsid=3, cdw10=32 << 20, **number), (), 32 << 20)

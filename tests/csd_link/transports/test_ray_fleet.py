@@ -7,7 +7,7 @@ import pytest
 
 from csd_link.driveset import DriveSet
 from csd_link.fleet_table import FleetTable
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.run_dir import port_path
 from csd_link.transports import ray_fleet, transport_of
@@ -73,19 +73,19 @@ def test_drives_of_a_fleet_decode_as_those_in_process_and_admit_its_host_alone(t
         device.close()
         stranger = RayFleet()
         monkeypatch.setattr(stranger, "table", lambda *_, **__: FleetTable("f", "nqn.other", (served("drive0"),)))
-        with pytest.raises(Lost):
+        with pytest.raises(DriveLostError):
             stranger.served(DriveSet(transport="ray"))[0]()
 
 
 def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
     table(member("drive0"), member("drive1", state="lost", reason="its node is gone"), member("spare0"))
-    with pytest.raises(Lost, match="1 drives of the fleet are up and 2 are asked for: drive1 is lost"):
+    with pytest.raises(DriveLostError, match="1 drives of the fleet are up and 2 are asked for: drive1 is lost"):
         transport_of(DriveSet(transport="ray")).served(DriveSet(count=2, transport="ray"))
     table(member("drive0", state="starting"))
-    with pytest.raises(Lost, match="no drive of the fleet is up: vcsd fleet status"):
+    with pytest.raises(DriveLostError, match="no drive of the fleet is up: vcsd fleet status"):
         fleet_or_count("ray", "inproc")
     table()
-    with pytest.raises(Lost, match="no fleet is up: vcsd fleet up starts one"):
+    with pytest.raises(DriveLostError, match="no fleet is up: vcsd fleet up starts one"):
         fleet_or_count("ray", "inproc")
     with pytest.raises(ValueError, match="must be a number, ray or ray://HOST:PORT"):
         fleet_or_count("process", "inproc")
@@ -119,5 +119,5 @@ def test_a_drive_that_does_not_answer_says_what_became_of_it(table):
         ray._kept.clear()
         (connect,) = ray.served(DriveSet(transport="ray"))
         table(now)
-        with pytest.raises(Lost, match=says):
+        with pytest.raises(DriveLostError, match=says):
             connect()

@@ -157,7 +157,7 @@ def test_prefixes_are_cut_to_what_the_drive_takes(tmp_path):
 
 def test_what_cannot_be_cut_is_refused_before_anything_is_stored(tmp_path):
     wide = ModelShape(name="wide", layers=1, q_heads=32, kv_heads=8, head_dim=64)
-    reason = "drive csd0 takes 4,096 bytes in a command, one token of this model needs {}: .*slot_blocks: {} or more"
+    reason = "drive csd0 takes 4,096 bytes per command, one token of this model needs {}: .*slot_blocks: {} or more"
     with serving(tmp_path, "csd0", layout=WindowLayout(depth=2, slot_blocks=1)), closing(window_of("csd0")()) as device:
         with pytest.raises(ValueError, match=reason.format("6,.*", 2)):
             Driver([device], wide)

@@ -38,7 +38,7 @@ PIGEON = '''
 import os
 from contextlib import contextmanager
 
-from csd_link.finding import Missing
+from csd_link.finding import MissingDependency
 from csd_link.transports.inproc import InProcess
 
 
@@ -50,7 +50,7 @@ class Pigeon(InProcess):
             raise ValueError("transport = pigeon: needs a loft")
 
     def missing(self):
-        return None if "PIGEON" in os.environ else Missing("there is no pigeon", "buy one")
+        return None if "PIGEON" in os.environ else MissingDependency("there is no pigeon", "buy one")
 '''
 
 
@@ -80,7 +80,7 @@ def test_every_transport_says_what_a_user_needs():
     ("text", "reason"),
     [
         ("pigeon", "must be one of inproc, process, fuse, window:PATH"),
-        ("process:x", "nothing stands behind process"),
+        ("process:x", "process takes no argument"),
         ("window", "needs a path"),
         ("", "must be one of"),
         ("nvme+tcp:127.0.0.1:4420", "needs an address"),

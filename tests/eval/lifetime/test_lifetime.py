@@ -9,7 +9,7 @@ from eval.lifetime.energy import PROGRESSIVE, Prices
 from eval.lifetime.engines import EngineReplay
 from eval.lifetime.lifetime import LAYOUTS, OURS, Run, Setting, experiment, headline, load_of, replay, runs
 from eval.lifetime.patterns import PATTERNS
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_missing_trace_raises_with_remedy(monkeypatch):
 
 def test_no_room_raises_with_remedy(setting, monkeypatch):
     def full(self, tick):
-        raise OutOfSpace("0 blocks left")
+        raise OutOfSpaceError("0 blocks left")
 
     monkeypatch.setattr(EngineReplay, "run", full)
     with pytest.raises(

@@ -17,7 +17,7 @@ from csd_io.medium import BLOCK
 from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
 from eval.verify.random_host import DRIVE, RandomHost
-from ftl import Ftl, Medium, Nand, Uncorrectable
+from ftl import Ftl, Medium, Nand, UncorrectableReadError
 from ftl.flash.files import CONTENT, NandFiles
 from ftl.kv.values import is_value
 
@@ -89,7 +89,7 @@ def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, t
     expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), layout)
     memory.close()
     assert_same(asked(device := opened(drive, tmp_path / "files", medium), layout), expected)
-    assert device.firmware.ftl.nand.held.counts.wanted > 0
+    assert device.firmware.ftl.nand.page_store.counts.wanted > 0
     device.close()
     for name in ("memory", "files"):
         folder, answers = tmp_path / name, []
@@ -109,18 +109,18 @@ def test_a_turn_keeps_what_it_reads_and_the_next_what_is_asked_for_often(small_d
     ppns = np.arange(8, dtype=np.uint32)
     data = np.random.default_rng(0).integers(0, 255, (8, BLOCK), np.uint8)
     assert lanes == 4 and nand.program(ppns, data, np.arange(1, 9, dtype=np.uint64)) == 8
-    counts = nand.held.counts
+    counts = nand.page_store.counts
     for _ in range(3):
-        nand.held.begin()
+        nand.page_store.begin()
         np.testing.assert_array_equal(nand.read(ppns[:2]), data[:2])
     assert (counts.asked, counts.hits) == (2 * BLOCK, 4 * BLOCK)
-    nand.held.begin()
+    nand.page_store.begin()
     np.testing.assert_array_equal(nand.read(ppns), data)
     assert np.array_equal(nand.content, nand.content) and (nand.content[:8] == data).all()
-    nand.held.begin()
+    nand.page_store.begin()
     assert (nand.content[2:8] == 0).all() and (nand.content[:2] == data[:2]).all()
     assert counts.wasted == 0
-    nand.held.close()
+    nand.page_store.close()
 
 
 def copies(folder, count):
@@ -135,15 +135,15 @@ def state_of(folder, medium):
     for handle, seq in list(ftl.sequences.items()):
         try:
             found[handle] = [ftl.read_back(handle, layer)[:2] for layer in range(seq.layers)]
-        except Uncorrectable:
+        except UncorrectableReadError:
             found[handle] = None
     pages = []
     for lpn in range(ftl.blocks.pages):
         try:
             pages.append(ftl.blocks.read(np.array([lpn]), 0)[0].tobytes())
-        except Uncorrectable:
+        except UncorrectableReadError:
             pages.append(None)
-    nand.held.close()
+    nand.page_store.close()
     return found, pages
 
 
@@ -154,7 +154,7 @@ def values_of(folder):
     for handle, seq in ftl.sequences.items():
         if is_value(seq.label) and not seq.failed:
             found[handle] = ftl.read_value(handle, max(seq.names.values()), 0)[0]
-    nand.held.close()
+    nand.page_store.close()
     return found
 
 
@@ -189,7 +189,7 @@ def test_a_power_cut_leaves_the_same_drive_wherever_its_pages_lie(tmp_path, medi
                 file.write(generator.integers(0, 255, 300, np.uint8).tobytes())
         one, other = copies(here, 2)
         assert_same_state(state_of(one, Medium()), state_of(other, medium))
-    nand.held.close()
+    nand.page_store.close()
 
 
 @pytest.mark.parametrize("medium", FILES[:2])
@@ -211,9 +211,9 @@ def test_damage_is_found_when_it_is_read_and_never_moved_as_if_it_were_whole(tmp
             file.write(generator.integers(0, 255, DRIVE.geometry.page_bytes, np.uint8).tobytes())
         held = Nand(DRIVE.geometry, folder=DiskFolder(folder), medium=medium)
         ftl = Ftl(DRIVE, held)
-        ftl.collector._level(int(held.block_of(np.array([ppn]))[0]), 0)  # its block's valid pages are moved
+        ftl.collector._wear_level_block(int(held.block_of(np.array([ppn]))[0]), 0)  # its block's valid pages are moved
         ftl.flush(0)
-        held.held.close()
+        held.page_store.close()
         sequences, pages = state_of(folder, Medium())
         values = values_of(folder)
         for handle, stored in host.model.items():

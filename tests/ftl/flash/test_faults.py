@@ -5,7 +5,7 @@ import pytest
 
 from csd_firmware import Firmware
 from csd_spec import LAYOUTS, Flush, KvAppend, KvFree, KvRead, SeqCreate, Status
-from ftl import FaultPlan, Ftl, Nand, OutOfSpace, ReadOnly, Uncorrectable
+from ftl import FaultPlan, Ftl, Nand, OutOfSpaceError, ReadOnlyError, UncorrectableReadError
 
 
 def make(drive, **faults):
@@ -43,7 +43,7 @@ def test_a_worn_out_drive_is_read_only_and_keeps_its_data(small_drive):
     kept, moving = ftl.create(2, 1, 2, layout)
     k = rows(generator, 200)
     ftl.append([kept], 0, np.array([200]), k, k, 0)
-    with pytest.raises((ReadOnly, OutOfSpace)):
+    with pytest.raises((ReadOnlyError, OutOfSpaceError)):
         for _ in range(1000):
             ftl.append([moving], 0, np.array([200]), k, k, 0)
             ftl.free([moving], 0)
@@ -103,4 +103,4 @@ def test_impossible_plans_are_refused(bad):
 
 
 def test_uncorrectable_names_the_sequences():
-    assert "sequences 3, 5" in str(Uncorrectable([3, 5]))
+    assert "sequences 3, 5" in str(UncorrectableReadError([3, 5]))

@@ -14,19 +14,19 @@ import pytest
 
 from csd_io.folder import DiskFolder
 from eval.verify.simulation.disk import SimDisk
-from ftl.errors import MediumFailed
+from ftl.errors import MediaFailedError
 from ftl.flash.files import (
     BLOCKS,
     CONTENT,
     COPY,
     SPARES,
     NandFiles,
+    clip_ranges,
     sizes,
-    within,
     write_generation,
 )
 from ftl.flash.nand import Nand
-from ftl.flash.spare import SPARE, keep_present_life, made, rows, unsealed
+from ftl.flash.spare import SPARE, build_spares, find_corrupt, keep_present_life, rows
 from ftl.flash.upgrade import is_old, upgrade
 
 OLD = Path(__file__).parents[2] / "csd_firmware" / "drive_of_format_1.tar.xz"
@@ -102,13 +102,13 @@ def test_seals_are_the_crc_of_zlib():
     generator = np.random.default_rng(0)
     pages = generator.integers(0, 255, (40, 512), dtype=np.uint8)
     tags, numbers = generator.integers(0, 1 << 63, (2, 40), dtype=np.uint64)
-    spare = made(pages, tags, numbers, np.arange(40))
+    spare = build_spares(pages, tags, numbers, np.arange(40))
     assert spare["seal"].tolist() == [zlib.crc32(area[:28].tobytes()) for area in rows(spare)]
     assert spare["crc"].tolist() == [zlib.crc32(page) for page in pages]
-    assert not unsealed(spare).size
+    assert not find_corrupt(spare).size
     rows(spare)[5:40:7, 3] ^= 1
     spare[0] = 0
-    assert unsealed(spare).tolist() == list(range(5, 40, 7))  # what is erased has no seal
+    assert find_corrupt(spare).tolist() == list(range(5, 40, 7))  # what is erased has no seal
 
 
 def test_pages_of_earlier_lives_are_erased():
@@ -125,8 +125,13 @@ def test_pages_of_earlier_lives_are_erased():
 
 def test_ranges_are_cut_where_a_part_begins_and_ends():
     ranges = [(0, 10), (12, 20), (35, 90)]
-    assert [within(ranges, first, 20) for first in (0, 20, 40, 90)] == [[(0, 10), (12, 20)], [(35, 40)], [(40, 60)], []]
-    assert within(ranges, 10, 2) == within([], 0, 5) == []
+    assert [clip_ranges(ranges, first, 20) for first in (0, 20, 40, 90)] == [
+        [(0, 10), (12, 20)],
+        [(35, 40)],
+        [(40, 60)],
+        [],
+    ]
+    assert clip_ranges(ranges, 10, 2) == clip_ranges([], 0, 5) == []
 
 
 def test_programmed_pages_come_block_by_block(small_drive):
@@ -183,9 +188,9 @@ def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / CONTENT))
 
     nand._files.content.write = full
-    with pytest.raises(MediumFailed, match=r"content.bin: No space left on device; what was flushed is safe"):
+    with pytest.raises(MediaFailedError, match=r"content.bin: No space left on device; flushed data is safe"):
         program(nand, 1)
-    with pytest.raises(MediumFailed):
+    with pytest.raises(MediaFailedError):
         nand.erase(0)
 
 

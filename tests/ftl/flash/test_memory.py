@@ -4,18 +4,18 @@ import mmap
 
 import numpy as np
 
-from ftl.flash.memory import as_array, lazy_memory, lazy_zeros, release
+from ftl.flash.memory import as_array, release, reserve_memory, reserve_zeros
 
 
 def test_a_large_array_costs_nothing():
-    array = lazy_zeros((1 << 40,), np.uint8)
+    array = reserve_zeros((1 << 40,), np.uint8)
     array[1 << 39] = 3
     assert array[1 << 39] == 3 and array[0] == 0
 
 
 def test_what_is_released_reads_as_zeros_and_nothing_else_does():
     page = mmap.PAGESIZE
-    memory = lazy_memory(8 * page)
+    memory = reserve_memory(8 * page)
     array = as_array(memory, (8 * page,), np.uint8)
     for first, size in ((page, 3 * page), (100, 3 * page), (5 * page + 7, 20)):
         array[:] = 9

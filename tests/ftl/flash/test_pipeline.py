@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from csd_spec import Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl import FaultPlan, Fetch, Ftl, Link, Nand, PagePlan, Uncorrectable, Use
+from ftl import CriticalStage, FaultPlan, Ftl, Nand, PagePlan, ReadStage, UncorrectableReadError, UnitStage
 
 START_NS = 1000
 
@@ -19,7 +19,7 @@ START_NS = 1000
 class Done:
     """A stage of a job, or its tail: when it ended, right after what."""
 
-    link: Link
+    link: CriticalStage
     cause: "Done | None"
 
     @property
@@ -29,8 +29,8 @@ class Done:
 
 def plain(store, stages, pools, start_ns):
     """The same with a heap and a dictionary, one read of the flash store after the other."""
-    start = Done(Link(-1, False, start_ns), None)
-    jobs = next(len(each.ns) if isinstance(each, Use) else each.bounds.size - 1 for each in stages)
+    start = Done(CriticalStage(-1, False, start_ns), None)
+    jobs = next(len(each.ns) if isinstance(each, UnitStage) else each.bounds.size - 1 for each in stages)
     users = [[start] * count for count in pools]
     ready, done = [], {}
     for job in range(jobs):
@@ -41,16 +41,16 @@ def plain(store, stages, pools, start_ns):
         now_ns, job, number = heappop(ready)
         each = stages[number]
         cause = max((done[job, earlier] for earlier in sorted(each.after)), key=lambda one: one.ns, default=start)
-        if isinstance(each, Fetch):
+        if isinstance(each, ReadStage):
             part = each.plan.part(int(each.bounds[job]), int(each.bounds[job + 1]))
-            end = Done(Link(number, False, store.read(part, now_ns)), cause)
+            end = Done(CriticalStage(number, False, store.read(part, now_ns)), cause)
         else:
             mine = users[each.pool]
             free = min(range(len(mine)), key=lambda one: mine[one].ns)
             cause = max(cause, mine[free], key=lambda one: one.ns)
-            end = Done(Link(number, False, cause.ns + int(each.ns[job])), cause)
+            end = Done(CriticalStage(number, False, cause.ns + int(each.ns[job])), cause)
             if each.tail_ns[job]:
-                end = Done(Link(number, True, end.ns + int(each.tail_ns[job])), end)
+                end = Done(CriticalStage(number, True, end.ns + int(each.tail_ns[job])), end)
             mine[free] = end
         done[job, number] = end
         for later in range(number + 1, len(stages)):
@@ -95,14 +95,14 @@ def work(draw, lanes):
         after = [earlier for earlier in range(number) if draw(st.booleans())]
         if draw(st.booleans()):
             ns, tail_ns = generator.integers(0, longest, (2, jobs)) * generator.integers(0, 2, (2, jobs))
-            stages.append(Use(after, draw(st.integers(0, len(pools) - 1)), ns, tail_ns))
+            stages.append(UnitStage(after, draw(st.integers(0, len(pools) - 1)), ns, tail_ns))
         else:
             streams = draw(st.integers(0, 2 * jobs))
             bounds = np.arange(jobs + 1) * streams // jobs
             ends = np.cumsum(generator.integers(0, 5, streams))
             count = int(ends[-1]) if streams else 0
             nbytes, ppns = generator.integers(1, 513, count), generator.integers(0, lanes, count).astype(np.uint32)
-            stages.append(Fetch(after, PagePlan(ppns, nbytes, nbytes, ends, stored=False), bounds))
+            stages.append(ReadStage(after, PagePlan(ppns, nbytes, nbytes, ends, stored=False), bounds))
     return stages, pools
 
 
@@ -132,12 +132,12 @@ def test_pages_that_the_ecc_gives_up_are_lost_and_those_read_twice_take_longer(s
             ftl.nand.next_page[:] = 8
         ppns = np.arange(64, dtype=np.uint32)
         size = np.full(64, 512)
-        stages = [Fetch((), PagePlan(ppns, size, size, np.arange(16, 65, 16)), np.arange(5))]
+        stages = [ReadStage((), PagePlan(ppns, size, size, np.arange(16, 65, 16)), np.arange(5))]
         wanted = plain(ftls[0].store, stages, [1], 0)
         assert ftls[1].pipeline(stages, [1], 0) == wanted
         ends.append(wanted[-1].finish_ns)
     assert ends[1] > ends[0]
     ftl = Ftl(small_drive, Nand(small_drive.geometry, FaultPlan(raw_bit_errors=0.2)))
     ftl.nand.next_page[:] = 8
-    with pytest.raises(Uncorrectable):
+    with pytest.raises(UncorrectableReadError):
         ftl.pipeline(stages, [1], 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
-from ftl.errors import OutOfSpace
+from ftl.errors import OutOfSpaceError
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 
@@ -80,7 +80,7 @@ def test_out_of_space_changes_nothing(small):
     before = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
     small.nand.next_page[:] = small.claimed
     jobs = [(writer, np.arange(10)), (Writer(2), np.arange(pages))]
-    with pytest.raises(OutOfSpace, match="blocks left"):
+    with pytest.raises(OutOfSpaceError, match="blocks left"):
         small.allocate(jobs, 0)
     after = small.claimed.copy(), small.valid.copy(), small.free_blocks, set(small.open), writer.blocks.tolist()
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
@@ -107,7 +107,7 @@ def test_take_over_fills_blocks_of_least_recently_used_writer(small):
     older, newer, wanting = lending(small, 3), lending(small, 5), Writer(2, lends=True)
     fill(small)
     blocks = older.blocks.ravel().tolist()
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         small.allocate([(wanting, np.arange(2))], 0)
     (ppns,) = small.allocate([(wanting, np.arange(2))], 0, take_over=True)
     assert set(small.nand.block_of(ppns).tolist()) <= set(blocks)
@@ -130,7 +130,7 @@ def test_take_over_that_does_not_suffice_changes_nothing(small):
     blocks = lender.blocks.copy()
     small.nand.next_page[:] = small.claimed
     before = small.claimed.copy(), small.valid.copy(), set(small.open)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         small.allocate([(wanting, np.arange(small.geometry.pages))], 0, take_over=True)
     assert np.array_equal(lender.blocks, blocks) and wanting.blocks.size == 0
     assert all(np.array_equal(a, b) for a, b in zip(before, (small.claimed, small.valid), strict=False))
@@ -141,12 +141,12 @@ def test_take_over_that_does_not_suffice_changes_nothing(small):
 def test_closed_writer_lends_nothing(small):
     small.close(lending(small, 3))
     fill(small)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         small.allocate([(Writer(2, lends=True), np.arange(2))], 0, take_over=True)
 
 
 def test_a_reserve_is_left_alone(small):
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
     assert allocate(small, Writer(2), np.arange(small.geometry.pages)).size == small.geometry.pages
 

@@ -6,9 +6,9 @@ partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ft
 import numpy as np
 import pytest
 
-from ftl import FaultPlan, Nand, OutOfSpace, Uncorrectable
+from ftl import FaultPlan, Nand, OutOfSpaceError, UncorrectableReadError
 from ftl.flash import tag
-from ftl.flash.collect import Collector
+from ftl.flash.collect import GarbageCollector
 from ftl.flash.placement import Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Reference, Referrer
@@ -25,7 +25,7 @@ class Table(Referrer):
         self.writers = (self.writer,)
         self.records, self.lost = 0, []
         store.referrers.append(self)
-        store.reclaim = Collector(store, self)
+        store.reclaim = GarbageCollector(store, self)
 
     def write(self, lpns, fill):
         lpns = np.array(lpns)
@@ -69,7 +69,7 @@ def test_a_full_store_refuses_and_stays_as_it_was(small_drive):
     store = FlashStore(small_drive)
     table = Table(store)
     table.pages = np.full(4096, 0xFFFFFFFF, np.uint32)
-    with pytest.raises(OutOfSpace, match="blocks left"):
+    with pytest.raises(OutOfSpaceError, match="blocks left"):
         for first in range(0, 4096, 64):
             table.write(range(first, first + 64), first // 64)
     stored = table.pages[table.pages < 0xFFFFFFFF]
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_told_to_whoever_refers_to_it(small_drive):
     store = FlashStore(small_drive, Nand(small_drive.geometry, faults))
     table = Table(store)
     table.write([7, 9], 1)
-    with pytest.raises(Uncorrectable):
+    with pytest.raises(UncorrectableReadError):
         store.read(store.all_of(table.pages[[7, 9]]), 0)
     assert sorted(table.lost) == [7, 9] and store.counters.unrecovered == 2
 
@@ -132,7 +132,7 @@ def test_a_loss_that_collection_finds_is_recorded_before_anything_moves(small_dr
     table.write(range(64), 1)
     block = store.nand.block_of(table.pages[:1])[0]
     seen, program = [], store.program
-    monkeypatch.setattr(store, "lost_of", lambda ppns: [7])
+    monkeypatch.setattr(store, "find_lost", lambda ppns: [7])
     monkeypatch.setattr(table, "record", lambda start_ns, everything: seen.append(("record", everything)))
     monkeypatch.setattr(store, "program", lambda *given: (seen.append("move"), program(*given))[1])
     assert store.reclaim._move(int(block), store.reclaim.writer, 0) > 0
@@ -145,7 +145,7 @@ def test_a_read_brings_pages_of_a_medium_that_keeps_them_elsewhere(small_drive, 
     table.write(range(8), 1)
     plan = store.all_of(table.pages[:8])
     assert store.read(plan, 0) > 0
-    monkeypatch.setattr(type(store.nand.held), "lazy", True)
-    monkeypatch.setattr(store, "lost_of", lambda ppns: [7])
-    with pytest.raises(Uncorrectable):
+    monkeypatch.setattr(type(store.nand.page_store), "lazy", True)
+    monkeypatch.setattr(store, "find_lost", lambda ppns: [7])
+    with pytest.raises(UncorrectableReadError):
         store.read(plan, 0)

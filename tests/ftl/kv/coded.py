@@ -6,7 +6,7 @@ import numpy as np
 
 from csd_spec.progressive import Progressive
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
-from ftl.kv.layouts.codes import MAX_BRAIN, widened
+from ftl.kv.layouts.codes import MAX_BRAIN, to_fp32
 
 BITS = {2: (2.5, 2), 4: (4.0, 4)}  # of K and V, by those of V
 
@@ -34,7 +34,7 @@ def as_bits(values, bf16):
 
 def values_of(bits, bf16):
     """In float64; of BF16, what is beyond 2^127 counts as nearly that."""
-    return np.clip(widened(bits, bf16).astype(np.float64), -MAX_BRAIN, MAX_BRAIN)
+    return np.clip(to_fp32(bits, bf16).astype(np.float64), -MAX_BRAIN, MAX_BRAIN)
 
 
 def form_of(d, v_bits=2, bf16=False, page_bytes=4096):

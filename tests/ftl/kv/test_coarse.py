@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from csd_io.rotation import rotate, rotate_back
 from csd_spec.progressive import LANES, LINE, QUAD, RESTS, Progressive
-from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values, scored, valued
-from ftl.kv.layouts.codes import widened
+from ftl.kv.layouts.coarse import begin_scores, decode_scores, decode_values, put_scores, put_values
+from ftl.kv.layouts.codes import to_fp32
 from tests.ftl.kv.coded import any_values, as_bits, form_of, score_page, value_page, values_of
 from tests.properties import examples
 
@@ -44,7 +44,7 @@ def test_score_of_any_value_is_within_half_a_step(bf16, seed):
         slack = steps * 2.0**-8 + 2.0**-133 * levels + np.abs(values).max(0) * 2.0**-22
     else:
         slack = spans * 2.0**-10 + 2.0**-24 * levels
-    got = scored(pages, form)[0]
+    got = decode_scores(pages, form)[0]
     assert np.isfinite(got).all() and (np.abs(got - values) <= steps / 2 + slack).all()
 
 
@@ -60,15 +60,15 @@ def test_widest_channels_get_the_digits(d, v_bits):
     for wide in np.flatnonzero(widths):  # its last digit went where the step was widest
         open_ = widths < 4
         assert (spans[open_] / 4.0 ** widths[open_] <= spans[wide] / 4.0 ** (widths[wide] - 1) * 1.0001).all()
-    assert (scored(page, form)[0][:, 2] == 7).all(), "what does not vary is exact without any"
+    assert (decode_scores(page, form)[0][:, 2] == 7).all(), "what does not vary is exact without any"
 
 
 def test_digits_lie_where_the_format_says():
     """Byte 4 t + j of line i has digits 16 i + 4 s + j of token t at bit 2 s."""
     form = form_of(64)
     page = score_page(as_bits(np.random.default_rng(1).standard_normal((form.T, 64)), False), form)
-    widths, values = widths_of(page, form), scored(page, form)[0]
-    scales, least = (widened(page[0, 128 * i : 128 * (i + 1)].view(np.uint16), False) for i in (0, 1))
+    widths, values = widths_of(page, form), decode_scores(page, form)[0]
+    scales, least = (to_fp32(page[0, 128 * i : 128 * (i + 1)].view(np.uint16), False) for i in (0, 1))
     codes = np.rint((values - least) / np.where(widths > 0, scales, np.inf)).astype(int)
     for token, channel in ((0, 0), (17, 5), (form.T - 1, 63), (40, 31)):
         code = 0
@@ -105,9 +105,9 @@ def test_scores_beyond_a_range_are_cut_to_it():
     pages = np.empty((1, form.page_bytes), np.uint8)
     begin_scores(pages, form, rows[None, :40].view(np.uint16))
     put_scores(pages, form, 0, rows[None, :40].view(np.uint16))
-    before = scored(pages, form)[0, :40].copy()
+    before = decode_scores(pages, form)[0, :40].copy()
     put_scores(pages, form, 40, (100 * rows[None, 40:50]).view(np.uint16))
-    got = scored(pages, form)[0]
+    got = decode_scores(pages, form)[0]
     np.testing.assert_array_equal(got[:40], before)
     least, most = rows[:40].min(0), rows[:40].max(0)
     slack, coded = np.ptp(rows[:40].astype(float), axis=0) / 1000, widths_of(pages, form) > 0
@@ -123,12 +123,12 @@ def test_values_of_normal_rows_err_as_known(d, v_bits, bf16):
     form = form_of(d, v_bits, bf16)
     bits = as_bits(np.random.default_rng(5).standard_normal((form.value_tokens, d)), bf16)
     rows = values_of(bits, bf16)
-    missed = valued(value_page(bits, form), form)[0] - rows
+    missed = decode_values(value_page(bits, form), form)[0] - rows
     share = np.sqrt((missed**2).sum() / (rows**2).sum())
     assert abs(share / MISSED[v_bits] - 1) < 0.05
     outlier = rows.copy()
     outlier[:, 5] *= 20
-    missed = valued(value_page(as_bits(outlier, bf16), form), form)[0] - values_of(as_bits(outlier, bf16), bf16)
+    missed = decode_values(value_page(as_bits(outlier, bf16), form), form)[0] - values_of(as_bits(outlier, bf16), bf16)
     assert np.sqrt((missed**2).sum() / (outlier**2).sum()) < 1.6 * MISSED[v_bits], "rotation spreads it"
 
 
@@ -143,15 +143,15 @@ def test_mean_of_a_full_page_is_exact_but_for_its_rests(d, v_bits, bf16, mean):
     bits = as_bits(generator.standard_normal((form.value_tokens, d)) + shifts, bf16)
     page, m = value_page(bits, form), form.m
     codes = np.abs(page.view(np.int8)[0, form.sizes_bytes : form.sizes_bytes + m].astype(float))
-    sizes = widened(page.view(np.uint16)[0, : form.value_tokens], bf16)
-    missed = (valued(page, form)[0] - values_of(bits, bf16)).mean(0).astype(np.float32)
+    sizes = to_fp32(page.view(np.uint16)[0, : form.value_tokens], bf16)
+    missed = (decode_values(page, form)[0] - values_of(bits, bf16)).mean(0).astype(np.float32)
     rotate(missed)
     unit = float(RESTS) * sizes.max()
     rounding = sizes.mean() * 2.0 ** (v_bits - 1) * 2.0 ** (-8 if bf16 else -11)
     assert codes.max() > 0 and (np.abs(missed) <= (codes + 0.26) * unit + rounding).all()
     without = page.copy()
     without[:, form.sizes_bytes : form.value_header] = 0
-    plain = (valued(without, form)[0] - values_of(bits, bf16)).mean(0)
+    plain = (decode_values(without, form)[0] - values_of(bits, bf16)).mean(0)
     assert np.linalg.norm(missed) < 0.5 * np.linalg.norm(plain), "rests take most of it"
 
 
@@ -166,7 +166,10 @@ def test_value_of_any_row_is_finite_and_misses_no_more(v_bits, bf16, seed):
     rows = any_values(seed, form.value_tokens, 16, bf16=bf16)
     rows[3], rows[5] = 0, 0x7F7F if bf16 else 0x7BFF
     values, page = values_of(rows, bf16), value_page(rows, form)
-    got, sizes = valued(page, form)[0].astype(np.float64), widened(page.view(np.uint16)[0, : form.value_tokens], bf16)
+    got, sizes = (
+        decode_values(page, form)[0].astype(np.float64),
+        to_fp32(page.view(np.uint16)[0, : form.value_tokens], bf16),
+    )
     assert np.isfinite(got).all() and sizes[3] == 0 and 2**14 < sizes[5] <= sizes.max() <= longest
     codes = page.view(np.int8)[0, form.sizes_bytes : form.sizes_bytes + 16].astype(float)
     rest = (codes * np.abs(codes)).astype(np.float32)
@@ -183,7 +186,7 @@ def test_long_rows_leave_others_of_their_page_finite(d, v_bits):
     form = form_of(d, v_bits, bf16=True)
     rows = as_bits(np.random.default_rng(9).standard_normal((form.value_tokens, d)), True)
     rows[5] = 0x7F7F
-    got = valued(value_page(rows, form), form)[0]
+    got = decode_values(value_page(rows, form), form)[0]
     assert np.isfinite(got).all() and np.abs(got).max() < 2.0**110
 
 
@@ -192,11 +195,11 @@ def test_long_rows_leave_others_of_their_page_finite(d, v_bits):
 def test_page_of_zeros_is_zeros(v_bits, bf16):
     form = form_of(64, v_bits, bf16)
     bits = np.zeros((form.value_tokens, 64), np.uint16)
-    assert (valued(value_page(bits, form), form) == 0).all()
+    assert (decode_values(value_page(bits, form), form) == 0).all()
     bits[7] = as_bits(np.random.default_rng(7).standard_normal(64), bf16)
-    got = valued(value_page(bits, form), form)[0]
+    got = decode_values(value_page(bits, form), form)[0]
     assert np.abs(np.delete(got, 7, 0)).max() < 0.05, "but for the rest that the one leaves"
-    assert np.linalg.norm(got[7] - widened(bits[7], bf16)) < 0.5 * np.linalg.norm(widened(bits[7], bf16))
+    assert np.linalg.norm(got[7] - to_fp32(bits[7], bf16)) < 0.5 * np.linalg.norm(to_fp32(bits[7], bf16))
 
 
 @KINDS

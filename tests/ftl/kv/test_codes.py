@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from csd_spec.progressive import Progressive
 from ftl.kv.layouts.coded import coded as copied
-from ftl.kv.layouts.codes import refine, refined, widened
+from ftl.kv.layouts.codes import refine, refined, to_fp32
 from tests.ftl.kv.coded import any_values, values_of
 from tests.properties import examples
 
@@ -34,7 +34,7 @@ def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
     pages = np.zeros((3, 512), np.uint8)
     refine(pages, form, rows)
     back = refined(pages, form)
-    values, got = values_of(rows, bf16), widened(back, bf16).astype(np.float64)
+    values, got = values_of(rows, bf16), to_fp32(back, bf16).astype(np.float64)
     for part, axis in ((slice(0, 16), 1), (slice(16, 32), 2)):
         most = np.abs(values[..., part]).max(axis, keepdims=True, initial=0)
         error = np.abs(got - values)[..., part]
@@ -51,7 +51,7 @@ def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
 def test_copy_in_few_bits_is_within_half_a_step(bf16, bits, seed):
     runs, levels = any_values(seed, 5, 60, bf16=bf16), (1 << bits) - 1
     scale, least, codes = copied(runs, levels, bf16)
-    values, (scales, lows) = values_of(runs, bf16), (widened(part, bf16)[:, None] for part in (scale, least))
+    values, (scales, lows) = values_of(runs, bf16), (to_fp32(part, bf16)[:, None] for part in (scale, least))
     span = np.ptp(values, axis=1, keepdims=True)
     slack = span / levels * 2.0**-8 + levels * 2.0**-133 if bf16 else span * 2.0**-11 + levels * 2.0**-25
     error = np.abs(lows + scales.astype(np.float64) * codes - values)

@@ -86,7 +86,7 @@ def test_a_plan_accepts_only_the_form_that_was_checked_and_while_in_bounds(small
     ftl, handles, rows = decoding(small_drive)
     plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
     assert not plan.accepts(good, 100), "none was checked"
-    plan.keep(good, run := lambda: None, 100)
+    plan.register(good, run := lambda: None, 100)
     assert plan.accepts(good, 100) and plan.runs["dense"] is run
     assert not plan.accepts(good, 99), "its completion is longer"
     assert plan.accepts(replace(good, k=-rows, top_k=good.top_k + 7), 100), "values are checked when it runs"
@@ -107,7 +107,7 @@ class Subclass(np.ndarray):
 def test_arrays_of_a_subclass_are_never_accepted(small_drive):
     ftl, handles, rows = decoding(small_drive)
     plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
-    plan.keep(replace(good, q=good.q.view(Subclass)), lambda: None, 100)
+    plan.register(replace(good, q=good.q.view(Subclass)), lambda: None, 100)
     for other in (good, replace(good, q=good.q.view(Subclass)), replace(good, q=good.q.tolist())):
         assert not plan.accepts(other, 100)
 

@@ -10,13 +10,13 @@ import torch
 from csd_spec import LAYOUTS
 from csd_spec.codecs import FP8
 from csd_spec.codecs.fp8 import decode, encode
-from ftl.kv.layouts.encoded import encoded, kept
+from ftl.kv.layouts.encoded import encode_rows, round_to_codec
 
 FORM = LAYOUTS["fp8"].form(4096, 64, 8192)
 
 
 def compiled(values):
-    return encoded(FP8, values)
+    return encode_rows(FP8, values)
 
 
 def decoded(vectors):
@@ -86,4 +86,4 @@ def test_a_page_holds_nearly_twice_as_much():
 @pytest.mark.parametrize("layout", ["fp16", "bf16"])
 def test_rows_of_other_layouts_are_left_alone(layout):
     rows = drawn(3).view(np.float16)
-    assert kept(LAYOUTS[layout].form(4096, 64, 8192), rows) is rows
+    assert round_to_codec(LAYOUTS[layout].form(4096, 64, 8192), rows) is rows

@@ -1,7 +1,7 @@
 """Layouts: the shipped ones in numbers, and one of a newcomer: a file, and a line where it is registered.
 
 partner of: ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
-ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/lay.py
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/packing.py
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from csd_spec import LAYOUTS, Group, Layout
 from csd_spec.codecs import FP16
 from csd_spec.layouts import layout_of
-from ftl import Ftl, kept, maps_of
+from ftl import Ftl, maps_of, round_to_codec
 from ftl.flash.tag import Kind
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
@@ -28,7 +28,7 @@ class SignMap(PackedMap):
         self.per_group, self.streams = form.n, heads
         super().__init__(Kind.FREE, form, layers, heads)
 
-    def waits_in(self, group):
+    def can_buffer(self, group):
         return False
 
     def pack(self, rows):
@@ -38,7 +38,7 @@ class SignMap(PackedMap):
     def fill(self, content, buffers, position, rows):
         raise AssertionError("it never waits")
 
-    poison = fill
+    fill_nan = fill
 
 
 ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
@@ -151,7 +151,7 @@ def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, layout):
     ftl = Ftl(small_drive, ftl.nand)
     for each, length in ((handle, 70), (child, 150)):
         stored_k, stored_v, plan = ftl.read_back(each, 0)
-        kept_k, kept_v = kept(form, k), kept(form, k if form.latent else v)
+        kept_k, kept_v = round_to_codec(form, k), round_to_codec(form, k if form.latent else v)
         np.testing.assert_array_equal(stored_k.view(np.uint16), kept_k[:length].view(np.uint16))
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
         pages = plan.ppns.size

@@ -10,16 +10,16 @@ def test_keys_stay_in_order_over_many_runs():
     alive = {draw.randbytes(2) for _ in range(6 * RUN)}
     for key in alive:
         keys.add(key)
-    assert list(keys.after(b"")) == sorted(alive)
+    assert list(keys.iterate_after(b"")) == sorted(alive)
     gone = set(draw.sample(sorted(alive), len(alive) - 50)) | {key for key in alive if b"\x40" < key < b"\xc0"}
     for key in gone:
         keys.remove(key)
     left = sorted(alive - gone)
-    assert list(keys.after(b"")) == left
+    assert list(keys.iterate_after(b"")) == left
     for key in (*left, *gone, b"\xff\xff\xff"):
-        assert list(keys.after(key)) == [each for each in left if each > key]
+        assert list(keys.iterate_after(key)) == [each for each in left if each > key]
     for key in left:
         keys.remove(key)
-    assert not list(keys.after(b""))
+    assert not list(keys.iterate_after(b""))
     keys.add(b"again")
-    assert list(keys.after(b"")) == [b"again"]
+    assert list(keys.iterate_after(b"")) == [b"again"]

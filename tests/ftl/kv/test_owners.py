@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftl import OutOfSpace
+from ftl import OutOfSpaceError
 from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.owners import Owners
 
@@ -11,9 +11,9 @@ def test_a_number_is_free_again_when_the_last_sharer_has_left():
     owners = Owners()
     first = owners.new(1, writes=10)
     owners.share([first], 2)
-    owners.leave([first], 1)
+    owners.release([first], 1)
     assert owners.sequences([first]) == {2} and owners.first_write[first] == 10
-    owners.leave([first], 2)
+    owners.release([first], 2)
     assert owners.sequences([first]) == set() and first not in owners.first_write
 
 
@@ -28,9 +28,9 @@ def test_without_a_free_number_nothing_is_given(monkeypatch):
     monkeypatch.setattr("ftl.kv.owners.MAX_OWNERS", 2)
     owners = Owners()
     assert [owners.new(1, 0), owners.new(2, 0)] == [0, 1]
-    with pytest.raises(OutOfSpace, match="all 2 owner numbers"):
+    with pytest.raises(OutOfSpaceError, match="all 2 owner numbers"):
         owners.new(3, 0)
-    owners.leave([0], 1)
+    owners.release([0], 1)
     assert owners.new(3, 0) == 0
 
 

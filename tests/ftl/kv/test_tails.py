@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from csd_spec import LAYOUTS
-from ftl import Ftl, OutOfSpace
+from ftl import Ftl, OutOfSpaceError
 from ftl.kv.tails import GroupBuffers
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
@@ -16,7 +16,7 @@ def test_buffers_are_given_again():
     buffers = GroupBuffers(4 * 512, 512)
     first = buffers.allocate(3)
     assert buffers.left == 1
-    with pytest.raises(OutOfSpace, match="2 group buffers wanted"):
+    with pytest.raises(OutOfSpaceError, match="2 group buffers wanted"):
         buffers.allocate(2)
     buffers.release(first[:2])
     assert set(buffers.allocate(2).tolist()) <= set(first.tolist())
@@ -66,6 +66,6 @@ def test_codes_of_a_group_that_begins_have_the_steps_of_the_group_before(small_d
         ftl.append([handle], 0, np.array([tokens]), rows, rows, 0)
     header = layout.progressive.header_bytes
     before = ftl.nand.read(mapped.slots[0, :, 0])[:, :header]
-    begun = ftl.kv.tails.content.view(np.uint8)[mapped.buffers[0]][:, :header]
+    begun = ftl.kv.open_groups.content.view(np.uint8)[mapped.buffers[0]][:, :header]
     assert before.any()
     np.testing.assert_array_equal(begun, before)

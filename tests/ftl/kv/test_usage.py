@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from csd_spec import LAYOUTS, DriveSpec
-from ftl import Ftl, OutOfSpace
+from ftl import Ftl, OutOfSpaceError
 from ftl.kv.usage import Usage, table_bytes
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
@@ -61,7 +61,7 @@ def test_use_follows_whatever_changes_sequences(small_drive: DriveSpec) -> None:
                 ftl.relayout(seq.handle, draw.choice((2, 4)), 0)
             else:
                 ftl.flush(0)
-        except OutOfSpace:
+        except OutOfSpaceError:
             pass
         if turn % 100 == 99:
             ftl.flush(0)

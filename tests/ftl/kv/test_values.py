@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from csd_spec import LAYOUTS
-from ftl import Ftl, Nand, OutOfSpace
+from ftl import Ftl, Nand, OutOfSpaceError
 from ftl.kv.values import VALUES, is_value
 
 LABEL = 5 | VALUES
@@ -91,7 +91,7 @@ def test_a_value_whose_store_did_not_end_is_dropped(ftl, monkeypatch):
 
 def test_a_value_that_does_not_fit_leaves_the_old_one(ftl, small_drive):
     ftl.store_value(LABEL, b"key", b"old" * 500, 0)
-    with pytest.raises(OutOfSpace):
+    with pytest.raises(OutOfSpaceError):
         ftl.store_value(LABEL, b"key", bytes(small_drive.geometry.capacity_bytes), 0)
     assert value_of(ftl, b"key") == b"old" * 500
     assert len(ftl.sequences) == 1

@@ -9,7 +9,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import vcsd
 from csd_spec import LAYOUTS
-from ftl import kept
+from ftl import round_to_codec
 
 SIZES = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -74,7 +74,7 @@ class Rounded(DynamicCache):
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         rows = (states.bfloat16().contiguous().view(torch.float16).numpy() for states in (key_states, value_states))
-        stored = (torch.from_numpy(kept(self.FORM, each)).view(torch.bfloat16).float() for each in rows)
+        stored = (torch.from_numpy(round_to_codec(self.FORM, each)).view(torch.bfloat16).float() for each in rows)
         joined = super().update(*stored, layer_idx, *args, **kwargs)
         return (key_states, value_states) if key_states.shape[2] == joined[0].shape[2] > 1 else joined
 

@@ -17,7 +17,7 @@ import pytest
 from csd_firmware import InProcessDevice
 from csd_link.connect import connect
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.host_end import Lost, WindowDevice
+from csd_link.host_end import DriveLostError, WindowDevice
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_spec import Flush, KvExist, Status
@@ -197,7 +197,7 @@ def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
 
 
 def test_drives_that_do_not_answer_are_said_at_the_start(names):
-    with pytest.raises(Lost, match="no drive is served"):
+    with pytest.raises(DriveLostError, match="no drive is served"):
         AsyncPrefixStore(opening(names))
     with pytest.raises(ValueError, match="stores_in_flight = 0"):
         AsyncPrefixStore(opening(names), 0)

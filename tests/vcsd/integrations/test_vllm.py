@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from csd_link.host_end import Lost
+from csd_link.host_end import DriveLostError
 from tests.served import kill, serving, until
 from tests.vcsd.integrations import engine
 from tests.vcsd.integrations.engine import BLOCK, Engine, Request
@@ -123,7 +123,9 @@ def test_second_engine_of_a_tenant_is_refused_and_the_first_goes_on(vllm, tmp_pa
         one = Engine(vllm.VcsdConnector, names, tenant="alice")
         one.prefill(Request("a", TOKENS))
         stored(one)
-        with pytest.raises(Lost, match=r"window-alice is in use by process .*: end it, or use another tenant's window"):
+        with pytest.raises(
+            DriveLostError, match=r"window-alice is in use by process .*: end it, or use another tenant's window"
+        ):
             Engine(vllm.VcsdConnector, names, tenant="alice")
         Engine(vllm.VcsdConnector, names, tenant="bob").close()
         assert one.prefill(Request("b", TOKENS)) == [56] and one.recomputed == 0

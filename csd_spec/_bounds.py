@@ -1,4 +1,4 @@
-"""Checks shared by the values of this package."""
+"""Range checks shared by the values of this package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from numbers import Real
 
 
 def at_least(low: float, **fields: float) -> None:
-    """Raise ValueError naming the first field that is no number, or below `low`."""
+    """Raise ValueError for the first field that is not a number, or is below `low`."""
     for name, value in fields.items():
         if isinstance(value, bool) or not isinstance(value, Real) or not value >= low:
-            raise ValueError(f"{name} = {value!r}: must be a number, and at least {low}")
+            raise ValueError(f"{name} = {value!r}: must be a number of at least {low}")
