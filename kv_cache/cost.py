@@ -230,7 +230,7 @@ class CostModel:
         return max(read_s, self.overlay.start_s + multiplied_s) + attention_s
 
     def prefill_attention_s(self, until: float, since: float = 0) -> float:
-        """Seconds of a prefill that attention takes: of tokens since..until of one prompt to all before them."""
+        """Attention part of a prefill, s: tokens since..until of one prompt attend to all earlier ones."""
         seen_s = (until * until - since * since) / 2 * self.pair_s
         if self.overlay.prefill_token_s is None and (model := self._roofline[0]).window_layers:
             new, one = until - since, self.pair_s / model.shape.layers
