@@ -1,6 +1,6 @@
-"""Attention beside the flash: methods, the kernels they are made of, and the engine's clock.
+"""Attention engine of a drive: the methods, their kernels and the clock model.
 
-Kernels see banks of pages and opaque slot numbers; what a slot number means is not known here.
+Kernels receive banks of pages and opaque slot numbers. They do not interpret slot numbers.
 """
 
 from attention_engine.arithmetic import Arithmetic
@@ -8,9 +8,9 @@ from attention_engine.clock import EngineClock
 from attention_engine.kernels import approximate, attend, exact
 from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.parts import merge
-from attention_engine.select import GroupScore, best_tokens, cover, top_channels, weigh
+from attention_engine.select import GroupScore, best_tokens, selected_mass, softmax_scores, top_channels
 from attention_engine.step import Compute, Memory, Method, Queries, Read, Step
-from attention_engine.values import add_rows, all_finite, take_in, to_half
+from attention_engine.values import add_rows, all_finite, to_half, widen_inputs
 
 __all__ = [
     "METHODS",
@@ -29,12 +29,12 @@ __all__ = [
     "approximate",
     "attend",
     "best_tokens",
-    "cover",
     "exact",
     "load_methods",
     "merge",
-    "take_in",
+    "selected_mass",
+    "softmax_scores",
     "to_half",
     "top_channels",
-    "weigh",
+    "widen_inputs",
 ]

@@ -1,4 +1,4 @@
-"""Scores from lines of digits of 2 bits (`csd_spec.progressive`): factors of a page for four queries, and sums."""
+"""Scores from lines of 2-bit digits (`csd_spec.progressive`): page factors for four queries, and their sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from attention_engine._lanes import (
     store,
     widened,
 )
-from attention_engine._rows import _ask
+from attention_engine._rows import _prefetch_line
 from csd_spec.progressive import LANES, LINE
 
 QUERIES = 4  # of a pass
@@ -42,17 +42,22 @@ _FOUR = ir.VectorType(FLOAT, QUERIES)
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def read_header(typing_context: Any, scales: Any, page: Any, brains: Any, queries: Any, m: Any) -> Any:
-    """Write a score page's scales, and return its offsets and the variances of what its codes miss of sums, for four
-    queries, two tuples of FP32.
+def read_header(typing_context: Any, scales: Any, page: Any, bf16: Any, queries: Any, m: Any) -> Any:
+    """Write the scales of a score page. Return its offsets and the variances of its quantization errors.
 
-    scales: address of FP32, up to a whole 16 of them. page: address of one of m channels; brains: whether its header is
-    BF16. queries: address of four rows of as many FP32, 0 behind m. Products of q and a least value are cut to 2^50
-    multiples of 2^-20.
+    Both results are tuples of four float32 values, one for each query. Products of q and a minimum value are clamped to
+    2^50 multiples of 2^-20.
+
+    Args:
+        scales: Address of float32 values; their number is rounded up to a multiple of 16.
+        page: Address of a page of m channels.
+        bf16: Whether the header of the page is in BF16.
+        queries: Address of four rows of float32 values, padded with zeros after m values.
+        m: Channels of the page.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        scales, page, brains, queries, m = arguments
+        scales, page, bf16, queries, m = arguments
         longs = ir.VectorType(WORD, LANES)
         offsets, variances = (
             [cgutils.alloca_once_value(builder, all_of(kind, 0)) for _ in range(QUERIES)] for kind in (longs, FLOATS)
@@ -65,7 +70,7 @@ def read_header(typing_context: Any, scales: Any, page: Any, brains: Any, querie
             first = builder.add(page, builder.shl(channel, WORD(1)))
             behind = builder.add(first, builder.shl(m, WORD(1)))
             scale, least = (
-                builder.select(live, widened(builder, at, brains), all_of(FLOATS, 0.0)) for at in (first, behind)
+                builder.select(live, widened(builder, at, bf16), all_of(FLOATS, 0.0)) for at in (first, behind)
             )
             widths = builder.add(builder.add(page, builder.shl(m, WORD(2))), channel)
             none = builder.icmp_unsigned("==", load(builder, widths, LANE_BYTES), all_of(LANE_BYTES, 0))
@@ -95,12 +100,17 @@ def read_header(typing_context: Any, scales: Any, page: Any, brains: Any, querie
 def fill_factors(
     typing_context: Any, factors: Any, entries: Any, scales: Any, page: Any, powers: Any, m: Any, D: Any
 ) -> Any:
-    """Write the int8 factors of a score page's D digits for four queries; returns their units, and the variances that
-    rounding them adds to sums, two tuples of four FP32.
+    """Write the int8 factors of the D digits of a score page for four queries.
 
-    factors: address of 16 bytes for each four digits, four of each query. entries: address of scratch for 4 D + 16
-    FP32. scales: as `read_header` writes them. page: address of one of m channels. powers: address of 16 FP32 for each
-    channel: the queries, and 4, 16 and 64 times them.
+    Args:
+        factors: Address of 16 bytes for every four digits: four digits of each query.
+        entries: Address of scratch memory for 4 D + 16 float32 values.
+        scales: Scales from `read_header`.
+        page: Address of a page of m channels.
+        powers: Address of 16 float32 values for each channel: the queries, and the queries times 4, 16 and 64.
+
+    Returns:
+        The units of the factors and the variances of their rounding errors, two tuples of four float32 values.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -134,7 +144,7 @@ def fill_factors(
 
 
 def _store_factors(builder: Any, factors: Any, entries: Any, digits: Any, inverse: Any) -> None:
-    """Entries as multiples of their queries' units, int8, four digits of each query together."""
+    """Store the entries as int8 multiples of the unit of their query; four digits of each query are adjacent."""
     with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
         entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
         codes, _ = nearest(builder, clamped(builder, builder.fmul(entry, inverse), -127.0, 127.0))
@@ -143,7 +153,7 @@ def _store_factors(builder: Any, factors: Any, entries: Any, digits: Any, invers
 
 
 def _units(builder: Any, entries: Any, digits: Any) -> tuple[Any, Any]:
-    """Powers of two, of four queries, under which the largest of entries is 64 to 127; and the inverse for 16 lanes."""
+    """Return a power of two for each of four queries that scales its largest entry to 64..127, and 16 inverses."""
     most = cgutils.alloca_once_value(builder, all_of(FLOATS, 0.0))
     builder.store(all_of(FLOATS, 0.0), most)
     with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
@@ -169,18 +179,24 @@ def _units(builder: Any, entries: Any, digits: Any) -> tuple[Any, Any]:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_scores(
-    typing_context: Any, out: Any, fresh: Any, factors: Any, lines: Any, ahead: Any, shape: Any, numbers: Any
+    typing_context: Any, out: Any, fresh: Any, factors: Any, lines: Any, prefetch_offset: Any, shape: Any, numbers: Any
 ) -> Any:
-    """out_j[t] += offset_j + unit_j x the sum over digits of factor x digit, for blocks of 16 tokens; = where `fresh`.
+    """out_j[t] += offset_j + unit_j x the sum over digits of factor x digit, for blocks of 16 tokens; = if `fresh`.
 
-    out: a tuple of addresses of 16 FP32 a block, one of each query. factors: address of those of the first of these
-    queries, as `fill_factors` writes them. lines: address of those of the first block; shape: lines of a block, and
-    blocks. numbers: (units, offsets), tuples. ahead: how far behind a line lies what is asked for meanwhile. Two blocks
-    go together, so that no sum waits for itself.
+    The loop handles two blocks at a time, so that additions do not wait for each other.
+
+    Args:
+        out: A tuple of addresses of 16 float32 values for each block, one for each query.
+        fresh: Whether `out` has no values yet.
+        factors: Address of the factors of the first of these queries, from `fill_factors`.
+        lines: Address of the lines of the first block.
+        prefetch_offset: Distance in bytes from a line to the line to prefetch.
+        shape: Lines of a block, and the number of blocks.
+        numbers: (units, offsets), tuples.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        out, fresh, factors, lines, ahead, shape, numbers = arguments
+        out, fresh, factors, lines, prefetch_offset, shape, numbers = arguments
         count, blocks = (builder.extract_value(shape, i) for i in (0, 1))
         queries, size = range(signature.args[0].count), builder.shl(count, WORD(6))
 
@@ -193,7 +209,7 @@ def add_scores(
                 mine = [builder.add(builder.add(first, place), builder.mul(size, WORD(i))) for i in range(some)]
                 read = [load(builder, at, SUMS) for at in mine]
                 for at in mine:
-                    _ask(builder, builder.add(at, ahead))
+                    _prefetch_line(builder, builder.add(at, prefetch_offset))
                 for part in range(4):
                     codes = [codes_of(builder, line, 2 * part, 2) for line in read]
                     for j in queries:

@@ -1,7 +1,7 @@
-"""Codes of few bits times int8 factors, four neighbouring bytes multiplied and added at once.
+"""Products of low-bit codes and int8 factors: multiplies four adjacent bytes and adds the products.
 
-Sums are integers, so no order of adding changes a bit: it is one instruction where the processor has it for 64 bytes
-(AVX-512 VNNI) or 32 (AVX-VNNI), two on AVX2, and several elsewhere.
+Sums are integers, so the order of additions has no effect on the result. The operation is one instruction on processors
+with AVX-512 VNNI (64 bytes) or AVX-VNNI (32 bytes), two instructions with AVX2, and several instructions otherwise.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def _features() -> set[str]:
     return {name for name, has in llvm.get_host_cpu_features().items() if has}
 
 
-def _way() -> str:
-    """How four products are added: by which instructions."""
+def _instruction_set() -> str:
+    """Return the instruction set that adds four products on this processor."""
     features = _features()
     if "avx512vnni" in features:
         return "avx512vnni"
     return next((name for name in ("avxvnni", "avx2") if name in features), "none")
 
 
-WAY = _way()
+WAY = _instruction_set()
 
 
 def _in_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
-    """`act` on the lower and the upper halves of vectors, joined."""
+    """Apply `act` to the lower and the upper halves of vectors, and join the results."""
     halves = []
     for upper in (False, True):
         parts = []
@@ -47,7 +47,7 @@ def _in_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
 
 
 def add_products(builder: Any, sums: Any, codes: Any, factors: Any) -> Any:
-    """sums (16 x int32) + codes (64 x uint8, less than 16 each) x factors (64 x int8), four neighbours added."""
+    """Return sums (16 x int32) + codes (64 x uint8, below 16) x factors (64 x int8), added in fours."""
     if WAY == "avx512vnni":
         words = (builder.bitcast(each, SUMS) for each in (codes, factors))
         return call(builder, "llvm.x86.avx512.vpdpbusd.512", SUMS, sums, *words)
@@ -69,18 +69,18 @@ def add_products(builder: Any, sums: Any, codes: Any, factors: Any) -> Any:
 
 
 def _fours_avx2(builder: Any, codes: Any, factors: Any) -> Any:
-    """The same for 32 bytes: pairs fit 16 bits, as a code is less than 16."""
+    """Add four adjacent products for 32 bytes. A pair of products fits 16 bits because a code is below 16."""
     shorts, words = ir.VectorType(SHORT, LANES), ir.VectorType(INDEX, LANES // 2)
     pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", shorts, codes, factors)
     return call(builder, "llvm.x86.avx2.pmadd.wd", words, pairs, all_of(shorts, 1))
 
 
 def codes_of(builder: Any, line: Any, shift: int, bits: int) -> Any:
-    """The codes of a line (16 x int32) at bit `shift` of each byte."""
+    """Return the codes of a line (16 x int32) at bit `shift` of each byte."""
     moved = builder.lshr(line, all_of(SUMS, shift)) if shift else line
     return builder.and_(builder.bitcast(moved, BYTES), all_of(BYTES, (1 << bits) - 1))
 
 
 def factors_at(builder: Any, address: Any) -> Any:
-    """Four factors at an address, for every four codes of a line."""
+    """Return the four factors at an address, repeated for every four codes of a line."""
     return builder.bitcast(spread(builder, load(builder, address, INDEX)), BYTES)

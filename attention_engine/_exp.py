@@ -1,4 +1,4 @@
-"""Exponentials and extremes of FP32 values: what softmax takes beside products."""
+"""Exponentials and extreme values of float32 arrays, for softmax."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from attention_engine._rows import _FLOATS, _WORD, WIDTH, _all, _fma, _fold, _load, _spread, _store
+from attention_engine._rows import _FLOATS, _WORD, WIDTH, _all, _broadcast, _fma, _fold, _load, _store
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """e^x of FP32 x <= 0 within 2 units in the last place; 0 below -87, where FP32 has subnormals only.
+    """Return e^x for float32 x <= 0, accurate to 2 ULP; 0 if x < -87, where float32 has subnormal values only.
 
-    x = n ln 2 + f with |f| <= ln 2 / 2: e^f by the polynomial of Cephes' expf, 2^n by its bits.
+    x = n ln 2 + f with |f| <= ln 2 / 2: e^f is the polynomial of expf in Cephes, and 2^n sets the exponent bits.
     """
     kind = x.type
     bits = ir.VectorType(ir.IntType(32), WIDTH) if kind == _FLOATS else ir.IntType(32)
-    shift = _all(12582912.0, kind)  # 1.5 * 2^23: adding it leaves no bits for a fraction
+    shift = _all(12582912.0, kind)  # 1.5 * 2^23: the addition rounds to an integer
     n = builder.fsub(_fma(builder, x, _all(1.44269504, kind), shift), shift)
     f = _fma(builder, n, _all(-0.693359375, kind), x)
     f = _fma(builder, n, _all(2.12194440e-4, kind), f)
@@ -35,17 +35,17 @@ def _exp(builder: Any, x: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def exp(typing_context: Any, x: Any) -> Any:
-    """e^x of one FP32 x <= 0, as `exponentials` has it."""
+    """Return e^x of one float32 x <= 0, with the same bits as `exponentials`."""
     return types.float32(types.float32), lambda context, builder, signature, arguments: _exp(builder, arguments[0])
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
-    """Replace FP32 values at an address by e^(value - top); returns their sum. `count` is a multiple of WIDTH."""
+    """Replace float32 values at an address by e^(value - top) and return their sum. `count` is a multiple of WIDTH."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count, top = arguments
-        tops, total = _spread(builder, top), cgutils.alloca_once(builder, _FLOATS)
+        tops, total = _broadcast(builder, top), cgutils.alloca_once(builder, _FLOATS)
         builder.store(_all(0.0, _FLOATS), total)
         with cgutils.for_range_slice(builder, _WORD(0), count, _WORD(WIDTH), _WORD) as (index, _):
             power = _exp(builder, builder.fsub(_load(builder, values, index, _FLOATS, 4), tops))
@@ -57,7 +57,7 @@ def exponentials(typing_context: Any, values: Any, count: Any, top: Any) -> Any:
 
 
 def _extreme(order: str) -> Any:
-    """Of FP32 values at an address the one before all others in that order, NaN left out."""
+    """Return a function for the largest or smallest float32 value at an address; it ignores NaN."""
 
     def typed(typing_context: Any, values: Any, count: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

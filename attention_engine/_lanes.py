@@ -1,6 +1,6 @@
-"""Vectors of 16 lanes: what kernels over pages of few bits do with FP32 rows at an address.
+"""Vectors of 16 lanes, for kernels that combine low-bit pages with float32 rows at an address.
 
-The order of arithmetic does not depend on the machine: lanes are added one by one, then folded in halves.
+The order of arithmetic is the same on all machines: lanes are added in sequence, then folded in halves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from csd_spec.progressive import LANES, LINE
 BYTE, SHORT, INDEX, WORD, FLOAT = *(ir.IntType(bits) for bits in (8, 16, 32, 64)), ir.FloatType()
 BYTES, SUMS, FLOATS = ir.VectorType(BYTE, LINE), ir.VectorType(INDEX, LANES), ir.VectorType(FLOAT, LANES)
 LANE_BYTES = ir.VectorType(BYTE, LANES)
-_INTEGERS = 1.5 * 2.0**23  # added to a small FP32 it leaves the integer next to it, in the low bits
+_INTEGERS = 1.5 * 2.0**23  # added to a small float32 it yields the nearest integer in the low bits
 
 
 def load(builder: Any, address: Any, kind: Any) -> Any:
@@ -59,7 +59,7 @@ def clamped(builder: Any, values: Any, least: float, most: float) -> Any:
 
 
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a x b + c, rounded once."""
+    """Return a x b + c, rounded once."""
     return call(builder, f"llvm.fma.v{a.type.count}f32", a.type, a, b, c)
 
 
@@ -68,7 +68,7 @@ def rounded(builder: Any, values: Any) -> Any:
 
 
 def nearest(builder: Any, values: Any) -> tuple[Any, Any]:
-    """The integers next to 16 small FP32, as int8 and as FP32."""
+    """Return the integers nearest to 16 small float32 values, as int8 and as float32."""
     shifted = builder.fadd(values, all_of(FLOATS, _INTEGERS))
     codes = builder.trunc(builder.bitcast(shifted, SUMS), LANE_BYTES)
     return codes, builder.fsub(shifted, all_of(FLOATS, _INTEGERS))
@@ -87,7 +87,7 @@ def halves(builder: Any, vector: Any) -> list[Any]:
 
 
 def folded(builder: Any, values: Any) -> Any:
-    """The sum of a vector's lanes, added in halves."""
+    """Return the sum of the lanes of a vector, added in halves."""
     add = builder.add if isinstance(values.type.element, ir.IntType) else builder.fadd
     while values.type.count > 1:
         values = add(*halves(builder, values))
@@ -95,27 +95,27 @@ def folded(builder: Any, values: Any) -> Any:
 
 
 def lanes_below(builder: Any, left: Any) -> Any:
-    """Which of 16 lanes are among those that are left."""
+    """Return the mask of the lanes below the number of remaining values."""
     return builder.icmp_signed("<", ir.Constant(ir.VectorType(WORD, LANES), [*range(LANES)]), spread(builder, left))
 
 
 def load_some(builder: Any, address: Any, left: Any) -> Any:
-    """16 FP32 at an address, 0 where fewer are left."""
+    """Load 16 float32 values at an address; lanes after the remaining values are 0."""
     at, live = builder.inttoptr(address, FLOATS.as_pointer()), lanes_below(builder, left)
     return call(builder, f"llvm.masked.load.v{LANES}f32.p0", FLOATS, at, INDEX(4), live, all_of(FLOATS, 0.0))
 
 
-def widened(builder: Any, address: Any, brains: Any) -> Any:
-    """16 FP32 for FP16, or BF16, at an address."""
+def widened(builder: Any, address: Any, bf16: Any) -> Any:
+    """Load 16 FP16 or BF16 values at an address as float32."""
     bits = load(builder, address, ir.VectorType(SHORT, LANES))
     brain = builder.bitcast(builder.shl(builder.zext(bits, SUMS), all_of(SUMS, 16)), FLOATS)
     return builder.select(
-        brains, brain, builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+        bf16, brain, builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
     )
 
 
 def _with_sums(function: Callable[[Any, Any], Any]) -> Any:
-    """Of FP32 values at an address: the sum of what `function` makes of vectors of 16, 0 behind the last value."""
+    """Return a function that sums `function` of vectors of 16 float32 values at an address; missing values are 0."""
 
     def typed(typing_context: Any, values: Any, count: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -137,15 +137,15 @@ def _with_sums(function: Callable[[Any, Any], Any]) -> Any:
 
 
 total_of = _with_sums(lambda builder, values: values)
-"""The sum of FP32 values at an address, in 16 lanes that are folded in halves."""
+"""Return the sum of float32 values at an address, in 16 lanes that are folded in halves."""
 
 squares_of = _with_sums(lambda builder, values: builder.fmul(values, values))
-"""The sum of their squares, in the same order."""
+"""Return the sum of the squares of float32 values at an address, in the same order."""
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def largest_of(typing_context: Any, values: Any, count: Any) -> Any:
-    """The largest of FP32 values at an address, none below 0."""
+    """Return the largest float32 value at an address, at least 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values, count = arguments
@@ -162,8 +162,10 @@ def largest_of(typing_context: Any, values: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_rows_of(typing_context: Any, out: Any, each: Any, fresh: Any, rows: Any, count: Any, size: Any) -> Any:
-    """Add the first `size` FP32 of `count` rows of 16 to rows at another address, `each` bytes from each other; put
-    them there where `fresh`."""
+    """Add the first `size` float32 values of `count` rows of 16 to rows at another address.
+
+    The target rows are `each` bytes apart. If `fresh`, the values overwrite the target.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         out, each, fresh, rows, count, size = arguments
@@ -181,13 +183,13 @@ def add_rows_of(typing_context: Any, out: Any, each: Any, fresh: Any, rows: Any,
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def widen_halves(typing_context: Any, out: Any, halves: Any, count: Any, brains: Any) -> Any:
-    """Write FP32 at `out` for FP16, or BF16, at an address, up to a whole 16 of them."""
+def widen_halves(typing_context: Any, out: Any, halves: Any, count: Any, bf16: Any) -> Any:
+    """Write float32 values at `out` for the FP16 or BF16 values at an address; their number is rounded up to 16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        out, halves, count, brains = arguments
+        out, halves, count, bf16 = arguments
         with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
-            values = widened(builder, builder.add(halves, builder.shl(index, WORD(1))), brains)
+            values = widened(builder, builder.add(halves, builder.shl(index, WORD(1))), bf16)
             store(builder, values, builder.add(out, builder.shl(index, WORD(2))))
         return context.get_dummy_value()
 
@@ -196,7 +198,7 @@ def widen_halves(typing_context: Any, out: Any, halves: Any, count: Any, brains:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def square_codes(typing_context: Any, out: Any, codes: Any, count: Any, unit: Any) -> Any:
-    """Write FP32 c x |c| x unit at `out` for int8 codes c at an address, up to a whole 16 of them."""
+    """Write c x |c| x unit as float32 at `out` for the int8 codes c at an address; their number is rounded up to 16."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         out, codes, count, unit = arguments

@@ -1,4 +1,4 @@
-"""Streams side by side: each is one thread's from beginning to end, so their number changes no bit."""
+"""Parallel streams: one thread handles a whole stream, so the number of threads has no effect on the result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="attention")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has the executor, but none of its threads
+os.register_at_fork(after_in_child=_pool.cache_clear)  # the threads of the executor do not survive a fork
 
 
 def over_streams(kernel: Callable[..., None], threads: int, streams: int, arguments: tuple[Any, ...]) -> None:
-    """Run kernel(begin, end, *arguments) so that [begin, end) covers all streams; it must not hold the GIL."""
+    """Run kernel(begin, end, *arguments) for ranges that cover all streams. The kernel must release the GIL."""
     if threads == 1:
         kernel(0, streams, *arguments)
         return

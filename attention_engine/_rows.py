@@ -1,8 +1,8 @@
-"""Vector arithmetic on rows of FP16 at an address: what the compiler would not do as well by itself.
+"""Vector arithmetic on FP16 rows at an address, with instructions that the compiler does not select on its own.
 
-Rows are read WIDTH values at a time and widened to FP32, which is exact. A dot product adds lane by lane, then folds
-the lanes in halves; the values behind the last whole vector are added one by one. So its order of arithmetic depends on
-the head size alone, not on the machine.
+Rows are read WIDTH values at a time and widened to float32, which is exact. A dot product adds lane by lane, then folds
+the lanes in halves; values after the last full vector are added one at a time. The order of arithmetic depends on the
+head size only, not on the machine.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from numba.extending import intrinsic
 from csd_io.compiled import njit
 
 WIDTH = 16  # values of a vector register
-MOST = 4  # vectors of sums that stay in registers for a query
-TAG_SHIFT = 62  # of the codec's tag (`csd_spec.codecs`) in an address of its rows
+MAX_ACCUMULATORS = 4  # vectors of sums that stay in registers for one query
+TAG_SHIFT = 62  # position of the codec tag (`csd_spec.codecs`) in the address of its rows
 BF16_ROWS, FP8_ROWS = 2 << TAG_SHIFT, 3 << TAG_SHIFT
 ADDRESS = (1 << 62) - 1
-_LINE = 64  # bytes that a cache loads at once
+_LINE = 64  # bytes of a cache line
 _WORD, _FLOAT, _HALF = ir.IntType(64), ir.FloatType(), ir.HalfType()
 _FLOATS, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(_HALF, WIDTH)
 
 
 def _load(builder: Any, address: Any, index: Any, kind: Any, size: int) -> Any:
-    """A value or vector of elements of `size` bytes, `index` elements behind an address."""
+    """Load a value or a vector of elements of `size` bytes from index `index` of an array."""
     place = builder.add(address, builder.mul(index, _WORD(size)))
     return builder.load(builder.inttoptr(place, kind.as_pointer()), align=size)
 
@@ -46,8 +46,8 @@ def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-def _spread(builder: Any, value: Any, width: int = WIDTH) -> Any:
-    """A vector of one value."""
+def _broadcast(builder: Any, value: Any, width: int = WIDTH) -> Any:
+    """Return a vector with one value in all lanes."""
     first = builder.insert_element(
         ir.Constant(ir.VectorType(value.type, width), ir.Undefined), value, ir.IntType(32)(0)
     )
@@ -56,7 +56,7 @@ def _spread(builder: Any, value: Any, width: int = WIDTH) -> Any:
 
 
 def _over_row(builder: Any, count: Any, step: Callable[[Any, Any], None]) -> None:
-    """Call `step` with the index and the type of each part of a row of FP16: vectors, then the values behind them."""
+    """Call `step` with the index and type of each part of an FP16 row: full vectors, then the remaining values."""
     line, vector = builder.and_(count, _WORD(-2 * WIDTH)), builder.and_(count, _WORD(-WIDTH))
     with cgutils.for_range_slice(builder, _WORD(0), line, _WORD(2 * WIDTH), _WORD) as (index, _):
         step(index, _FLOATS)
@@ -66,22 +66,24 @@ def _over_row(builder: Any, count: Any, step: Callable[[Any, Any], None]) -> Non
             step(index, kind)
 
 
-def _ask(builder: Any, address: Any) -> None:
-    """Begin to load the cache line at an address into the second cache, which has more loads in flight than the first;
-    whatever is there, it changes nothing but time."""
+def _prefetch_line(builder: Any, address: Any) -> None:
+    """Prefetch the cache line at an address into the L2 cache, which supports more outstanding loads than L1.
+
+    The prefetch affects run time only, for any address.
+    """
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(hint, [builder.inttoptr(address, byte), word(0), word(2), word(1)])
 
 
-def _values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
-    """FP16 values of a row, widened."""
+def _fp16_values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """Load FP16 values of a row as float32."""
     return builder.fpext(_load(builder, row, index, _HALVES if kind == _FLOATS else _HALF, 2), kind)
 
 
-def _brains(builder: Any, row: Any, index: Any, kind: Any) -> Any:
-    """The same of BF16, which is FP32 without its lower half."""
+def _bf16_values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """Load BF16 values of a row as float32. BF16 is the upper half of a float32."""
     short, word = ir.IntType(16), ir.IntType(32)
     shift: Any = word(16)
     if kind == _FLOATS:
@@ -90,13 +92,16 @@ def _brains(builder: Any, row: Any, index: Any, kind: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(_load(builder, row, index, short, 2), word), shift), kind)
 
 
-def _eights(builder: Any, row: Any, index: Any, kind: Any) -> Any:
-    """The same of 8-bit values behind their exponent: codes are FP16 with 4 bits of exponent, 2^-8 of themselves."""
+def _fp8_values(builder: Any, row: Any, index: Any, kind: Any) -> Any:
+    """Load 8-bit values of a row as float32. A row starts with its exponent.
+
+    Codes are FP16 values with a 4-bit exponent, multiplied by 2^-8.
+    """
     byte, short, word, half = ir.IntType(8), ir.IntType(16), ir.IntType(32), _HALF
     scale = builder.bitcast(builder.shl(builder.zext(_load(builder, row, _WORD(0), byte, 1), word), word(23)), _FLOAT)
     if kind == _FLOATS:
         byte, short, half = (ir.VectorType(each, WIDTH) for each in (byte, short, half))
-        scale = _spread(builder, scale)
+        scale = _broadcast(builder, scale)
     code = builder.zext(_load(builder, row, builder.add(index, _WORD(1)), byte, 1), short)
     sign, size = (builder.and_(code, _all(mask, short)) for mask in (0x80, 0x7F))
     bits = builder.or_(builder.shl(sign, _all(8, short)), builder.shl(size, _all(7, short)))
@@ -104,22 +109,22 @@ def _eights(builder: Any, row: Any, index: Any, kind: Any) -> Any:
 
 
 def _by_kind(builder: Any, row: Any, act: Callable[[Callable[..., Any]], None]) -> None:
-    """Call `act` with what loads values of the rows that an address says."""
+    """Call `act` with the load function for the codec in the tag of the address."""
     with builder.if_else(builder.icmp_unsigned(">=", row, _WORD(BF16_ROWS)), likely=False) as (other, half):
         with other, builder.if_else(builder.icmp_unsigned(">=", row, _WORD(FP8_ROWS)), likely=False) as (eight, brain):
             with eight:
-                act(_eights)
+                act(_fp8_values)
             with brain:
-                act(_brains)
+                act(_bf16_values)
         with half:
-            act(_values)
+            act(_fp16_values)
 
 
 def _over_rows(builder: Any, count: Any, rows: list[Any], step: Callable[[Any, Any, list[Any]], None]) -> None:
-    """`_over_row` with the values of rows at addresses, which all are of what the first one is."""
+    """Call `step` like `_over_row`, with the values of rows at addresses. All rows have the codec of the first row."""
 
     def over(values: Callable[..., Any]) -> None:
-        places = rows if values is _values else [builder.and_(row, _WORD(ADDRESS)) for row in rows]
+        places = rows if values is _fp16_values else [builder.and_(row, _WORD(ADDRESS)) for row in rows]
         _over_row(
             builder, count, lambda index, kind: step(index, kind, [values(builder, row, index, kind) for row in places])
         )
@@ -132,26 +137,26 @@ def _unpack(builder: Any, values: Any, kind: Any) -> list[Any]:
 
 
 @njit(inline="always")
-def bare(row):  # type: ignore[no-untyped-def]
-    """An address without what it says of rows."""
+def untagged_address(row):  # type: ignore[no-untyped-def]
+    """Return an address without its codec tag."""
     return row & np.uint64(ADDRESS)
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def ask(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
-    """Begin to load bytes that are needed soon, at each of a tuple of addresses."""
+def prefetch(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
+    """Prefetch `nbytes` bytes at each address of a tuple."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         for address in _unpack(builder, arguments[0], signature.args[0]):
             with cgutils.for_range_slice(builder, _WORD(0), arguments[1], _WORD(_LINE), _WORD) as (offset, _):
-                _ask(builder, builder.add(builder.and_(address, _WORD(ADDRESS)), offset))
+                _prefetch_line(builder, builder.add(builder.and_(address, _WORD(ADDRESS)), offset))
         return context.get_dummy_value()
 
     return types.void(addresses, types.int64), generate
 
 
 def _products(builder: Any, queries: list[Any], rows: list[Any], count: Any) -> Any:
-    """A vector of the dot products of FP32 and of rows at addresses, query by query; WIDTH of them at most."""
+    """Return a vector of the dot products of float32 queries and rows at addresses, ordered by query; at most WIDTH."""
     each = [*itertools.product(range(len(queries)), range(len(rows)))]
     totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
     for kind in totals:
@@ -176,7 +181,7 @@ def _products(builder: Any, queries: list[Any], rows: list[Any], count: Any) -> 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dot(typing_context: Any, query: Any, row: Any, count: Any) -> Any:
-    """Sum of query[c] * row[c]: FP32 and FP16, or what else the address says, at addresses, `count` values each."""
+    """Return the sum of query[c] * row[c] for `count` float32 values and a row with the codec of its address tag."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         query, row, count = arguments
@@ -187,7 +192,7 @@ def dot(typing_context: Any, query: Any, row: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dots_into(typing_context: Any, outs: Any, scale: Any, queries: Any, rows: Any, count: Any) -> Any:
-    """out_i[j] = scale * the sum of query_i[c] * row_j[c]: as `dot`, to FP32 at a tuple of addresses."""
+    """out_i[j] = scale * the sum of query_i[c] * row_j[c], as in `dot`, for float32 outputs at a tuple of addresses."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         outs, queries, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 2, 3))
@@ -195,27 +200,29 @@ def dots_into(typing_context: Any, outs: Any, scale: Any, queries: Any, rows: An
         for i, out in enumerate(outs):
             mask = ir.Constant(ir.VectorType(ir.IntType(32), len(rows)), [*range(i * len(rows), (i + 1) * len(rows))])
             mine = builder.shuffle_vector(sums, sums, mask)
-            _store(builder, builder.fmul(mine, _spread(builder, arguments[1], len(rows))), out, _WORD(0))
+            _store(builder, builder.fmul(mine, _broadcast(builder, arguments[1], len(rows))), out, _WORD(0))
         return context.get_dummy_value()
 
     return types.void(outs, types.float32, queries, rows, types.int64), generate
 
 
 def _fold(builder: Any, lanes: Any, join: Callable[[Any, Any], Any] | None = None) -> Any:
-    """A vector's values joined, by default added: the upper half to the lower until one is left."""
+    """Combine the values of a vector: join (by default, add) the upper and the lower half until one value remains."""
     return builder.extract_element(_folded(builder, [lanes], join), ir.IntType(32)(0))
 
 
 def _fold_all(builder: Any, vectors: list[Any]) -> list[Any]:
-    """The same of several vectors."""
+    """Fold several vectors."""
     folded = _folded(builder, vectors)
     return [builder.extract_element(folded, ir.IntType(32)(i)) for i in range(len(vectors))]
 
 
 def _folded(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | None = None) -> Any:
-    """The same of several vectors, a power of two of them and at most WIDTH, in a lane for each: two that are half done
-    share a register."""
-    count, width = len(vectors), WIDTH  # lanes of each that are left
+    """Fold several vectors to one lane each. Their number is a power of two, at most WIDTH.
+
+    Two half-folded vectors share a register.
+    """
+    count, width = len(vectors), WIDTH  # remaining lanes of each vector
     assert count & (count - 1) == 0, f"{count} vectors are not a power of two"
     while width > 1:
         width //= 2
@@ -229,13 +236,19 @@ def _folded(builder: Any, vectors: list[Any], join: Callable[[Any, Any], Any] | 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: Any) -> Any:
-    """sums[c] += weight_j * row_j[c], for each j in turn: an address of sums, tuples of weights and of addresses of
-    FP16 rows."""
+    """sums[c] += weight_j * row_j[c], for each j in sequence.
+
+    Args:
+        sums: Address of float32 values.
+        weights: A tuple of float32 values.
+        rows: A tuple of addresses of FP16 rows.
+        count: Values of a row.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, count = arguments[0], arguments[3]
         weights, rows = (_unpack(builder, arguments[i], signature.args[i]) for i in (1, 2))
-        factors = {_FLOATS: [_spread(builder, weight) for weight in weights], _FLOAT: weights}
+        factors = {_FLOATS: [_broadcast(builder, weight) for weight in weights], _FLOAT: weights}
 
         def add(index: Any, kind: Any, values: list[Any]) -> None:
             total = _load(builder, sums, index, kind, 4)
@@ -251,15 +264,24 @@ def add_scaled(typing_context: Any, sums: Any, weights: Any, rows: Any, count: A
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: Any, count: Any) -> Any:
-    """sums_i[c] += weight_i[t] * row_t[c], for each of `tokens` rows in turn: tuples of addresses of sums and of
-    weights; rows: where the rows' addresses are. Sums stay in registers, MOST vectors of them at a time."""
+    """sums_i[c] += weight_i[t] * row_t[c], for each of `tokens` rows in sequence.
+
+    At most MAX_ACCUMULATORS vectors of sums stay in registers at a time.
+
+    Args:
+        sums: A tuple of addresses of sums.
+        weights: A tuple of addresses of weights.
+        rows: Address of the addresses of the rows.
+        tokens: Number of rows.
+        count: Values of a row.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, weights = (_unpack(builder, arguments[i], signature.args[i]) for i in (0, 1))
         rows, tokens, count = arguments[2:]
 
         def add(values: Callable[..., Any], first: Any, parts: list[Any], kind: Any) -> None:
-            """To the sums of some channels."""
+            """Add to the sums of some channels."""
             at = [builder.add(first, part) for part in parts]
             totals = [[cgutils.alloca_once(builder, kind) for _ in at] for _ in sums]
             each = [(own, *one) for own, mine in zip(sums, totals, strict=True) for one in zip(at, mine, strict=True)]
@@ -267,11 +289,11 @@ def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: An
                 builder.store(_load(builder, own, place, kind, 4), total)
             with cgutils.for_range_slice(builder, _WORD(0), tokens, _WORD(1), _WORD) as (token, _):
                 row = _load(builder, rows, token, _WORD, 8)
-                row = row if values is _values else builder.and_(row, _WORD(ADDRESS))
+                row = row if values is _fp16_values else builder.and_(row, _WORD(ADDRESS))
                 loaded = [values(builder, row, place, kind) for place in at]
                 for weight, mine in zip(weights, totals, strict=True):
                     factor = _load(builder, weight, token, _FLOAT, 4)
-                    factor = _spread(builder, factor) if kind == _FLOATS else factor
+                    factor = _broadcast(builder, factor) if kind == _FLOATS else factor
                     for value, total in zip(loaded, mine, strict=True):
                         builder.store(_fma(builder, factor, value, builder.load(total)), total)
             for own, place, total in each:
@@ -279,7 +301,7 @@ def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: An
 
         def over(values: Callable[..., Any]) -> None:
             start = _WORD(0)
-            for vectors, kind in ((MOST, _FLOATS), (1, _FLOATS), (1, _FLOAT)):
+            for vectors, kind in ((MAX_ACCUMULATORS, _FLOATS), (1, _FLOATS), (1, _FLOAT)):
                 step = vectors * (WIDTH if kind == _FLOATS else 1)
                 end = builder.and_(count, _WORD(-step))
                 with cgutils.for_range_slice(builder, start, end, _WORD(step), _WORD) as (first, _):
@@ -294,7 +316,7 @@ def add_many(typing_context: Any, sums: Any, weights: Any, rows: Any, tokens: An
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_value(typing_context: Any, sums: Any, weight: Any, row: Any, index: Any) -> Any:
-    """sum += weight * row[index]: the address of an FP32 sum, and that of a row."""
+    """sum += weight * row[index], for the address of a float32 sum and the address of a row."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         at, weight, row, index = arguments
@@ -322,7 +344,7 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
 
         def add(index: Any, kind: Any) -> None:
             narrow = ir.VectorType(byte, WIDTH) if kind == _FLOATS else byte
-            spread = (lambda value: _spread(builder, value)) if kind == _FLOATS else (lambda value: value)
+            spread = (lambda value: _broadcast(builder, value)) if kind == _FLOATS else (lambda value: value)
             some = builder.and_(builder.lshr(_load(builder, codes, index, narrow, 1), spread(shift)), spread(mask))
             total = _fma(builder, spread(weight), builder.uitofp(some, kind), _load(builder, sums, index, kind, 4))
             _store(builder, total, sums, index)
@@ -334,5 +356,5 @@ def add_codes(typing_context: Any, sums: Any, weight: Any, codes: Any, shift: An
 
 
 def _all(value: float, kind: Any) -> Any:
-    """A constant, in every lane where there are lanes."""
+    """Return a constant; for a vector type, in all lanes."""
     return ir.Constant(kind, [value] * WIDTH if isinstance(kind, ir.VectorType) else value)

@@ -1,7 +1,8 @@
-"""Runs of rows of int8 codes that lie behind each other, several queries to a pass: a code is widened once for all.
+"""Adjacent rows of int8 codes, for several queries in one pass: a code is widened once for all queries.
 
-Each channel has a scale: q x scale goes in, or scales come in behind the sum, so codes meet nothing but additions and
-products with FP32. Dot products add lane by lane and fold as those of `_rows` do, whatever the number of queries.
+Each channel has a scale: either q is multiplied by the scale in advance, or the sum is multiplied afterwards. Codes
+take part in additions and products with float32 values only. Dot products add lane by lane and fold like `_rows`, for
+any number of queries.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from attention_engine._rows import (
     _WORD,
     WIDTH,
     _all,
+    _broadcast,
     _fma,
     _fold_all,
     _load,
     _over_row,
-    _spread,
     _store,
 )
 
@@ -31,14 +32,14 @@ _BYTE, _INDEX = ir.IntType(8), ir.IntType(32)
 
 
 def _widen(builder: Any, row: Any, index: Any, kind: Any) -> Any:
-    """Codes of a row as FP32."""
+    """Load the codes of a row as float32."""
     narrow = ir.VectorType(_BYTE, WIDTH) if kind == _FLOATS else _BYTE
     return builder.sitofp(_load(builder, row, index, narrow, 1), kind)
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def dot_codes(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
-    """Sums of query_j[i] * row[i], a tuple: FP32 at a tuple of addresses, one row of `count` codes."""
+    """Return the sums of query_j[i] * row[i] for float32 queries at a tuple of addresses and `count` codes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, row, count = arguments
@@ -64,9 +65,15 @@ def dot_codes(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def add_code_run(typing_context: Any, sums: Any, weights: Any, row: Any, rows: Any, scales: Any, count: Any) -> Any:
-    """sums_j[i] += scales[i] * the sum over rows of weights_j[row] * row[i]: FP32 at tuples of addresses.
+    """sums_j[i] += scales[i] * the sum over rows of weights_j[row] * row[i], for float32 values at tuples of addresses.
 
-    row: address of the first of `rows` rows. scales: address of `count` values; as many codes has a row.
+    Args:
+        sums: A tuple of addresses of sums, one for each query.
+        weights: A tuple of addresses of weights, one for each query.
+        row: Address of the first row.
+        rows: Number of rows.
+        scales: Address of `count` values.
+        count: Codes of a row.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -82,7 +89,7 @@ def add_code_run(typing_context: Any, sums: Any, weights: Any, row: Any, rows: A
                 values = _widen(builder, builder.add(first, builder.mul(row, count)), index, kind)
                 for at, total in zip(weights, totals[kind], strict=True):
                     weight = _load(builder, at, row, _FLOAT, 4)
-                    factor = _spread(builder, weight) if kind == _FLOATS else weight
+                    factor = _broadcast(builder, weight) if kind == _FLOATS else weight
                     builder.store(_fma(builder, factor, values, builder.load(total)), total)
             scale = _load(builder, scales, index, kind, 4)
             for at, total in zip(sums, totals[kind], strict=True):
@@ -98,7 +105,7 @@ def add_code_run(typing_context: Any, sums: Any, weights: Any, row: Any, rows: A
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def powers_of(typing_context: Any, powers: Any, exponents: Any, count: Any) -> Any:
-    """powers[i] = 2^exponents[i] for `count` values at addresses: FP32, int8 of which no power is subnormal."""
+    """powers[i] = 2^exponents[i] as float32 for `count` int8 exponents at an address. No power may be subnormal."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         powers, exponents, count = arguments

@@ -1,4 +1,4 @@
-"""Sums of values of few bits (`csd_spec.progressive`): weights as integers, and their sums with codes of V."""
+"""Sums of low-bit values (`csd_spec.progressive`): integer weights, and the sums of weights times codes of V."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from attention_engine._lanes import (
     spread,
     store,
 )
-from attention_engine._rows import _ask
+from attention_engine._rows import _prefetch_line
 from csd_spec.progressive import LINE
 
-LEAST = 2.0**-100  # weights x sizes of a page that are no larger count as none: 127 over them is no FP32
+LEAST = 2.0**-100  # smaller weights x sizes of a page count as 0: the quotient 127 / value exceeds float32
 
 
 def _value_sums(bits: int) -> Any:
-    """Sums of values of `bits` bits: see `sum_values2`."""
+    """Return the function that sums values of `bits` bits; see `sum_values2`."""
 
-    def typed(typing_context: Any, out: Any, weights: Any, lines: Any, ahead: Any, count: Any, blocks: Any) -> Any:
+    def typed(
+        typing_context: Any, out: Any, weights: Any, lines: Any, prefetch_offset: Any, count: Any, blocks: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            out, weights, lines, ahead, count, blocks = arguments
+            out, weights, lines, prefetch_offset, count, blocks = arguments
             queries, quads, stride = range(signature.args[0].count), 8 // bits, builder.shl(count, WORD(6))
 
             def add(line: Any, some: int) -> None:
@@ -49,7 +51,7 @@ def _value_sums(bits: int) -> Any:
                     places = [at_offset(builder, mine, LINE * i) for i in range(some)]
                     read, place = [load(builder, at, SUMS) for at in places], builder.mul(block, WORD(4 * quads))
                     for at in places:
-                        _ask(builder, builder.add(at, ahead))
+                        _prefetch_line(builder, builder.add(at, prefetch_offset))
                     for quad in range(quads):
                         codes = [codes_of(builder, each, bits * quad, bits) for each in read]
                         for j in queries:
@@ -81,18 +83,26 @@ sum_values2, sum_values4 = _value_sums(2), _value_sums(4)
 each line's 16 channels, query by query.
 
 weights: a tuple of addresses of int8, 0 to 127, one for each token. lines: address of the first of `blocks` blocks of
-lines. ahead: how far behind a line lies what is asked for meanwhile.
+lines. prefetch_offset: how far behind a line lies what is asked for meanwhile.
 Two lines go together, so that no sum waits for itself.
 """
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blocks: Any, out: Any) -> Any:
-    """Write multiples, 0 to 127, of a unit as int8 for weights x sizes; returns units, the sums of the multiples, and
-    the sums of the squares of the products, a tuple of each.
+    """Write weights x sizes as int8 multiples (0 to 127) of a unit.
 
-    weights: addresses of `count` FP32, one of each query, a tuple. sizes: address of as many. out: addresses of 16
-    bytes a block; behind `count` are zeros. What rounding takes from a token goes to the 16th behind it.
+    The rounding error of a token is carried over to the token 16 places later.
+
+    Args:
+        weights: A tuple of addresses of `count` float32 values, one for each query.
+        sizes: Address of `count` float32 values.
+        count: Number of tokens.
+        blocks: Number of blocks of 16 tokens.
+        out: A tuple of addresses of 16 bytes for each block; bytes after `count` are zero.
+
+    Returns:
+        Three tuples: the units, the sums of the multiples, and the sums of the squares of the products.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -145,11 +155,18 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
 def add_values(
     typing_context: Any, out: Any, rows: Any, sums: Any, rests: Any, lines: Any, middle: Any, numbers: Any
 ) -> Any:
-    """out_j[c] += (2 sum_j[c] - middle x total_j) x unit_j / 2 + mass_j x rest[c], for 16 channels a line, and
-    squares_j += square_j.
+    """out_j[c] += (2 sum_j[c] - middle x total_j) x unit_j / 2 + mass_j x rest[c], for 16 channels a line.
 
-    out, sums: a tuple of addresses of FP32 and of int32, one of each query. rows: addresses of masses and of squares.
-    rests: address of FP32. middle: the largest code. numbers: (units, totals, squares), as `round_weights` has them.
+    It also adds square_j to squares_j.
+
+    Args:
+        out: A tuple of addresses of float32 sums, one for each query.
+        rows: Addresses of the masses and of the squares.
+        sums: A tuple of addresses of int32 sums, one for each query.
+        rests: Address of float32 values.
+        lines: Number of lines.
+        middle: The largest code.
+        numbers: (units, totals, squares) from `round_weights`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

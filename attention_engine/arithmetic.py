@@ -1,16 +1,16 @@
-"""The numbers behind a step: the kernels of methods, by name."""
+"""The kernels that compute the values of a step, by name."""
 
 from __future__ import annotations
 
 from attention_engine.coarse import attend_coarse, score
 from attention_engine.kernels import approximate, attend, exact
 from attention_engine.refined import attend_refined
-from attention_engine.select import best_tokens, cover, top_channels, top_mass, top_pages, weigh
+from attention_engine.select import best_tokens, selected_mass, softmax_scores, top_channels, top_mass, top_pages
 from attention_engine.spend import weigh_pages
 
 
 class Arithmetic:
-    """The numbers behind a step. A simulation that only counts and times puts others in their place."""
+    """The kernels that compute the values of a step. A timing-only simulation replaces them with stubs."""
 
     top_channels = staticmethod(top_channels)
     approximate = staticmethod(approximate)
@@ -20,8 +20,8 @@ class Arithmetic:
     attend_coarse = staticmethod(attend_coarse)
     score = staticmethod(score)
     weigh_pages = staticmethod(weigh_pages)
-    weigh = staticmethod(weigh)
+    softmax_scores = staticmethod(softmax_scores)
     best_tokens = staticmethod(best_tokens)
     top_pages = staticmethod(top_pages)
     top_mass = staticmethod(top_mass)
-    cover = staticmethod(cover)
+    selected_mass = staticmethod(selected_mass)

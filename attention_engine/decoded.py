@@ -1,6 +1,6 @@
-"""Views of pages whose codec has no compiled loops: pages are decoded to scratch, which the kernels then read.
+"""Views of pages whose codec has no compiled kernels: the pages are decoded to scratch memory for the kernels.
 
-Only pages of a selection are decoded: no others have been fetched.
+Only pages of a selection are decoded, because only these pages were fetched.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from csd_spec.view import UNMAPPED, gather_pages
 
 
 def has_loops(view: KvView) -> bool:
-    """Whether the kernels read rows of a view as they are stored."""
+    """Return whether the kernels can read the stored rows of a view without decoding."""
     return view.layout.rows.tag is not None
 
 
 def with_tokens(view: KvView, tokens: I32, counts: I64) -> KvView:
-    """A view whose pages of K and V are decoded.
+    """Return a view with decoded pages of keys and values.
 
     Args:
         view: Slots of N streams.
-        tokens: Tokens that will be read, (N, k); the first counts[n] of row n are valid.
-        counts: Valid tokens per stream, (N,).
+        tokens: Tokens to read, (N, k); the first counts[n] of row n are valid.
+        counts: Valid tokens of each stream, (N,).
     """
     wanted = _groups_of(view, (row[:count] for row, count in zip(tokens, counts, strict=True)))
     n, d = view.layout.n, view.layout.head_dim
@@ -39,11 +39,11 @@ def with_tokens(view: KvView, tokens: I32, counts: I64) -> KvView:
 
 
 def with_channels(view: KvView, channels: I32) -> KvView:
-    """A view whose copy of K is decoded, and K itself for groups without pages of that copy.
+    """Return a view with a decoded copy of K, and with decoded K for groups that have no pages of the copy.
 
     Args:
         view: Slots of N streams.
-        channels: Channels that will be read, (N, r).
+        channels: Channels to read, (N, r).
     """
     form, streams = view.layout, len(channels)
     copied = view.e_slots != UNMAPPED
@@ -51,7 +51,7 @@ def with_channels(view: KvView, channels: I32) -> KvView:
     parts[np.arange(streams)[:, None], channels // form.m] = True
     wanted = copied & parts[:, :, None]
     e_slots = _numbered(wanted, 0)
-    e_slots[copied & ~wanted] = 0  # not read: but kernels see by a group's first page whether it has any
+    e_slots[copied & ~wanted] = 0  # not read, but kernels use the first page of a group to detect its copy
     lengths = enumerate(view.seq_lens.tolist())
     rest = _groups_of(view, (np.flatnonzero(~copied[n, 0, np.arange(tokens) // form.T]) for n, tokens in lengths))
     runs = _decoded(view, view.e_slots[wanted], form.m, form.T)
@@ -60,7 +60,7 @@ def with_channels(view: KvView, channels: I32) -> KvView:
 
 
 def _groups_of(view: KvView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Token groups (N, groups) that hold tokens of each stream."""
+    """Return the token groups (N, groups) that contain the tokens of each stream."""
     groups = np.zeros(view.k_slots.shape, bool)
     for mine, each in zip(groups, tokens, strict=True):
         mine[each // view.layout.n] = True
@@ -68,7 +68,7 @@ def _groups_of(view: KvView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_
 
 
 def _decoded(view: KvView, slots: U32, vectors: int, values: int) -> U16:
-    """Pages (P, vectors x values) of slots (P,), which hold encoded vectors."""
+    """Return decoded pages (P, vectors x values) of slots (P,) with encoded vectors."""
     codec = view.layout.rows
     size = codec.row_bytes(values)
     encoded = gather_pages(view.banks, slots, vectors * size).reshape(-1, vectors, size)
@@ -76,14 +76,14 @@ def _decoded(view: KvView, slots: U32, vectors: int, values: int) -> U16:
 
 
 def _numbered(wanted: NDArray[np.bool_], first: int) -> U32:
-    """Slots that count the pages that are wanted, in order."""
+    """Return slots with consecutive numbers for the wanted pages."""
     slots = np.full(wanted.shape, UNMAPPED)
     slots[wanted] = np.arange(first, first + np.count_nonzero(wanted))
     return slots
 
 
 def _on_scratch(view: KvView, first: U16, second: U16) -> KvView:
-    """A view of two kinds of decoded pages that follow each other in one scratch bank."""
+    """Return a view of two types of decoded pages in one scratch bank, one after the other."""
     pages = np.empty((len(first) + len(second), max(first.shape[1], second.shape[1])), np.uint16)
     pages[: len(first), : first.shape[1]] = first
     pages[len(first) :, : second.shape[1]] = second

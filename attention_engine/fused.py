@@ -1,5 +1,8 @@
-"""Dense attention of a decode step from FP16 to FP16, or BF16, for compiled code to call: what `methods/dense.py` and
-the values on its way in and out come to, bit by bit. bf16: True or None, as in `values`."""
+"""Dense attention of one decode step from FP16 or BF16 input to output, for calls from compiled code.
+
+The result equals `methods/dense.py` and its input and output conversions bit for bit. bf16 is True or None, as in
+`values`.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,29 @@ from attention_engine.kernels import _place as place_of
 from attention_engine.values import _add_rows, _all_finite, _to_half, _widen
 from csd_io.compiled import njit
 
-__all__ = ["attend_all", "finite", "place_of"]
+__all__ = ["attend_dense", "finite", "place_of"]
 
 
 @njit(cache=True, nogil=True)
 def finite(q, k, v, bf16):  # type: ignore[no-untyped-def]
-    """Whether bits of values hold neither infinity nor NaN."""
+    """Return whether the bits of q, k and v represent neither infinity nor NaN."""
     return _all_finite(q, bf16) and _all_finite(k, bf16) and _all_finite(v, bf16)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def attend_all(q, v, bf16, counts, tokens, places, sums, out, rows):  # type: ignore[no-untyped-def]
-    """Attention over all counts (N,) tokens of each stream; whether 2 bytes hold it.
+def attend_dense(q, v, bf16, counts, tokens, places, sums, out, rows):  # type: ignore[no-untyped-def]
+    """Compute attention over all counts (N,) tokens of each stream; return whether the output fits in 2 bytes.
 
-    q (B, H, G, d), v (B, H, d), the V of the last tokens, and `out` (B, H, G, d) are bits of values. sums (N, d) get v.
-    tokens: as many as there may be, for each stream, (N, S). places: `place_of` the view, slots of K and of V, tokens
-    of a page. rows (B, H, G, 2): see `kernels.attend`.
+    Args:
+        q: Queries (B, H, G, d) as bits.
+        v: Values (B, H, d) of the last tokens as bits.
+        bf16: True for BF16, None for FP16.
+        counts: Tokens of each stream, (N,).
+        tokens: Token numbers of each stream, (N, S).
+        places: `place_of` the view, slots of K, slots of V, and tokens of a page.
+        sums: Sums of V (N, d); v is added in place.
+        out: Output (B, H, G, d) as bits.
+        rows: Output (B, H, G, 2); see `kernels.attend`.
     """
     streams, d = sums.shape
     place, k_slots, v_slots, n = places

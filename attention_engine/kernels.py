@@ -1,13 +1,13 @@
-"""Kernels over pages where they lie: FP16 in, FP32 accumulate, no copy of K or V.
+"""Kernels that read pages in place: FP16 input, float32 accumulation, no copy of the keys and values.
 
-Streams N = sequences x KV heads, G query heads share a stream, d channels, S tokens; see `csd_spec.KvView`. A loaded
-row serves all G queries while it is in the first cache. Rows are asked for a block ahead: pages of one head lie
-anywhere, and no hardware foresees the next.
+There are N = sequences x KV heads streams, G query heads for each stream, d channels and S tokens; see
+`csd_spec.KvView`. A loaded row serves all G queries while it is in the L1 cache. Rows are prefetched one block in
+advance, because the pages of a head are scattered and a hardware prefetcher cannot predict the next one.
 
-Order of arithmetic, the same for any number of threads and on any machine. Approximate logits add channels in
-ascending order, one fused multiply-add each. Exact logits add as `_rows.dot` says. Attention takes tokens in ascending
-order, BLOCK at a time, with an online softmax (a running maximum; sums shrink when it grows). Nothing that was not
-selected is ever loaded into an arithmetic unit: that is the NFC filter.
+The order of arithmetic is the same for any number of threads and on all machines. Approximate logits add channels in
+ascending order, one fused multiply-add each. For the order of exact logits, see `_rows.dot`. Attention processes tokens
+in ascending order, BLOCK at a time, with an online softmax (a running maximum; sums are rescaled when it grows). No
+unselected value is ever loaded into an arithmetic unit; this is the function of the NFC filter.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from attention_engine._rows import (
     add_many,
     add_scaled,
     add_value,
-    ask,
-    bare,
     dot,
     dots_into,
+    prefetch,
+    untagged_address,
 )
 from attention_engine.decoded import has_loops, with_channels, with_tokens
-from attention_engine.terms import bend
+from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
-Chosen = tuple[I32, I64]  # tokens (N, k), of which counts (N,) are used
+TokenSelection = tuple[I32, I64]  # tokens (N, k) and valid tokens of each stream (N,)
 BLOCK = 16  # tokens of an online softmax step
-AHEAD = 40  # tokens whose rows are asked for in advance
-RING = 64  # tokens whose addresses are known; a power of two, at least BLOCK + AHEAD
+PREFETCH_DISTANCE = 40  # distance in tokens between a prefetched row and the current row
+RING = 64  # tokens with computed addresses; a power of two, at least BLOCK + PREFETCH_DISTANCE
 LAST = RING - 1
 
 
 @njit(inline="always")
 def _page(place, slot):  # type: ignore[no-untyped-def]
-    """Address of a slot's page. place: addresses of both banks, bytes of a page and of a row."""
+    """Return the address of the page of a slot. place: addresses of both banks, bytes of a page, bytes of a row."""
     flash, dram, page_bytes, _ = place
     base = dram if slot >> np.uint32(BANK_SHIFT) else flash
     return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * page_bytes
@@ -53,7 +53,7 @@ def _page(place, slot):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _eight(ring, first):  # type: ignore[no-untyped-def]
-    """Eight addresses of a ring, from one on that eight divides."""
+    """Return eight addresses of a ring from index `first`, a multiple of eight."""
     at = first & LAST
     return ring[at], ring[at + 1], ring[at + 2], ring[at + 3], ring[at + 4], ring[at + 5], ring[at + 6], ring[at + 7]
 
@@ -62,9 +62,9 @@ def _eight(ring, first):  # type: ignore[no-untyped-def]
 def _locate(  # type: ignore[no-untyped-def]
     place, k_slots, v_slots, tokens, stream, start, end, n, row_bytes, keys, values
 ):
-    """Addresses of the rows of K and V of tokens[stream, start:end], ascending, into two rings.
+    """Write the addresses of the rows of keys and values of tokens[stream, start:end], ascending, to two rings.
 
-    Behind the last of all a ring still holds what was there before, or nothing. That is good enough to ask for.
+    Entries after the last token keep their previous, possibly uninitialized value. They are used for prefetches only.
     """
     first = k_page = v_page = np.uint64(0)
     for i in range(start, end):
@@ -80,9 +80,9 @@ def _locate(  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _rescale(row, size, tops, totals, query, out_row):  # type: ignore[no-untyped-def]
-    """Online softmax: turn a block's `size` logits, at address `row`, into weights under the maximum so far.
+    """Update the online softmax: convert the `size` logits of a block at `row` to weights under the new maximum.
 
-    Where the block raises the maximum, the sums of weights and of V from before shrink to it.
+    If the block raises the maximum, the previous sums of weights and of V are rescaled.
     """
     top = max(tops[query], largest(row, size))
     if top > tops[query]:
@@ -95,8 +95,8 @@ def _rescale(row, size, tops, totals, query, out_row):  # type: ignore[no-untype
 
 
 @njit(inline="always")
-def _mix(sums, total, share, v_mean):  # type: ignore[no-untyped-def]
-    """The output: sums over their total for its share of the weight, the mean of V for the rest."""
+def _blend_v_mean(sums, total, share, v_mean):  # type: ignore[no-untyped-def]
+    """Compute the output: sums over their total for the share of their weight, the mean of V for the rest."""
     for channel in range(sums.size):
         sums[channel] *= share / total
         if share < 1:
@@ -105,21 +105,21 @@ def _mix(sums, total, share, v_mean):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _weight(total, share):  # type: ignore[no-untyped-def]
-    """Of a row's weights under its maximum, the sum that the output stands for; 0 where a share of almost nothing
-    leaves FP32 no number for it."""
+    """Return the sum of weights, relative to the maximum, that the output represents; 0 if it exceeds float32."""
     weight = total / share
     return weight if weight < np.inf else np.float32(0)
 
 
 @njit(inline="always")
 def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[no-untyped-def]
-    """Logits of a block's tokens into weights (queries, BLOCK), -inf behind the last. q_at: address of q (queries, d).
+    """Compute the logits of a block into weights (queries, BLOCK), -inf after the last token.
 
-    Two queries at a time, for which a row is widened once; rows AHEAD are asked for.
+    q_at is the address of q (queries, d). Each widened row serves two queries. The loop also prefetches rows
+    PREFETCH_DISTANCE tokens in advance.
     """
     queries, each, out, row = weights.shape[0], np.uint64(4 * d), np.uint64(weights.ctypes.data), np.uint64(4 * BLOCK)
     for i in range(0, count - 7, 8):
-        ask(_eight(keys, start + i + AHEAD), 2 * d)
+        prefetch(_eight(keys, start + i + PREFETCH_DISTANCE), 2 * d)
         some, at = _eight(keys, start + i), out + np.uint64(4 * i)
         q = q_at
         for _ in range(queries // 2):
@@ -136,11 +136,11 @@ def _block_logits(keys, start, count, q_at, scale, d, weights):  # type: ignore[
 
 @njit(inline="always")
 def _block_values(values, start, count, sums_at, d, weights):  # type: ignore[no-untyped-def]
-    """Add a block's rows of V by their weights to sums (queries, d) at an address, as `_block_logits` goes."""
+    """Add the weighted rows of V of a block to sums (queries, d) at an address, in the order of `_block_logits`."""
     queries, each, of, row = weights.shape[0], np.uint64(4 * d), np.uint64(weights.ctypes.data), np.uint64(4 * BLOCK)
-    rows = np.uint64(values.ctypes.data) + np.uint64(8 * (start & LAST))  # a ring holds whole blocks
+    rows = np.uint64(values.ctypes.data) + np.uint64(8 * (start & LAST))  # a ring contains full blocks
     for i in range(0, count - 7, 8):
-        ask(_eight(values, start + i + AHEAD), 2 * d)
+        prefetch(_eight(values, start + i + PREFETCH_DISTANCE), 2 * d)
     sums = sums_at
     for _ in range(queries // 2):
         add_many((sums, sums + each), (of, of + row), rows, count, d)
@@ -151,13 +151,13 @@ def _block_values(values, start, count, sums_at, d, weights):  # type: ignore[no
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend(  # type: ignore[no-untyped-def]
-    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, bends, out, rows
+    begin, end, place, k_slots, v_slots, n, q, tokens, counts, alpha, v_mean, logit_terms, out, rows
 ):
-    """Attention of streams [begin, end) over their selected tokens, BLOCK at a time; arguments as in `attend`.
+    """Compute attention of streams [begin, end) over their selected tokens, BLOCK at a time; see `attend`.
 
-    Of each block: the addresses of the rows AHEAD, logits of eight rows at a time for two queries (those that are left
-    one by one, and -inf behind the last), the softmax, then V for two queries, whose sums stay in registers. In the end
-    the sums are divided, the mean of V takes the share 1 - alpha, and `rows` get m and l.
+    For each block: addresses of the rows to prefetch, logits of eight rows at a time for two queries (remaining rows
+    one at a time, and -inf after the last), softmax, then V for two queries with sums in registers. At the end, the
+    sums are divided, the mean of V gets the share 1 - alpha, and m and l are written to `rows`.
     """
     _, queries, d = q.shape
     scale, row_bytes = np.float32(1 / math.sqrt(d)), place[3]
@@ -169,21 +169,23 @@ def _attend(  # type: ignore[no-untyped-def]
         length = counts[stream]
         tops[:], totals[:] = -np.inf, 0
         out[stream] = 0
-        known = min(length, AHEAD)
+        known = min(length, PREFETCH_DISTANCE)
         _locate(place, k_slots, v_slots, tokens, stream, 0, known, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
             count = min(BLOCK, length - start)
-            last, known = known, min(length, start + BLOCK + AHEAD)
+            last, known = known, min(length, start + BLOCK + PREFETCH_DISTANCE)
             _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
             _block_logits(keys, start, count, np.uint64(q_at + stream * queries * each), scale, d, weights)
             for query in range(queries):
-                if bends is not None:
-                    bend(weights[query], bends[stream, query], tokens[stream, start : start + count])
+                if logit_terms is not None:
+                    apply_cap_and_bias(
+                        weights[query], logit_terms[stream, query], tokens[stream, start : start + count]
+                    )
                 row = np.uint64(weights_at + 4 * BLOCK * query)
                 _rescale(row, BLOCK, tops, totals, query, out[stream, query])
             _block_values(values, start, count, np.uint64(sums_at + stream * queries * each), d, weights)
         for query in range(queries):
-            _mix(out[stream, query], totals[query], alpha[stream, query], v_mean[stream])
+            _blend_v_mean(out[stream, query], totals[query], alpha[stream, query], v_mean[stream])
             rows[stream, query, 0] = tops[query]
             rows[stream, query, 1] = _weight(totals[query], alpha[stream, query])
 
@@ -205,7 +207,7 @@ def _score_runs(place, e_slots, stream, group, m, run_bytes, chosen, weights, su
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  # type: ignore[no-untyped-def]
-    """The same for codes of few bits, but for what the least values add to every sum, which is returned."""
+    """Add weights[i] * code of chosen channel i to the sums; return the sum of the minimums, to add to each sum."""
     m, _, _, bits, scale_bytes, run_bytes = form
     ones = np.ones(1, np.float32)
     one, offset = np.uint64(ones.ctypes.data), np.float32(0)
@@ -214,7 +216,7 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
         scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
         weight = weights[i] * dot(one, scale_at, 1)
         offset += weights[i] * dot(one, least_at, 1)
-        codes = bare(page) + np.uint64(scale_bytes + row * run_bytes)
+        codes = untagged_address(page) + np.uint64(scale_bytes + row * run_bytes)
         for part in range(8 // bits):
             add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
     return offset
@@ -222,7 +224,7 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score_rows(place, k_slots, stream, first, n, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
-    """The same from the token pages of K, where a group has no embedding pages."""
+    """Add weights[i] * chosen channel i of `count` rows of K to the sums, for a group without embedding pages."""
     for t in range(count):
         row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n) * place[3]
         for i in range(weights.size):
@@ -231,12 +233,12 @@ def _score_rows(place, k_slots, stream, first, n, chosen, weights, sums, count):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channels, out):  # type: ignore[no-untyped-def]
-    """Logits of streams [begin, end) from the chosen channels; arguments as in `approximate`.
+    """Compute logits of streams [begin, end) from the chosen channels; for the arguments, see `approximate`.
 
-    form: m, T, n, bits, bytes of scales and of a run of the layout. A query's weights are its chosen channels over
-    sqrt(d x the share of |q| that they are), so that logits have the scale of exact ones; a query without any of that
-    share has logits of 0. A group is scored by what it has: runs of FP16, codes with scales, or, without embedding
-    pages, the rows of K.
+    form: m, T, n, bits, bytes of scales and bytes of a run of the layout. The weights of a query are its chosen
+    channels over sqrt(d x their share of |q|), so that logits have the scale of exact logits. If the share is 0, the
+    logits are 0. The data of a group decide how it is scored: FP16 runs, codes with scales or, without embedding pages,
+    rows of K.
     """
     _, queries, d = q.shape
     m, T, n, bits, _, run_bytes = form
@@ -284,7 +286,7 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
 
 
 def _place(view: KvView) -> tuple[np.uint64, ...]:
-    """Addresses of both banks, which say what rows are of, and the bytes of a page and of a row."""
+    """Return the tagged addresses of both banks, and the bytes of a page and of a row."""
     banks, place = view.kept.get("place", (None, None))
     if banks is not view.banks:
         flash, dram = view.banks
@@ -295,12 +297,12 @@ def _place(view: KvView) -> tuple[np.uint64, ...]:
         first, second = (bank.__array_interface__["data"][0] | tag << TAG_SHIFT for bank in view.banks)
         place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1]), np.uint64(view.layout.row_bytes)
         view.kept["place"] = view.banks, place
-    return place  # type: ignore[no-any-return]  # what is kept has no type
+    return place  # type: ignore[no-any-return]  # `kept` is untyped
 
 
 @njit(cache=True, nogil=True)
 def _fault(tokens, counts, seq_lens):  # type: ignore[no-untyped-def]
-    """What is wrong with a selection: 0 nothing, 1 its counts, 2 its last tokens."""
+    """Return the error of a selection: 0 no error, 1 wrong counts, 2 token out of range."""
     for stream in range(counts.size):
         count = counts[stream]
         if count < 0 or count > tokens.shape[1]:
@@ -311,7 +313,7 @@ def _fault(tokens, counts, seq_lens):  # type: ignore[no-untyped-def]
 
 
 def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
-    """Kernels follow addresses: a token that is not there would be read from anywhere."""
+    """Check the selection. Kernels use unchecked addresses, so a wrong token would read arbitrary memory."""
     streams = view.seq_lens.size
     assert tokens.shape[0] == counts.size == streams, f"a selection of {tokens.shape[0]} streams, there are {streams}"
     fault = _fault(tokens, counts, view.seq_lens)
@@ -320,10 +322,16 @@ def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
 
 
 def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
-    """Logits from selected channels of embedding-indexed K (Algorithm 1, steps 2 to 4).
+    """Compute logits from selected channels of the embedding-indexed copy of K (Algorithm 1, steps 2 to 4).
 
-    q: (N, G, d) float32; channels: (N, r) ascending. Returns (N, G, max S) float32; beyond a stream's length
-    undefined.
+    Args:
+        view: Slots of N streams.
+        q: Queries, (N, G, d) float32.
+        channels: Selected channels, (N, r), ascending.
+        threads: Number of threads for the streams.
+
+    Returns:
+        Logits, (N, G, max S) float32; undefined after the end of a stream.
     """
     assert channels.shape[0] == view.seq_lens.size and 0 <= channels.min() <= channels.max() < q.shape[2]
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
@@ -336,7 +344,7 @@ def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
 
 
 def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
-    """Logits of tokens (N, k), of which counts (N,) are used, from their whole rows of K; -inf behind them.
+    """Compute logits of tokens (N, k) from their full rows of K; counts (N,) of them are valid, -inf follows.
 
     q: (N, G, d) float32. Returns (N, G, k) float32.
     """
@@ -349,14 +357,28 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
 
 
 def attend(
-    view: KvView, q: F32, chosen: Chosen, alpha: F32, v_mean: F32, bends: F32 | None = None, threads: int = 1
+    view: KvView,
+    q: F32,
+    chosen: TokenSelection,
+    alpha: F32,
+    v_mean: F32,
+    logit_terms: F32 | None = None,
+    threads: int = 1,
 ) -> tuple[F32, F32]:
-    """Softmax attention over selected tokens, mixed with the mean of V by the weight they miss (steps 8 to 11).
+    """Compute softmax attention over selected tokens; the mean of V represents the missing weight (steps 8 to 11).
 
-    q: (N, G, d) float32; chosen: tokens (N, k) ascending, of which counts (N,) are used; alpha: (N, G); v_mean: (N, d),
-    read where alpha < 1; bends: see `Terms`. Returns the output (N, G, d) float32, and rows (N, G, 2) float32: m, the
-    largest logit, and l, the sum of e^(logit - m) over alpha; l = 0 where that is beyond FP32, and of no tokens m is
-    -inf and l = 0.
+    Args:
+        view: Slots of N streams.
+        q: Queries, (N, G, d) float32.
+        chosen: Tokens (N, k), ascending, and valid tokens of each stream (N,).
+        alpha: Share of the weight of the selected tokens, (N, G).
+        v_mean: Mean of V, (N, d); used only if alpha < 1.
+        logit_terms: See `LogitTerms`.
+        threads: Number of threads for the streams.
+
+    Returns:
+        The output (N, G, d) float32, and rows (N, G, 2) float32: m, the largest logit, and l, the sum of e^(logit - m)
+        over alpha. l is 0 if it exceeds float32; without tokens, m is -inf and l is 0.
     """
     _check_selection(view, *chosen)
     view = view if has_loops(view) else with_tokens(view, *chosen)
@@ -364,6 +386,6 @@ def attend(
     out: F32 = np.empty(q.shape, np.float32)
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     slots = view.k_slots, view.v_slots, np.uint64(view.layout.n)
-    arguments = _place(view), *slots, np.ascontiguousarray(q), *chosen, alpha, v_mean, bends, out, rows
+    arguments = _place(view), *slots, np.ascontiguousarray(q), *chosen, alpha, v_mean, logit_terms, out, rows
     over_streams(_attend, threads, q.shape[0], arguments)
     return out, rows

@@ -1,4 +1,4 @@
-"""What a step needs to know of pages: where a selection lies, and what of it is wanted."""
+"""Page interface for a step: the pages of a selection and their useful bytes."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from csd_spec.arrays import I32, I64, U32, Bools
 
 
 class Plan(Protocol):
-    """Pages behind a selection, stream by stream; what a page number means is not known here."""
+    """Pages of a selection, ordered by stream. Page numbers are opaque here."""
 
     @property
     def useful(self) -> I64:
-        """Bytes (P,) of each page that are wanted."""
+        """Return the useful bytes (P,) of each page."""
         ...
 
     @property
     def nbytes(self) -> I64:
-        """Bytes (P,) of each page that cross the channel."""
+        """Return the bytes (P,) of each page that cross the channel."""
         ...
 
     @property
     def ends(self) -> I64:
-        """Pages (N,) up to the last of each stream."""
+        """Return the index (N,) after the last page of each stream."""
         ...
 
 
 class Pages(Protocol):
-    """Where a selection lies."""
+    """Page lookup for selections."""
 
     def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> Plan:
-        """Pages of K or V with tokens (N, k), of which counts (N,) are used."""
+        """Return the pages of K or V with tokens (N, k); counts (N,) of them are valid."""
         ...
 
     def embedding_pages(self, view: KvView, channels: I32) -> Plan:
-        """Pages with channels (N, r) of K."""
+        """Return the pages with channels (N, r) of K."""
         ...
 
     def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> Plan:
-        """Pages with K and V in 8 bits of tokens (N, k), of which counts (N,) are used."""
+        """Return the 8-bit pages of keys and values of tokens (N, k); counts (N,) of them are valid."""
         ...
 
     def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> Plan:
-        """Pages of the map `scores` or `values`, all where no groups (N, groups) are named."""
+        """Return the pages of the map `scores` or `values`: those of groups (N, groups), by default all."""
         ...
 
     def table_pages(self, nbytes: I64) -> Plan:
-        """Pages of a table of nbytes (N,)."""
+        """Return the pages of a table of nbytes (N,)."""
         ...

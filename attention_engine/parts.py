@@ -1,7 +1,7 @@
-"""A row attended in parts, in several drives or places, becomes one again.
+"""Merges a row of attention that was computed in parts, on several drives or locations.
 
-A row is one query head's attention over its tokens. Its parts are merged by log-sum-exp, as FlashAttention (arXiv
-2205.14135) does with blocks of K and V, and Flash-Decoding with splits of a sequence.
+A row is the attention of one query head over its tokens. Parts are merged by log-sum-exp, as in FlashAttention (arXiv
+2205.14135) for blocks of keys and values, and in Flash-Decoding for splits of a sequence.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from csd_spec.arrays import F32
 
 
 def merge(outputs: Sequence[F32], rows: Sequence[F32]) -> tuple[F32, F32]:
-    """Attention over the tokens of all parts: its output (..., d) float32, and its rows (..., 2) float32.
+    """Merge parts to the attention over all tokens.
 
-    outputs: of each part the attention output (..., d) over its own tokens. rows: of each part (..., 2), m and l of
-    each output: l * e^m is the softmax weight of all that it stands for; m is -inf where it stands for no token, and
-    then the output is not looked at. What is returned can be merged again. One part comes back with the same bits; of
-    parts without a token come zeros. Raises ValueError for shapes that do not fit, for numbers that are no weights, and
-    where l is 0 under a finite m: a weight that is not known, as what comes of more than FP32 holds is not.
+    One part is returned with the same bits. The result can be merged again. If no part has tokens, the result is zero.
+
+    Args:
+        outputs: Attention output of each part over its own tokens, (..., d).
+        rows: m and l of each output, (..., 2). l * e^m is the softmax weight of the tokens of the part. m is -inf if
+            the part has no tokens; its output is then ignored.
+
+    Returns:
+        The output (..., d) float32 and its rows (..., 2) float32.
+
+    Raises:
+        ValueError: Shapes do not match, a row is not a valid weight, or l is 0 and m is finite: the weight is unknown
+            because it exceeds float32.
     """
     if not len(outputs) or len(outputs) != len(rows):
         raise ValueError(f"{len(outputs)} outputs and {len(rows)} rows: one for each of one or more parts is needed")
@@ -39,13 +47,13 @@ def merge(outputs: Sequence[F32], rows: Sequence[F32]) -> tuple[F32, F32]:
 
 
 def _check(number: int, output: F32, part: F32, shape: tuple[int, ...]) -> None:
-    """Raise ValueError where a part cannot be merged."""
+    """Raise ValueError if a part cannot be merged."""
     if np.shape(output) != shape or np.shape(part) != (*shape[:-1], 2):
         raise ValueError(f"part {number}: output {np.shape(output)} and rows {np.shape(part)}, part 0 has {shape}")
     m, l = np.moveaxis(part, -1, 0)  # noqa: E741 - the names of the interface
     empty = np.isneginf(m)
     if not (empty | (np.isfinite(m) & np.isfinite(l) & (l >= 0))).all():
-        raise ValueError(f"part {number}: its rows hold what is no logit, or no weight")
+        raise ValueError(f"part {number}: rows: m must be a finite logit or -inf, l a finite weight of at least 0")
     unknown = int((~empty & (l == 0)).sum())
     if unknown:
         raise ValueError(f"part {number}: the softmax weight of {unknown} of {m.size} rows is not known (l = 0)")

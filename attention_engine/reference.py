@@ -1,7 +1,7 @@
-"""Algorithm 1 in float64, written straight from the paper: what every kernel is measured against.
+"""Float64 implementation of Algorithm 1 from the paper: the reference for all kernels.
 
-terms (G, 4), where they are given, are what a model does with logits besides: scale, cap, sink and slope of each query,
-as `csd_spec.Attend` has them. tokens are numbers of rows of K, all where none are given; length is of the sequence.
+terms (G, 4), if given, are the logit terms of the model: scale, cap, sink and slope of each query, as in
+`csd_spec.Attend`. tokens are row numbers of K, by default all; length is the length of the sequence.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def _softmax(x: F64) -> F64:
 
 
 def _argtopk(x: F64, k: int) -> I64:
-    """Indices of the k largest, lowest index first among equals, ascending."""
+    """Return the indices of the k largest values, ascending; of equal values, the lowest index wins."""
     return np.sort(np.argsort(-x, kind="stable")[:k])
 
 
-def bent(logits: F64, terms: F64 | None, tokens: I64, length: int) -> F64:
-    """Logits (G, k) of tokens (k,) under the scale 1, which become those that the model takes the softmax of."""
+def apply_logit_terms_reference(logits: F64, terms: F64 | None, tokens: I64, length: int) -> F64:
+    """Apply cap and slope to logits (G, k) of tokens (k,), already multiplied by the scale."""
     if terms is None:
         return logits
     cap, slope = terms[:, 1:2], terms[:, 3:4]
@@ -36,8 +36,8 @@ def _scale(terms: F64 | None, d: int) -> F64 | float:
     return 1 / np.sqrt(d) if terms is None else terms[:, :1]
 
 
-def _not_sunk(m: F64, total: F64, terms: F64 | None) -> F64:
-    """Of a softmax with largest logit m and sum total of e^(logit - m), each (G,), the share that is not the sink's."""
+def _share_without_sink(m: F64, total: F64, terms: F64 | None) -> F64:
+    """Return the share of the softmax weight without the sink, for the largest logit m and the total, each (G,)."""
     if terms is None:
         return np.ones_like(m)
     share: F64 = 1 / (1 + np.exp(terms[:, 2] - m - np.log(total)))
@@ -45,10 +45,10 @@ def _not_sunk(m: F64, total: F64, terms: F64 | None) -> F64:
 
 
 def dense(q: F64, K: F64, V: F64, terms: F64 | None = None) -> F64:
-    """softmax(q K^T / sqrt(d)) V for q (G, d), K and V (S, d)."""
-    logits = bent(_scale(terms, q.shape[1]) * (q @ K.T), terms, np.arange(len(K)), len(K))
+    """Return softmax(q K^T / sqrt(d)) V for q (G, d), K and V (S, d)."""
+    logits = apply_logit_terms_reference(_scale(terms, q.shape[1]) * (q @ K.T), terms, np.arange(len(K)), len(K))
     m, total = _rows(logits).T
-    out: F64 = _softmax(logits) @ V * _not_sunk(m, total, terms)[:, None]
+    out: F64 = _softmax(logits) @ V * _share_without_sink(m, total, terms)[:, None]
     return out
 
 
@@ -58,19 +58,19 @@ def _rows(logits: F64) -> F64:
 
 
 def dense_rows(q: F64, K: F64) -> F64:
-    """The largest logit m of each query, and the sum l of e^(logit - m), (G, 2), for q (G, d) and K (S, d)."""
+    """Return the largest logit m and the sum l of e^(logit - m) of each query, (G, 2), for q (G, d) and K (S, d)."""
     return _rows(q @ K.T / np.sqrt(q.shape[1]))
 
 
 def token_scores(q: F64, K: F64, r: int, terms: F64 | None = None) -> F64:
-    """Steps 1 to 5 without the mask: the sum over queries of approximate weights, (S,), as a logarithm.
+    """Return the logarithm of the sum of approximate weights over queries, (S,): steps 1 to 5 without the mask.
 
-    Far from the top even float64 has no weights left; their logarithms keep their order.
+    Small weights underflow even in float64; their logarithms preserve the order.
     """
     logits = _approximate_logits(q, K, _top_channels(q, r), terms)
     below = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     m, total = _rows(logits).T
-    below += np.log(_not_sunk(m, total, terms))[:, None]
+    below += np.log(_share_without_sink(m, total, terms))[:, None]
     scores: F64 = np.logaddexp.reduce(below, axis=0)
     return scores
 
@@ -80,35 +80,35 @@ def _top_channels(q: F64, r: int) -> I64:
 
 
 def _approximate_logits(q: F64, K: F64, i: I64, terms: F64 | None = None) -> F64:
-    """SparQ divides by sqrt(d x the share of |q| in the chosen channels).
+    """Return the approximate logits. As in SparQ, the divisor is sqrt(d x the share of |q| in the chosen channels).
 
-    As that share goes to 0, q's chosen channels do so with it and faster than its root: logits go to 0. SparQ's
-    published code has 0 / 0 there.
+    If the share approaches 0, q in the chosen channels approaches 0 faster than its square root, so the logits approach
+    0. The published code of SparQ computes 0 / 0 in this case.
     """
     kept = np.abs(q[:, i]).sum(axis=1)
     share = np.divide(kept, np.abs(q).sum(axis=1), out=np.ones_like(kept), where=kept > 0)
     logits: F64 = _scale(terms, q.shape[1]) * (q[:, i] @ K[:, i].T) / np.sqrt(share)[:, None]
-    return bent(logits, terms, np.arange(len(K)), len(K))
+    return apply_logit_terms_reference(logits, terms, np.arange(len(K)), len(K))
 
 
 def sparf(q: F64, K: F64, V: F64, r: int, k: int, l: int, terms: F64 | None = None) -> tuple[F64, I64, I64]:  # noqa: E741 - the paper's name
-    """SparF for one KV head: output (G, d), selected channels (r,) and tokens (k,), both ascending."""
+    """Return SparF for one KV head: output (G, d), selected channels (r,) and tokens (k,), both ascending."""
     i, j, alpha = _selected(q, K, r, k, l, terms)
-    logits = bent(_scale(terms, q.shape[1]) * (q @ K[j].T), terms, j, len(K))
+    logits = apply_logit_terms_reference(_scale(terms, q.shape[1]) * (q @ K[j].T), terms, j, len(K))
     m, total = _rows(logits).T
     out = alpha * (_softmax(logits) @ V[j]) + (1 - alpha) * V.mean(axis=0)
-    return out * _not_sunk(m, total / alpha[:, 0], terms)[:, None], i, j
+    return out * _share_without_sink(m, total / alpha[:, 0], terms)[:, None], i, j
 
 
 def sparf_rows(q: F64, K: F64, r: int, k: int, l: int) -> F64:  # noqa: E741 - the paper's name
-    """`dense_rows` of the tokens that SparF selects, (G, 2), but l over alpha: with the weight of the others."""
+    """Return `dense_rows` of the tokens that SparF selects, (G, 2), with l divided by alpha for the other tokens."""
     _, j, alpha = _selected(q, K, r, k, l)
     m, total = dense_rows(q, K[j]).T
     return np.stack([m, total / alpha[:, 0]], axis=1)
 
 
 def _selected(q: F64, K: F64, r: int, k: int, l: int, terms: F64 | None = None) -> tuple[I64, I64, F64]:  # noqa: E741 - the paper's name
-    """Channels (r,), tokens (k,), and the share alpha (G, 1) of the approximate weight that these tokens have."""
+    """Return channels (r,), tokens (k,), and alpha (G, 1), the share of the approximate weight of these tokens."""
     S = K.shape[0]
     i = _top_channels(q, r)
     s_hat = _softmax(_approximate_logits(q, K, i, terms))

@@ -1,6 +1,6 @@
-"""Attention by K and V in 8 bits, in refined pages where they lie (`csd_spec.progressive`).
+"""Attention with 8-bit keys and values in refined pages (`csd_spec.progressive`).
 
-A run is tokens of one group that follow each other: rows of codes, or of FP16 or BF16 where the group is not full yet.
+A run is a range of adjacent tokens of one group: rows of codes, or FP16 or BF16 rows if the group is not full.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from attention_engine._exp import exp
 from attention_engine._lanes import squares_of
 from attention_engine._parallel import over_streams
-from attention_engine._rows import add_scaled, ask, bare, dot
+from attention_engine._rows import add_scaled, dot, prefetch, untagged_address
 from attention_engine._runs import add_code_run, dot_codes, powers_of
-from attention_engine.kernels import BLOCK, Chosen, _check_selection, _page, _place, _rescale
-from attention_engine.terms import bend
+from attention_engine.kernels import BLOCK, TokenSelection, _check_selection, _page, _place, _rescale
+from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
 from csd_spec import KvView
 from csd_spec.arrays import F32
@@ -24,35 +24,35 @@ from csd_spec.view import UNMAPPED
 
 
 @njit(inline="always")
-def _at(array):  # type: ignore[no-untyped-def]
-    """Its address."""
+def _address(array):  # type: ignore[no-untyped-def]
+    """Return the address of an array."""
     return np.uint64(array.ctypes.data)
 
 
 @njit(inline="always")
-def _four(at, stride):  # type: ignore[no-untyped-def]
-    """Addresses of four rows."""
+def _four_rows(at, stride):  # type: ignore[no-untyped-def]
+    """Return the addresses of four rows."""
     return at, at + stride, at + np.uint64(2) * stride, at + np.uint64(3) * stride
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _logits(q, scale, run, following, weights):  # type: ignore[no-untyped-def]
-    """Logits of a run's rows of K for q (G, d) into weights (G, ...), -inf behind them up to a multiple of BLOCK.
+    """Compute the logits of the K rows of a run for q (G, d) into weights (G, ...), padded with -inf to full BLOCKs.
 
-    run: address of its first row, how many there are, whether they are codes. following: address and bytes of what is
-    needed next, asked for meanwhile.
+    run: address of the first row, number of rows, and whether they are codes. following: address and bytes of the data
+    to prefetch.
     """
     (at, count, coded), (queries, d), each = run, q.shape, np.uint64(4 * q.shape[1])
     part, together = (following[1] + count - 1) // count, queries // 4 * 4 if coded else 0
     for i in range(count):
-        ask((following[0] + np.uint64(i * part),), part)
+        prefetch((following[0] + np.uint64(i * part),), part)
         row = at + np.uint64(i * d if coded else 2 * i * d)
         for first in range(0, together, 4):
-            some = dot_codes(_four(_at(q) + np.uint64(first) * each, each), row, d)
+            some = dot_codes(_four_rows(_address(q) + np.uint64(first) * each, each), row, d)
             for j in range(4):
                 weights[first + j, i] = scale * some[j]
         for query in range(together, queries):
-            one = _at(q) + np.uint64(query) * each
+            one = _address(q) + np.uint64(query) * each
             weights[query, i] = scale * (dot_codes((one,), row, d)[0] if coded else dot(one, row, d))
     for query in range(queries):
         for i in range(count, (count + BLOCK - 1) // BLOCK * BLOCK):
@@ -61,17 +61,21 @@ def _logits(q, scale, run, following, weights):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
-    """Add a run's rows of V, weighted, to sums (Q, d), each code times its channel's scale (d,). run: see `_logits`."""
+    """Add the weighted V rows of a run to sums (Q, d), with codes multiplied by scales (d,). run: see `_logits`."""
     (at, count, coded), (queries, d), first = run, sums.shape, 0
-    each, width, scales_at = np.uint64(4 * d), np.uint64(4 * weights.shape[1]), _at(scales)
+    each, width, scales_at = np.uint64(4 * d), np.uint64(4 * weights.shape[1]), _address(scales)
     while first < queries:
-        s, w, left = _at(sums) + np.uint64(first) * each, _at(weights) + np.uint64(first) * width, queries - first
+        s, w, left = (
+            _address(sums) + np.uint64(first) * each,
+            _address(weights) + np.uint64(first) * width,
+            queries - first,
+        )
         if not coded:
             for i in range(count):
                 add_scaled(s, (weights[first, i],), (at + np.uint64(2 * i * d),), d)
             first += 1
         elif left >= 4:
-            add_code_run(_four(s, each), _four(w, width), at, count, scales_at, d)
+            add_code_run(_four_rows(s, each), _four_rows(w, width), at, count, scales_at, d)
             first += 4
         else:
             add_code_run((s,), (w,), at, count, scales_at, d)
@@ -80,18 +84,20 @@ def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _open_run(place, pages, slots, tokens, form, part, scales):  # type: ignore[no-untyped-def]
-    """K (part 0) or V (the last part) of tokens [first, last) of one group as a run; scales (d,) become those of its
-    channels, 1 where tokens have one. form: tokens of a page, bytes before its rows, its parts, and tokens of one
-    buffer of a group that is not full."""
+    """Return K (part 0) or V (the last part) of tokens [first, last) of one group as a run.
+
+    scales (d,) is set to the channel scales, or to 1 if each token has a scale. form: tokens of a page, bytes before
+    its rows, its parts, and tokens of one buffer of an incomplete group.
+    """
     (first, last), d, (n, header, _, waiting) = tokens, scales.size, form
     group, row = first // n, first % n
     if pages[group] == UNMAPPED:
         scales[:] = 1
         slot = slots[group * ((n + waiting - 1) // waiting) + row // waiting]
         return _page(place, slot) + np.uint64(2 * (row % waiting) * d), last - first, False
-    at = bare(_page(place, pages[group]))
+    at = untagged_address(_page(place, pages[group]))
     if part == 0:
-        powers_of(_at(scales), at, d)
+        powers_of(_address(scales), at, d)
     else:
         scales[:] = 1
     return at + np.uint64(header + (part * n + row) * d), last - first, True
@@ -99,7 +105,7 @@ def _open_run(place, pages, slots, tokens, form, part, scales):  # type: ignore[
 
 @njit(cache=True, nogil=True)
 def _scale(q, scales, out):  # type: ignore[no-untyped-def]
-    """q (G, d) times scales (d,)."""
+    """Write q (G, d) times scales (d,) to `out`."""
     for query in range(q.shape[0]):
         for channel in range(q.shape[1]):
             out[query, channel] = q[query, channel] * scales[channel]
@@ -107,7 +113,7 @@ def _scale(q, scales, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def score_rows(place, k_slots, pages, form, q, tokens, out):  # type: ignore[no-untyped-def]
-    """Exact logits (G, S) of tokens [first, last) from their rows of K, in 8 bits or as they came."""
+    """Compute exact logits (G, S) of tokens [first, last) from their K rows, in 8 bits or unquantized."""
     (queries, d), (first, last), (n, _, _, waiting) = q.shape, tokens, form
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights = np.empty((queries, (n + BLOCK - 1) // BLOCK * BLOCK), np.float32)
@@ -122,7 +128,7 @@ def score_rows(place, k_slots, pages, form, q, tokens, out):  # type: ignore[no-
 
 @njit(inline="always")
 def _run_end(tokens, first, length, n, waiting):  # type: ignore[no-untyped-def]
-    """Where the tokens of one group that follow each other end, or of one buffer of it."""
+    """Return the end of the adjacent tokens of one group, or of one buffer of an incomplete group."""
     last = first + 1
     while last < length and tokens[last] == tokens[last - 1] + 1 and tokens[last] % n % waiting:
         last += 1
@@ -131,31 +137,31 @@ def _run_end(tokens, first, length, n, waiting):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _add_run(place, pages, slots, tokens, form, weights, scales, powers, sums, noise):  # type: ignore[no-untyped-def]
-    """Add V of tokens [first, last) of one group, weighted, to sums (G, d), and to noise (G,) the squares of what codes
-    are likely to miss of it: a step's square is 12 times its rounding's variance.
+    """Add weighted V of tokens [first, last) of one group to sums (G, d), and the expected squared error to noise (G,).
 
-    weights (G, ...) become those of codes. scales (d,) and powers (n,) are scratch.
+    The square of a quantization step is 12 times the variance of its rounding error. weights (G, ...) are converted to
+    weights of codes. scales (d,) and powers (n,) are scratch.
     """
     (first, last), (n, _, parts, _) = tokens, form
     run = _open_run(place, pages, slots, tokens, form, parts - 1, scales)
     if run[2]:
         if parts > 1:
-            at = bare(_page(place, pages[first // n])) + np.uint64(scales.size + first % n)
-            powers_of(_at(powers), at, last - first)
+            at = untagged_address(_page(place, pages[first // n])) + np.uint64(scales.size + first % n)
+            powers_of(_address(powers), at, last - first)
             for query in range(weights.shape[0]):
                 for i in range(last - first):
                     weights[query, i] *= powers[i]
-        each, row = squares_of(_at(scales), scales.size) / np.float32(12), np.uint64(4 * weights.shape[1])
+        each, row = squares_of(_address(scales), scales.size) / np.float32(12), np.uint64(4 * weights.shape[1])
         for query in range(weights.shape[0]):
-            noise[query] += squares_of(_at(weights) + np.uint64(query) * row, last - first) * each
+            noise[query] += squares_of(_address(weights) + np.uint64(query) * row, last - first) * each
     _add_values(sums, weights, run, scales)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, bends, out, rows, errors):  # type: ignore[no-untyped-def]
-    """Attention of streams [begin, end), a run at a time: K is scored for all queries, then V is added.
+def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, logit_terms, out, rows, errors):  # type: ignore[no-untyped-def]
+    """Compute attention of streams [begin, end), one run at a time: K is scored for all queries, then V is added.
 
-    The page of the run behind is asked for meanwhile.
+    The page of the next run is prefetched.
     """
     (_, queries, d), (n, _, _, waiting) = q.shape, form
     scale, width = np.float32(1 / math.sqrt(d)), (n + BLOCK - 1) // BLOCK * BLOCK
@@ -166,7 +172,7 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, be
         sums, missed = out[stream], errors[stream]
         tops[:], totals[:], sums[:], missed[:] = -np.inf, 0, 0, 0
         mine, groups, k_slots, v_slots = tokens[stream], pages[stream], slots[0][stream], slots[1][stream]
-        asking, length, first = q[stream], counts[stream], 0
+        queries_of_stream, length, first = q[stream], counts[stream], 0
         while first < length:
             last = _run_end(mine, first, length, n, waiting)
             behind = groups[mine[last] // n] if last < length else UNMAPPED
@@ -174,18 +180,20 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, be
             size = np.int64(place[2]) if behind != UNMAPPED else 0
             taken = mine[first], mine[first] + (last - first)
             run = _open_run(place, groups, k_slots, taken, form, 0, scales)
-            _scale(asking, scales, keys)
+            _scale(queries_of_stream, scales, keys)
             _logits(keys, scale, run, (following, size), weights)
             for query in range(queries):
-                if bends is not None:
-                    bend(weights[query], bends[stream, query], mine[first:last])
+                if logit_terms is not None:
+                    apply_cap_and_bias(weights[query], logit_terms[stream, query], mine[first:last])
                 before = tops[query]
-                _rescale(_at(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query])
+                _rescale(
+                    _address(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query]
+                )
                 missed[query] *= exp(np.float32(2) * (before - tops[query]))
             _add_run(place, groups, v_slots, taken, form, weights, scales, powers, sums, missed)
             first = last
         for query in range(queries):
-            size = np.sqrt(squares_of(_at(sums[query]), d))
+            size = np.sqrt(squares_of(_address(sums[query]), d))
             missed[query] = np.sqrt(missed[query]) / size if size > 0 else np.float32(0)
             for channel in range(d):
                 sums[query, channel] = sums[query, channel] / totals[query] if length else np.float32(0)
@@ -193,33 +201,34 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, be
 
 
 def progressive_form(view: KvView) -> Progressive:
-    """The form of the layout's pages; raises ValueError for a layout of one precision."""
+    """Return the form of the layout's pages; raises ValueError if the layout has one precision only."""
     form = view.layout.progressive
     if form is None:
-        raise ValueError("K and V are not kept in few bits in this layout: use one that does, such as progressive")
+        raise ValueError("layout: stores no low-bit keys and values: use such a layout, for example progressive")
     return form
 
 
 def run_form(form: Progressive) -> tuple[int, int, int, int]:
-    """What `_open_run` needs to know of it."""
+    """Return the parameters of a form for `_open_run`."""
     return form.n, form.refined_header, form.parts, form.waiting
 
 
 def attend_refined(
-    view: KvView, q: F32, chosen: Chosen, bends: F32 | None = None, threads: int = 1
+    view: KvView, q: F32, chosen: TokenSelection, logit_terms: F32 | None = None, threads: int = 1
 ) -> tuple[F32, F32, F32]:
-    """Attention over some tokens, by K and V in 8 bits where a group is full.
+    """Compute attention over some tokens, with 8-bit keys and values for full groups.
 
     Args:
-        view: Where K and V lie.
+        view: Pages of keys and values.
         q: Queries, (N, G, d) float32.
-        chosen: Tokens (N, k), ascending, of which counts (N,) are attended.
-        bends: What a model does with logits (`Terms.bends`).
-        threads: That share the streams.
+        chosen: Tokens (N, k), ascending, and valid tokens of each stream (N,).
+        logit_terms: Logit terms of the model (`LogitTerms.logit_terms`).
+        threads: Number of threads for the streams.
 
     Returns:
-        The output, (N, G, d) float32; m and l of each row, (N, G, 2) float32, where m is -inf for a stream that has
-        none; and what codes of V are likely to add to each output, as a share of its length, (N, G).
+        The output, (N, G, d) float32; m and l of each row, (N, G, 2) float32, with m = -inf for a stream without
+            tokens;
+        and the expected error of each output from codes of V, relative to its norm, (N, G).
     """
     form = progressive_form(view)
     _check_selection(view, *chosen)
@@ -227,6 +236,6 @@ def attend_refined(
     rows: F32 = np.empty((*q.shape[:2], 2), np.float32)
     errors: F32 = np.empty(q.shape[:2], np.float32)
     places = _place(view), view.maps["refined"][:, 0], (view.k_slots, view.v_slots), run_form(form)
-    arguments = *places, np.ascontiguousarray(q), *chosen, bends, out, rows, errors
+    arguments = *places, np.ascontiguousarray(q), *chosen, logit_terms, out, rows, errors
     over_streams(_attend_refined, threads, q.shape[0], arguments)
     return out, rows, errors

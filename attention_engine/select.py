@@ -1,4 +1,4 @@
-"""argtopk: which channels of q, and which tokens. Ties go to the lowest index, everywhere."""
+"""argtopk: selection of channels of q and of tokens. Among equal values, the lowest index always wins."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from csd_spec.arrays import F32, I32, I64
 
 _SHIFT = np.uint32(20)
 BINS = 1 << 12  # sign, exponent and three bits of the mantissa
-LEAST_KEPT = np.float32(1e-20)  # by a sink, so that a query's tokens keep their order
-WEIGHTLESS = np.float32(-80)  # from the top: e^-80 over any number of tokens still is an FP32 number
+MIN_SHARE_WITHOUT_SINK = np.float32(1e-20)  # lower bound next to a sink, so that the tokens of a query keep their order
+UNDERFLOW_LOGIT = np.float32(-80)  # relative to the top: e^-80 over any number of tokens is a float32
 
 
 class GroupScore(IntEnum):
-    """What a query group sums to rank tokens."""
+    """Quantity that a query group sums to rank tokens."""
 
     SOFTMAX = 0  # approximate attention weights (Algorithm 1)
     LOGITS = 1  # approximate logits (SparQ's reference implementation)
@@ -27,7 +27,7 @@ class GroupScore(IntEnum):
 
 @njit(cache=True, nogil=True)
 def _ordered(value):  # type: ignore[no-untyped-def]
-    """A uint32 that sorts as the FP32 value does; -0 equals +0, NaN sorts lowest."""
+    """Return a uint32 that sorts like the float32 value; -0 equals +0, NaN sorts lowest."""
     if value != value:
         return np.uint32(0)
     bits = np.float32(value + np.float32(0)).view(np.uint32)
@@ -36,7 +36,7 @@ def _ordered(value):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _digit(counts, left):  # type: ignore[no-untyped-def]
-    """The highest bin at which bins from the top on hold `left`, and how many of that bin are among these."""
+    """Return the bin that contains the `left`-th largest entry, and the rank of that entry in the bin."""
     digit = counts.size - 1
     while counts[digit] < left:
         left -= counts[digit]
@@ -46,10 +46,10 @@ def _digit(counts, left):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
-    """Indices of the k largest of scores[:size], ascending, into out[:k].
+    """Write the indices of the k largest of scores[:size], ascending, to out[:k].
 
-    Histograms of the key's leading 12 bits and of twice ten more find the k-th, whatever the scores are; one more pass
-    the indices. keys (S,) and counts (BINS,) are scratch.
+    Histograms of the leading 12 bits and of two groups of 10 bits of the key find the k-th value; one more pass
+    collects the indices. keys (S,) and counts (BINS,) are scratch.
     """
     if k == size:
         for i in range(k):
@@ -79,7 +79,7 @@ def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
                 inside[kept] = inside[i]
                 kept += 1
         found = kept
-    last, taken = inside[0], 0  # the k-th largest; of those equal to it the first `left` are taken
+    last, taken = inside[0], 0  # the k-th largest; of equal keys, the first `left` are taken
     for i in range(size):
         mine = keys[i] > last
         if keys[i] == last and left > 0:
@@ -104,7 +104,7 @@ def _top_channels(begin, end, q, r, out):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _span(row, size):  # type: ignore[no-untyped-def]
-    """Largest and smallest of row[:size]."""
+    """Return the largest and the smallest value of row[:size]."""
     whole = size // WIDTH * WIDTH
     top, low = largest(np.uint64(row.ctypes.data), whole), smallest(np.uint64(row.ctypes.data), whole)
     for t in range(whole, size):
@@ -114,7 +114,7 @@ def _span(row, size):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(row, size, top):  # type: ignore[no-untyped-def]
-    """Replace logits row[:size], the largest of which is `top`, by their softmax; returns the sum under that."""
+    """Replace logits row[:size] by their softmax and return its denominator. `top` is the largest logit."""
     whole = size // WIDTH * WIDTH
     total = exponentials(np.uint64(row.ctypes.data), whole, top)
     for t in range(whole, size):
@@ -127,7 +127,7 @@ def _softmax(row, size, top):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _below(logits, tops, size):  # type: ignore[no-untyped-def]
-    """How far logits (G, S) of the first `size` tokens are from the top, of the query to which each is nearest."""
+    """Return the distances of the logits (G, S) of the first `size` tokens from the top, for the closest query."""
     below = np.full(size, -np.inf, np.float32)
     for query in range(tops.size):
         for t in range(size):
@@ -136,9 +136,8 @@ def _below(logits, tops, size):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _kept(total, top, sink):  # type: ignore[no-untyped-def]
-    """Of the softmax over logits, whose largest is `top`, and a sink, the share that is not the sink's. total: of
-    e^(logit - top)."""
+def share_without_sink(total, top, sink):  # type: ignore[no-untyped-def]
+    """Return the share of the softmax weight without the sink. total: sum of e^(logit - top)."""
     if sink <= top:
         return total / (total + exp(sink - top))
     total *= exp(top - sink)
@@ -146,11 +145,11 @@ def _kept(total, top, sink):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _weigh(begin, end, weights, seq_lens, by_logits, sinks, scores):  # type: ignore[no-untyped-def]
-    """Softmax of each row; scores are sums of logits, or of weights, of which a sink has taken its share.
+def _softmax_scores(begin, end, weights, seq_lens, by_logits, sinks, scores):  # type: ignore[no-untyped-def]
+    """Compute softmax of each row. Scores are sums of logits, or of weights without the share of the sink.
 
-    Weights too small for FP32 still have an order, behind all others. There are none where one query's logits are all
-    near its top.
+    Weights that underflow in float32 are ordered by logit, after all others. If the logits of one query are all near
+    its top, no weight underflows.
     """
     queries = weights.shape[1]
     tops = np.empty(queries, np.float32)
@@ -159,7 +158,7 @@ def _weigh(begin, end, weights, seq_lens, by_logits, sinks, scores):  # type: ig
         score[:length], score[length:] = 0, -np.inf
         for query in range(queries):
             tops[query], low = _span(weights[stream, query], length)
-            ordered |= low - tops[query] > WEIGHTLESS
+            ordered |= low - tops[query] > UNDERFLOW_LOGIT
         below = _below(weights[stream], tops, 0 if ordered else length)
         for query in range(queries):
             row = weights[stream, query]
@@ -168,7 +167,7 @@ def _weigh(begin, end, weights, seq_lens, by_logits, sinks, scores):  # type: ig
                     score[t] += row[t]
             total, kept = _softmax(row, length, tops[query]), np.float32(1)
             if sinks is not None:
-                kept = max(_kept(total, tops[query], sinks[stream, query]), LEAST_KEPT)
+                kept = max(share_without_sink(total, tops[query], sinks[stream, query]), MIN_SHARE_WITHOUT_SINK)
             if not by_logits:
                 for t in range(length):
                     score[t] += kept * row[t]
@@ -189,18 +188,18 @@ def _top_tokens(begin, end, scores, seq_lens, k, recent, out):  # type: ignore[n
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts):  # type: ignore[no-untyped-def]
-    """Tokens of the best pages of streams [begin, end), ascending, into `out`, and how many into `counts`.
+    """Write the tokens of the best pages of streams [begin, end), ascending, to `out`, and their number to `counts`.
 
-    Full pages up to the first with a recent token compete, by the sum of their tokens' scores; those behind it and the
-    page that is not full yet are taken anyway. With p < 1 the best pages are taken in the order of their value until
-    what is taken holds a share p of all scores.
+    Full pages before the first page with a recent token compete by the sum of their token scores. Later pages and the
+    incomplete page are always taken. If p < 1, the best pages are taken in descending order until the taken pages hold
+    a share p of all scores.
     """
     groups = (scores.shape[1] + n - 1) // n
     value, keys, bins = np.empty(groups, np.float32), np.empty(groups, np.uint32), np.empty(BINS, np.int64)
     best = np.empty(groups, np.int32)
     for stream in range(begin, end):
         length = seq_lens[stream]
-        whole = length // n  # the rest waits in drive DRAM and costs no page
+        whole = length // n  # the rest is in drive DRAM and costs no page
         first = min(whole, (length - recent[stream]) // n)
         wanted = max(0, min(pages[stream] - (whole - first), first))
         for page in range(first):
@@ -236,9 +235,9 @@ def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts): 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _top_mass(begin, end, scores, tokens, counts, p, recent, seq_lens, out, kept):  # type: ignore[no-untyped-def]
-    """Of tokens[:counts] the recent ones and then the best, until they hold a share p of the scores of all of them.
+    """Take the recent tokens of tokens[:counts] and then the best, until they hold a share p of all their scores.
 
-    What is kept goes ascending into `out`, how many into `kept`.
+    The taken tokens are written to `out`, ascending, and their number to `kept`.
     """
     for stream in range(begin, end):
         count, old = counts[stream], seq_lens[stream] - recent[stream]
@@ -268,7 +267,7 @@ def _top_mass(begin, end, scores, tokens, counts, p, recent, seq_lens, out, kept
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _cover(begin, end, weights, tokens, counts, out):  # type: ignore[no-untyped-def]
+def _selected_mass(begin, end, weights, tokens, counts, out):  # type: ignore[no-untyped-def]
     for stream in range(begin, end):
         for query in range(weights.shape[1]):
             kept = np.float32(0)
@@ -278,7 +277,7 @@ def _cover(begin, end, weights, tokens, counts, out):  # type: ignore[no-untyped
 
 
 def top_channels(q: F32, r: int, threads: int = 1) -> I32:
-    """The r channels with the largest |q| summed over the query group, ascending (Algorithm 1, step 1).
+    """Return the r channels with the largest |q| summed over the query group, ascending (Algorithm 1, step 1).
 
     q: (N, G, d) float32. Returns (N, r) int32.
     """
@@ -287,29 +286,37 @@ def top_channels(q: F32, r: int, threads: int = 1) -> I32:
     return out
 
 
-def weigh(
+def softmax_scores(
     logits: F32,
     seq_lens: I64,
     group_score: GroupScore = GroupScore.SOFTMAX,
     threads: int = 1,
     sinks: F32 | None = None,
 ) -> F32:
-    """Scores of tokens, (N, S) float32, summed over the query group (steps 4 and 6).
+    """Compute token scores (N, S) float32, summed over the query group (steps 4 and 6).
 
-    logits: (N, G, S) float32, overwritten by their softmax. Weights that vanish in FP32 score by how far their best
-    logit is from its query's top, below zero. Beyond a stream's length -inf. sinks (N, G): logits beside those of the
-    tokens, whose share of a query's weight its scores do without.
+    Weights that underflow in float32 get a negative score: the distance of their best logit from the top. Scores after
+    the end of a stream are -inf.
+
+    Args:
+        logits: (N, G, S) float32; replaced by their softmax.
+        seq_lens: Tokens of each stream, (N,).
+        group_score: Quantity to sum over the query group.
+        threads: Number of threads for the streams.
+        sinks: Sink logits (N, G); their share of the weight of a query is excluded from the scores.
     """
     scores: F32 = np.empty((logits.shape[0], logits.shape[2]), np.float32)
-    over_streams(_weigh, threads, logits.shape[0], (logits, seq_lens, group_score == GroupScore.LOGITS, sinks, scores))
+    over_streams(
+        _softmax_scores, threads, logits.shape[0], (logits, seq_lens, group_score == GroupScore.LOGITS, sinks, scores)
+    )
     return scores
 
 
 def best_tokens(scores: F32, seq_lens: I64, k: I64, recent: I64, threads: int = 1) -> I32:
-    """The `recent` last tokens and the best others, k in all, ascending (steps 5 and 6).
+    """Return the `recent` last tokens and the best other tokens, k in total, ascending (steps 5 and 6).
 
-    scores: (N, S) float32; seq_lens, k, recent: (N,), recent <= k <= seq_lens. Returns (N, max k) int32, of which k
-    are used.
+    scores: (N, S) float32; seq_lens, k, recent: (N,), recent <= k <= seq_lens. Returns (N, max k) int32; k of them are
+    valid.
     """
     tokens: I32 = np.zeros((scores.shape[0], int(k.max())), np.int32)
     over_streams(_top_tokens, threads, scores.shape[0], (scores, seq_lens, k, recent, tokens))
@@ -319,11 +326,10 @@ def best_tokens(scores: F32, seq_lens: I64, k: I64, recent: I64, threads: int = 
 def top_pages(
     scores: F32, seq_lens: I64, n: int, pages: I64, recent: I64, p: float = 1.0, threads: int = 1
 ) -> tuple[I32, I64]:
-    """All tokens of the `pages` token pages whose tokens' scores sum up highest, and of those not in flash yet.
+    """Return all tokens of the `pages` token pages with the largest score sums, and all tokens that are not in flash.
 
-    Pages with the `recent` last tokens count among them. With p < 1 only the fewest of these pages that hold a share p
-    of all scores. Returns tokens (N, k) int32, ascending, and how many of
-    them are used, (N,).
+    Pages with the `recent` last tokens are included. If p < 1, only the fewest of these pages that hold a share p of
+    all scores are taken. Returns tokens (N, k) int32, ascending, and the number of valid tokens, (N,).
     """
     longest = int(min(scores.shape[1], n * (pages.max() + 2) + recent.max()))
     tokens, counts = np.zeros((scores.shape[0], longest), np.int32), np.empty(scores.shape[0], np.int64)
@@ -336,9 +342,9 @@ def top_pages(
 def top_mass(
     scores: F32, tokens: I32, counts: I64, p: float, seq_lens: I64, recent: I64, threads: int = 1
 ) -> tuple[I32, I64]:
-    """Of tokens (N, k) the fewest that hold a share p of their scores, the `recent` last of all among them.
+    """Return the fewest of tokens (N, k) that hold a share p of their scores, including the `recent` last tokens.
 
-    Returns tokens (N, k), ascending, and how many of them are used, (N,).
+    Returns tokens (N, k), ascending, and the number of valid tokens, (N,).
     """
     out, kept = np.zeros_like(tokens), np.empty_like(counts)
     arguments = scores, tokens, counts, np.float32(p), recent, seq_lens, out, kept
@@ -346,8 +352,11 @@ def top_mass(
     return out, kept
 
 
-def cover(weights: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
-    """Weight of selected tokens, alpha (N, G) (step 7): weights (N, G, S), tokens (N, k), of which counts (N,)."""
+def selected_mass(weights: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
+    """Return the weight of selected tokens, alpha (N, G) (step 7).
+
+    weights: (N, G, S); tokens: (N, k); counts (N,) of them are valid.
+    """
     out: F32 = np.empty(weights.shape[:2], np.float32)
-    over_streams(_cover, threads, weights.shape[0], (weights, tokens, counts, out))
+    over_streams(_selected_mass, threads, weights.shape[0], (weights, tokens, counts, out))
     return out

@@ -1,8 +1,9 @@
-"""Which pages are worth reading, by the weights of their tokens: the choice of `methods.progressive`.
+"""Selection of pages by the weights of their tokens, for `methods.progressive`.
 
-A refined page spares the error of its tokens' codes, in units of a token's |V|^2: the squares of its tokens' weights,
-times the variance of a code of V and of a logit. A group of value pages spares that the mean of V stands for its
-tokens: at most the square of their weight, if their values differ from the mean alike.
+Reading a refined page avoids the quantization error of its tokens. In units of a token's |V|^2, the error is the sum
+of the squared weights of its tokens times the variance of a code of V and of a logit. Reading a group of value pages
+avoids the replacement of its tokens by the mean of V. This error is at most the square of their weight, if their
+values differ from the mean by the same amount.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from attention_engine._exp import exp, exponentials, largest
 from attention_engine._lanes import largest_of, squares_of, total_of
 from attention_engine._parallel import over_streams
 from attention_engine._rows import WIDTH
-from attention_engine.refined import _at, progressive_form
-from attention_engine.select import _kept
+from attention_engine.refined import _address, progressive_form
+from attention_engine.select import share_without_sink
 from csd_io.compiled import njit
 from csd_spec import KvView
 from csd_spec.arrays import F32, I32, I64, Bools
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
-VARIANCE = {2: 0.133, 4: 0.0116}  # of a value's error by its bits, where a value's own variance is 1
+VARIANCE = {2: 0.133, 4: 0.0116}  # error variance of a value by its bits, for values of variance 1
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What weights say of pages.
+    """Value of pages, computed from weights.
 
     Attributes:
         rows: Largest logit and sum of e^(logit - largest) of each row, (N, G, 2).
-        shares: What a weight of e^0 is of all weights, sinks included, (N, G).
-        errors: Error, squared, that few bits make of each refined page's tokens, of the worst query head, (N, pages).
-        masses: Weight of each value group's tokens, (N, G, groups).
+        shares: Share of all weights, with sinks, of a weight of e^0, (N, G).
+        errors: Squared low-precision error of the tokens of each refined page, for the worst query head, (N, pages).
+        masses: Weight of the tokens of each value group, (N, G, groups).
     """
 
     rows: F32
@@ -44,8 +45,14 @@ class Worth:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is read: tokens (N, k) of refined pages, ascending, of which counts (N,) are used, and value groups (N,
-    groups); worth: by what that was chosen."""
+    """Pages to read.
+
+    Attributes:
+        tokens: Tokens (N, k) of refined pages, ascending.
+        counts: Valid tokens of each stream, (N,).
+        reads: Value groups to read, (N, groups).
+        worth: Basis of the choice.
+    """
 
     tokens: I32
     counts: I64
@@ -55,18 +62,21 @@ class Choice:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _weigh_row(row, length, share, variance, form, errors, masses):  # type: ignore[no-untyped-def]
-    """What a row of weights (S,) says of its pages: into errors (pages,), the larger of what is there, and masses
-    (groups,). Pages whose error is below `least` for sure are left out."""
+    """Compute the value of pages for a row of weights (S,).
+
+    errors (pages,) gets the maximum of its previous value and the error of this row, masses (groups,) the weights.
+    Pages with an error that is certainly below `least` are skipped.
+    """
     n, per_group, least = form
     for group in range((length + per_group - 1) // per_group):
         first = group * per_group
         last = min(first + per_group, length)
-        masses[group] = total_of(_at(row[first:]), last - first) * share
-        most = largest_of(_at(row[first:]), last - first) * share
+        masses[group] = total_of(_address(row[first:]), last - first) * share
+        most = largest_of(_address(row[first:]), last - first) * share
         if masses[group] * most * variance <= least:
             continue
         for page in range(first // n, (last + n - 1) // n):
-            part = squares_of(_at(row[page * n :]), min(n, length - page * n)) * share * share
+            part = squares_of(_address(row[page * n :]), min(n, length - page * n)) * share * share
             errors[page] = max(errors[page], part * variance)
 
 
@@ -77,17 +87,17 @@ def _weigh_pages(begin, end, logits, seq_lens, form, sinks, variances, rows, sha
         errors[stream], masses[stream] = 0, 0
         for query in range(logits.shape[1]):
             row, whole = logits[stream, query], length // WIDTH * WIDTH
-            top = largest(_at(row), whole)
+            top = largest(_address(row), whole)
             for t in range(whole, length):
                 top = max(top, row[t])
-            total = exponentials(_at(row), whole, top)
+            total = exponentials(_address(row), whole, top)
             for t in range(whole, length):
                 row[t] = exp(row[t] - top)
                 total += row[t]
             rows[stream, query, 0], rows[stream, query, 1] = top, total
             share = np.float32(1) / total
             if sinks is not None:
-                share *= _kept(total, top, sinks[stream, query])
+                share *= share_without_sink(total, top, sinks[stream, query])
             shares[stream, query] = share
             _weigh_row(row, length, share, variances[stream, query], form, errors[stream], masses[stream, query])
 
@@ -95,16 +105,16 @@ def _weigh_pages(begin, end, logits, seq_lens, form, sinks, variances, rows, sha
 def weigh_pages(
     logits: F32, seq_lens: I64, form: tuple[int, int, float], variances: F32, sinks: F32 | None = None, threads: int = 1
 ) -> Worth:
-    """Turn logits (N, G, S) in place into e^(logit - largest), and add them up by pages.
+    """Replace logits (N, G, S) in place by e^(logit - largest), and sum them by page.
 
     Args:
-        logits: By scores; what lies behind a stream's length is not looked at.
+        logits: Logits from scores; values after the end of a stream are ignored.
         seq_lens: Tokens of each stream, (N,).
-        form: Tokens of a refined page, tokens of a group of value pages, and the error below which a page is not looked
-            at: where two pages share a group, half of it may count as none.
-        variances: Of the error that a token's codes of K and of V make, in its |V|^2, (N, G).
-        sinks: Logits (N, G) beside those of the tokens, which take their share of the weight.
-        threads: That share the streams.
+        form: Tokens of a refined page, tokens of a group of value pages, and the error below which pages are skipped.
+            If two pages share a group, half of this error may be treated as zero.
+        variances: Error variance of a token's codes of keys and values, relative to its |V|^2, (N, G).
+        sinks: Sink logits (N, G), which take a share of the weight.
+        threads: Number of threads for the streams.
     """
     (N, G, _), longest, (n, per_group, least) = logits.shape, int(seq_lens.max()), form
     rows: F32 = np.empty((N, G, 2), np.float32)
@@ -117,9 +127,12 @@ def weigh_pages(
 
 
 @njit(cache=True, nogil=True)
-def _must(slots, seq_lens, form, taken, stored):  # type: ignore[no-untyped-def]
-    """Of refined pages (N, pages): those taken in any case, since their tokens wait in drive DRAM or no page in few
-    bits holds them, and those in flash. slots: of refined pages, and of groups of scores and of values."""
+def _mandatory_pages(slots, seq_lens, form, taken, stored):  # type: ignore[no-untyped-def]
+    """Mark the refined pages (N, pages) that are always taken, and the pages in flash.
+
+    A page is always taken if its tokens are in drive DRAM or have no low-precision page. slots: of refined pages, and
+    of score and value groups.
+    """
     (refined, scores, values), (n, T, per_group) = slots, form
     for stream in range(taken.shape[0]):
         scored, valued = 0, 0
@@ -135,9 +148,11 @@ def _must(slots, seq_lens, form, taken, stored):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def light(masses, share, least, spared):  # type: ignore[no-untyped-def]
-    """Which groups (N, groups) can do without their pages, into `spared`: the lightest that together weigh no more than
-    `share` for any query head, as far as the square of each is below `least`. masses: (N, G, groups)."""
+def find_light_groups(masses, share, least, spared):  # type: ignore[no-untyped-def]
+    """Mark in `spared` the lightest groups (N, groups) whose total weight is at most `share` for all query heads.
+
+    The square of the weight of each group must be below `least`. masses: (N, G, groups).
+    """
     heaviest, left = np.empty(masses.shape[2], np.float32), np.float32(0)
     for stream in range(masses.shape[0]):
         heaviest[:] = 0
@@ -153,9 +168,11 @@ def light(masses, share, least, spared):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def afford(reads, costs, masses, left):  # type: ignore[no-untyped-def]
-    """Leave out the lightest of the groups that are read, (N, groups), until their costs are within what is left, and
-    return what then is left. masses: (N, G, groups)."""
+def drop_unaffordable(reads, costs, masses, left):  # type: ignore[no-untyped-def]
+    """Drop the lightest groups (N, groups) until the cost of the others fits the budget; return the remaining budget.
+
+    masses: (N, G, groups).
+    """
     for stream in range(reads.shape[0]):
         for group in range(reads.shape[1]):
             left -= costs[stream, group] if reads[stream, group] else 0
@@ -178,8 +195,7 @@ def afford(reads, costs, masses, left):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _take_best(errors, stored, taken, least, left):  # type: ignore[no-untyped-def]
-    """Take the pages (N, pages) in flash of largest error above `least`, `left` of them at most; the first among
-    equals."""
+    """Take at most `left` pages (N, pages) in flash with the largest error above `least`; ties go to the first."""
     where, gains = np.empty(errors.size, np.int64), np.empty(errors.size, np.float32)
     found, pages = 0, errors.shape[1]
     for stream in range(errors.shape[0]):
@@ -193,8 +209,8 @@ def _take_best(errors, stored, taken, least, left):  # type: ignore[no-untyped-d
 
 
 @njit(cache=True, nogil=True)
-def tokens_of(pages, seq_lens, n):  # type: ignore[no-untyped-def]
-    """All tokens (N, k) of chosen pages (N, pages), ascending, and how many they are, (N,)."""
+def tokens_of_pages(pages, seq_lens, n):  # type: ignore[no-untyped-def]
+    """Return all tokens (N, k) of chosen pages (N, pages), ascending, and their number, (N,)."""
     most = 1
     for stream in range(pages.shape[0]):
         most = max(most, n * pages[stream].sum())
@@ -209,10 +225,10 @@ def tokens_of(pages, seq_lens, n):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _choose(worth, weights, slots, seq_lens, form, left, bounds):  # type: ignore[no-untyped-def]
-    """What `spend` chooses."""
+    """Compute the choice of `spend`."""
     (shares, errors, masses), (n, _, per_group), (lost, least), values = worth, form, bounds, slots[2]
     taken, stored = np.empty(errors.shape, np.bool_), np.empty(errors.shape, np.bool_)
-    _must(slots, seq_lens, form, taken, stored)
+    _mandatory_pages(slots, seq_lens, form, taken, stored)
     for stream in range(taken.shape[0]):
         for page in range(taken.shape[1]):
             left -= taken[stream, page] and stored[stream, page]
@@ -221,23 +237,23 @@ def _choose(worth, weights, slots, seq_lens, form, left, bounds):  # type: ignor
         np.empty((values.shape[0], values.shape[2]), np.bool_),
     )
     costs = np.empty(reads.shape, np.int64)
-    light(masses, lost, least, spared)
+    find_light_groups(masses, lost, least, spared)
     for stream in range(reads.shape[0]):
         for group in range(reads.shape[1]):
             slot = values[stream, 0, group]
             costs[stream, group] = values.shape[1] if slot >> np.uint32(BANK_SHIFT) == 0 else 0
             free = costs[stream, group] == 0
             reads[stream, group] = slot != UNMAPPED and (free or not spared[stream, group])
-    left = afford(reads, costs, masses, left)
+    left = drop_unaffordable(reads, costs, masses, left)
     _take_best(errors, stored, taken, least, left)
-    tokens, counts = tokens_of(taken, seq_lens, n)
+    tokens, counts = tokens_of_pages(taken, seq_lens, n)
     if weights.size:
         for stream in range(masses.shape[0]):
             for query in range(masses.shape[1]):
                 for i in range(counts[stream]):
                     t = tokens[stream, i]
                     masses[stream, query, t // per_group] -= weights[stream, query, t] * shares[stream, query]
-        light(masses, lost, least, spared)
+        find_light_groups(masses, lost, least, spared)
     for stream in range(reads.shape[0]):
         for group in range(reads.shape[1]):
             if spared[stream, group] and costs[stream, group]:
@@ -246,19 +262,19 @@ def _choose(worth, weights, slots, seq_lens, form, left, bounds):  # type: ignor
 
 
 def spend(view: KvView, worth: Worth, weights: F32, left: int, lost: float, least: float) -> Choice:
-    """Refined pages whose gain is above `least`, the best of all streams first, and value pages of what is left.
+    """Choose the refined pages with a gain above `least`, best first over all streams, and value pages for the rest.
 
-    What waits in drive DRAM costs nothing and is attended. So are tokens that no page in few bits holds, whatever that
-    costs.
+    Tokens in drive DRAM cost nothing and are always attended. Tokens without a low-precision page are always attended,
+    at any cost.
 
     Args:
-        view: Where pages lie.
-        worth: Of pages; masses become those of tokens that are not chosen.
-        weights: e^(logit - largest) of all tokens by their scores, (N, G, S); empty where there are none.
-        left: Pages that the budget has left. Value groups go first; where it does not pay for all, the lightest of all
-            streams go without.
-        lost: Most of a row's weight that value groups hold which are not read, if the budget pays for the others.
-        least: Gain that a page must have.
+        view: Slots of the pages.
+        worth: Value of the pages; masses are reduced to those of tokens that are not chosen.
+        weights: e^(logit - largest) of all tokens from their scores, (N, G, S); may be empty.
+        left: Remaining budget in pages. Value groups have priority; if it is too small, the lightest groups of all
+            streams are dropped.
+        lost: Maximum share of the weight of a row in unread value groups, if the budget allows it.
+        least: Minimum gain of a page.
     """
     form, maps = progressive_form(view), view.maps
     slots = maps["refined"], maps["scores"], maps["values"]

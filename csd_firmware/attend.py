@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, take_in, to_half
+from attention_engine import Queries, Read, Step, to_half, widen_inputs
 from csd_firmware.check import InvalidFieldError, check_array, require
 from csd_firmware.fused import Data, FusedStep, fused_step
 from csd_firmware.schedule import SCHEDULES, Work
@@ -103,7 +103,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: LatencyBreakdown)
     B, H, G, d = command.q.shape
     v_sums = state.sums(command.seqs, command.layer)
     bf16 = view.layout.bf16
-    q, v_means = take_in(command.q, round_to_codec(view.layout, v), view.seq_lens, v_sums, bf16)
+    q, v_means = widen_inputs(command.q, round_to_codec(view.layout, v), view.seq_lens, v_sums, bf16)
     queries = Queries(
         q,
         command.r,

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from attention_engine import Queries, Read, Step
-from attention_engine.fused import attend_all, finite, place_of
+from attention_engine.fused import attend_dense, finite, place_of
 from attention_engine.methods.dense import dense
 from attention_engine.step import WORTH_THREADS
-from attention_engine.values import alike
+from attention_engine.values import first_tokens
 from csd_firmware.state import DriveState, flash_read
 from csd_io.compiled import njit
 from csd_spec import Attend
@@ -37,7 +37,7 @@ def _store_and_attend(  # type: ignore[no-untyped-def]
         stored: Tokens before, (B,).
         waiting: Arguments of `append_rows` for the open groups that get the token.
         counts: Output: tokens of each stream, (N,).
-        Other arguments: See `attend_all`.
+        Other arguments: See `attend_dense`.
     """
     heads = k.shape[1]
     for b in range(stored.size):
@@ -49,7 +49,7 @@ def _store_and_attend(  # type: ignore[no-untyped-def]
         return False
     content, at, forms = waiting
     append_rows(content, at, forms, stored, k, v)
-    return attend_all(q, v, bf16, counts, tokens, places, sums, out, rows)
+    return attend_dense(q, v, bf16, counts, tokens, places, sums, out, rows)
 
 
 class FusedStep:
@@ -62,7 +62,7 @@ class FusedStep:
 
     def __init__(self, state: DriveState, plan: DecodePlan, command: Attend) -> None:
         self.plan, view = plan, plan.view()
-        tokens, place = alike(view.seq_lens.size, max(end for _, end in plan.bounds)), place_of(view)
+        tokens, place = first_tokens(view.seq_lens.size, max(end for _, end in plan.bounds)), place_of(view)
         places = place, view.k_slots, view.v_slots, np.uint64(view.layout.n)
         waiting = plan.banks[1], *plan.in_place_groups
         self.planned = waiting, view.layout.bf16 or None, view.seq_lens, tokens, places  # the call counts in seq_lens

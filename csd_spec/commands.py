@@ -175,7 +175,7 @@ class KvList:
 
 @dataclass(frozen=True, slots=True)
 class SeqSweep:
-    """Free the tenant's sequences without keys: left behind by a host that died during a store.
+    """Free the tenant's sequences without keys, which a host left when it died during a store.
 
     Returns their number, (1,) int64.
     """
@@ -198,7 +198,7 @@ class KvGather:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Complete when all earlier programs have ended."""
+    """Complete when all earlier programs have finished."""
 
 
 @dataclass(frozen=True, slots=True)

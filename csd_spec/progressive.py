@@ -27,10 +27,10 @@ many tokens cancel: its code c represents c x |c| / 2048 of the page's largest s
 
 Byte 4 i + j of the line of channel group c has channel 16 c + i of tokens 4 s + j, s = 0 to 8 / b - 1, at bit b s.
 
-A *refined page* holds K and V of n consecutive tokens: an exponent e of each channel of K and of each token of V (int8,
-the latter zero-padded to a multiple of d), n rows of d int8 codes of K, n rows of V. A value is code x 2^e, which FP16
-(or BF16, for BF16 rows) represents exactly. K has channels that are large in all tokens, V has tokens that are small in
-all channels: attention sinks. If V is a part of K, refined and value pages hold only K.
+A *refined page* holds keys and values of n consecutive tokens: an exponent e of each channel of K and of each token of
+V (int8, the latter zero-padded to a multiple of d), n rows of d int8 codes of K, n rows of V. A value is code x 2^e,
+which FP16 (or BF16, for BF16 rows) represents exactly. K has channels that are large in all tokens, V has tokens that
+are small in all channels: attention sinks. If V is a part of K, refined and value pages hold only K.
 """
 
 from __future__ import annotations

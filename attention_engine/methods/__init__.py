@@ -1,6 +1,6 @@
-"""Ways to attend, by name. A method is a function from a `Step` to the attention output, and one small file.
+"""Attention methods by name. A method is a function from a `Step` to the attention output; each has one small file.
 
-Methods of one's own are a Python file with a table METHODS of them, or entry points of the group `vcsd.methods`.
+To add methods, write a Python file with a table METHODS, or define entry points of the group `vcsd.methods`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ METHODS: dict[str, Method] = {
 
 
 def _checked(source: str, name: object, method: Any) -> Method:
-    """A method of somebody else's; raises ValueError for what no command could name, or call."""
+    """Return a method from outside this package; raises ValueError if its name or type is invalid."""
     if not isinstance(name, str) or not name.isascii() or not name.isprintable() or not 0 < len(name) <= METHOD_BYTES:
         raise ValueError(f"{source}: method {name!r}: a name has 1 to {METHOD_BYTES} ASCII characters")
     if not callable(method):
-        raise ValueError(f"{source}: method {name}: {method!r} is no function of a Step")
+        raise ValueError(f"{source}: method {name}: {method!r} is not a function of a Step")
     checked: Method = method
     return checked
 
@@ -63,9 +63,10 @@ _TABLES = Tables(METHODS, "METHODS", "vcsd.methods", _checked, "docs/methods.md"
 
 
 def load_methods(file: Path | None = None) -> Methods:
-    """The methods of a drive: ours, those that are installed as plug-ins, and those of a file.
+    """Return the methods of a drive: built-in methods, installed plug-ins, and the methods of a file.
 
-    The file is run; its global METHODS is its table, which may be ours (`from attention_engine import METHODS`) with
-    its own added: ours itself stays as it is. Raises ValueError with the reason for a file or plug-in that fails.
+    The file is executed. Its global METHODS is its table; it may extend a copy of the built-in table (`from
+    attention_engine import METHODS`), which is not modified. Raises ValueError with the reason if a file or plug-in is
+    invalid.
     """
     return _TABLES.load(file)

@@ -1,4 +1,4 @@
-"""Attention over everything."""
+"""Attention over all tokens."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from csd_spec.arrays import F32
 
 
 def dense(step: Step) -> F32:
-    """softmax(q K^T / sqrt(d)) V."""
+    """Return softmax(q K^T / sqrt(d)) V."""
     return step.attend(step.everything(), step.seq_lens)

@@ -1,4 +1,4 @@
-"""H2O (arXiv 2306.14048): tokens that were attended most so far and recent ones; the others are forgotten."""
+"""H2O (arXiv 2306.14048): keeps recent tokens and the tokens with the largest weights so far; evicts the others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from csd_spec.arrays import F32
 
 
 def h2o(step: Step) -> F32:
-    """Half of the budget for heavy hitters, half for the last tokens; what was left out once stays out.
+    """Spend half of the budget on heavy hitters and half on the last tokens. An evicted token does not return.
 
-    A sequence's first step attends to everything, to give the tokens of the prompt their first weights.
-    memory["h2o"]: weights (H, S) that its tokens have gathered so far, -inf for what is out.
+    The first step of a sequence attends to all tokens, which gives the prompt tokens their first weights.
+    memory["h2o"]: accumulated weights (H, S) of the tokens, -inf for evicted tokens.
     """
     gathered = np.full((step.streams, int(step.seq_lens.max())), -np.inf, np.float32)
     counts = step.rows_for(step.budget_bytes)
@@ -26,7 +26,7 @@ def h2o(step: Step) -> F32:
     counts = np.minimum(counts, np.isfinite(gathered).sum(1))
     tokens = step.best_tokens(gathered, counts, counts // 2)
     weights = step.logits(tokens, counts)
-    share = None if step.terms is None else step.terms.kept(weights)
+    share = None if step.terms is None else step.terms.share_without_sink(weights)
     weights -= weights.max(-1, keepdims=True)
     np.exp(weights, out=weights)
     weights /= weights.sum(-1, keepdims=True)

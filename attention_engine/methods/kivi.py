@@ -1,4 +1,4 @@
-"""KIVI (arXiv 2402.02750): dense attention on K and V in few bits, K by channel, V by token."""
+"""KIVI (arXiv 2402.02750): dense attention on low-bit keys and values, K by channel and V by token."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from attention_engine.step import Step
 from attention_engine.values import to_half, widen
 from csd_spec.arrays import F32
 
-V_GROUP = 32  # channels of a token's V that share a scale
-MOST = np.float32(2.0**126)  # so that FP32 has twice as much
-PAIR_BYTES = 4  # a scale and a least value, in 2 bytes each
+V_GROUP = 32  # channels of V of a token that share a scale
+MAX_MAGNITUDE = np.float32(2.0**126)  # half of the float32 range
+PAIR_BYTES = 4  # a scale and a minimum of 2 bytes each
 
 
 def kivi(step: Step, bits: int = 4) -> F32:
-    """softmax(q K^T / sqrt(d)) V of the codes; tokens of an unfinished group are as they came, in the drive's DRAM.
+    """Return softmax(q K^T / sqrt(d)) V of the codes; tokens of an incomplete group stay unquantized in drive DRAM.
 
-    K has a scale and a least value for each channel of a token group (KIVI's groups have 32 tokens, as a page of 4 KiB
-    has with d = 64), V for each token and 32 channels. Codes of both lie in pages together.
+    K has a scale and a minimum for each channel of a token group (groups of KIVI have 32 tokens, as does a 4 KiB page
+    with d = 64), V for each token and 32 channels. Codes of both share pages.
     """
     n, d, levels, bf16 = step.view.layout.n, step.head_dim, (1 << bits) - 1, step.view.layout.bf16
     k = step.table(f"k{bits}", lambda rows, _: _group(rows, n, by_channel(rows, levels, bf16)))
@@ -37,24 +37,24 @@ def kivi(step: Step, bits: int = 4) -> F32:
 
 
 def group_bytes(n: int, d: int, bits: int) -> int:
-    """Bytes of K and V of n tokens of d channels: codes, and scales and least values."""
+    """Return the bytes of keys and values of n tokens of d channels: codes, scales and minimums."""
     return 2 * -(-n * d * bits // 8) + PAIR_BYTES * (d + n * -(-d // V_GROUP))
 
 
 def by_channel(rows: F32, levels: int, bf16: bool = False) -> F32:
-    """What codes of K (H, t, d) stand for, with a scale for each channel."""
+    """Return the values that codes of K (H, t, d) represent, with a scale for each channel."""
     return _coded(rows, 1, levels, bf16)
 
 
 def by_token(rows: F32, levels: int, bf16: bool = False) -> F32:
-    """What codes of V (H, t, d) stand for, with a scale for each token and 32 channels."""
+    """Return the values that codes of V (H, t, d) represent, with a scale for each token and 32 channels."""
     parts = [_coded(rows[..., first : first + V_GROUP], 2, levels, bf16) for first in range(0, rows.shape[2], V_GROUP)]
     return np.concatenate(parts, 2)
 
 
 def _coded(rows: F32, axis: int, levels: int, bf16: bool) -> F32:
-    """least + scale * code, least and scale in FP16 or BF16 along an axis; what is beyond `MOST` counts as that."""
-    rows = rows.clip(-MOST, MOST)
+    """Return minimum + scale * code, with both in FP16 or BF16 along an axis; inputs are clamped to MAX_MAGNITUDE."""
+    rows = rows.clip(-MAX_MAGNITUDE, MAX_MAGNITUDE)
     lowest, highest = rows.min(axis, keepdims=True), rows.max(axis, keepdims=True)
     scale = widen(to_half((highest - lowest) / np.float32(levels), bf16), bf16)
     codes = np.divide(rows - lowest, scale, out=np.zeros_like(rows), where=scale > 0)
@@ -63,6 +63,6 @@ def _coded(rows: F32, axis: int, levels: int, bf16: bool) -> F32:
 
 
 def _group(rows: F32, n: int, coded: F32) -> F32:
-    """An entry (H, n, d) of the table: a full group coded, an unfinished one as it is and padded with zeros."""
+    """Return an entry (H, n, d) of the table: a full group as coded, other groups unquantized and zero-padded."""
     full = rows.shape[1] == n
     return coded if full else np.pad(rows, ((0, 0), (0, n - rows.shape[1]), (0, 0)))

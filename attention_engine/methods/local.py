@@ -1,4 +1,4 @@
-"""A window of recent tokens behind the first few (LM-Infinite, arXiv 2308.16137; StreamingLLM, arXiv 2309.17453)."""
+"""A window of recent tokens and the first tokens (LM-Infinite, arXiv 2308.16137; StreamingLLM, arXiv 2309.17453)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SINKS = 4
 
 
 def local(step: Step) -> F32:
-    """The first SINKS tokens and the last ones."""
+    """Attend to the first SINKS tokens and the last tokens."""
     counts = step.rows_for(step.budget_bytes)
     index = np.arange(int(counts.max()), dtype=np.int32)[None, :]
     behind = (step.seq_lens - counts)[:, None]

@@ -1,4 +1,4 @@
-"""The best tokens by exact logits that nobody paid for: what no selection of as many tokens can beat by much."""
+"""The best tokens by exact logits without cost: nearly an upper bound for any selection of the same size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from csd_spec.arrays import F32
 
 
 def top_k_oracle(step: Step) -> F32:
-    """The tokens with the largest exact weights."""
+    """Attend to the tokens with the largest exact weights."""
     counts = step.rows_for(step.budget_bytes)
     scores = step.weigh(step.peek())
     return step.attend(step.best_tokens(scores, counts, 0 * counts), counts)

@@ -1,4 +1,4 @@
-"""What the layout makes worth doing, each an option of its own: whole pages, spending by need, scores in few bits."""
+"""Options that the layout makes worthwhile: whole pages, a token count from the remaining budget, low-bit scores."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from attention_engine.step import Step
 from csd_spec.arrays import F32
 
-# Share of the budget that scores in few bits may cost. Half of it errs about as much, but picks more tokens, and most
-# of a token's page crosses for nothing.
+# Share of the budget for low-bit scores. Half of it has about the same error but selects more tokens, and most of the
+# transferred bytes of their pages are wasted.
 SCORING = 0.6
 
 
 def spending(step: Step) -> F32:
-    """SparF whose tokens are what the budget has left when the scores are paid.
+    """Run SparF with a token count that spends the budget left after the scores.
 
-    A copy of K in few bits scores by more channels (`Step.scoring_channels`), and better scores need fewer tokens.
+    A low-bit copy of K scores with more channels (`Step.scoring_channels`), and better scores need fewer tokens.
     """
     weights = step.approximate(step.scoring_channels(SCORING))
     scores = step.weigh(weights)
@@ -24,10 +24,10 @@ def spending(step: Step) -> F32:
 
 
 def paged(step: Step, top_p: float = 1.0) -> F32:
-    """The same by whole pages: what crosses the channel anyway is attended, and the budget counts what crosses.
+    """Run `spending` with whole pages: all transferred tokens are attended, and the budget counts transferred bytes.
 
-    A page's value is its tokens' approximate weight. top_p: of the best pages, only the fewest that hold this share of
-    a head's weight.
+    The value of a page is the approximate weight of its tokens. top_p: take only as many of the best pages as hold this
+    share of the weight of a head.
     """
     n = step.view.layout.n
     weights = step.approximate(step.scoring_channels())

@@ -1,4 +1,4 @@
-"""Progressive precision: K and V in few bits stand for all tokens, both are read in 8 bits where that is worth it."""
+"""Progressive precision: low-bit keys and values for all tokens, 8-bit keys and values for the most important pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LEAST = 1e-5
 
 
 def progressive(step: Step, lost: float = LOST, least: float = LEAST) -> F32:
-    """Attention over all tokens.
+    """Attend to all tokens.
 
-    K in few bits scores them. A refined page is read where that spares an error of `least` of a token's |V|^2, as far
-    as the budget pays. V of all others is read in few bits, but for those of almost no weight: the lightest groups,
-    `lost` of a row's weight at most, have the mean of V. Short contexts, where each page counts, so are read in 8 bits
-    as a whole.
+    Low-bit keys score them. A refined page is read if it reduces the error by at least `least` of a token's |V|^2,
+    within the budget. V of all other tokens is read at low precision, except for the lightest groups: the mean of V
+    represents them, for at most `lost` of the weight of a row. Short contexts, in which each page matters, are
+    therefore read completely in 8 bits.
     """
     logits = step.score()
     return step.attend_coarse(logits, step.choose_pages(logits, lost, least))

@@ -1,4 +1,4 @@
-"""Twilight (arXiv 2502.02770): of what another method selects, the fewest tokens that hold a share of the weight."""
+"""Twilight (arXiv 2502.02770): keeps the fewest tokens of another selection that hold a share of the weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ P = 0.9
 
 
 def twilight(step: Step, p: float = P) -> F32:
-    """Quest's choice, weighed by K in 4 bits, then top-p."""
+    """Apply top-p to the selection of Quest, with weights from 4-bit K."""
     tokens, counts = choose_pages(step)
     every = np.arange(step.head_dim)[None].repeat(step.streams // len(step.memory), 0)
     rows = step.table("k4", lambda k, _: in_four_bits(k, every, step.view.layout.n))

@@ -1,4 +1,4 @@
-"""The attention engine as synthesizable SystemVerilog, with its tables and its bit-exact models in Python."""
+"""Synthesizable SystemVerilog of the attention engine, with its tables and bit-exact Python models."""
 
 from pathlib import Path
 

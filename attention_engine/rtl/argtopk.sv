@@ -1,14 +1,14 @@
 `include "check.svh"
 
-// The k largest of up to N_MAX keys as a bitmap, lowest index first among equals, WAYS keys a cycle.
+// Selects the k largest of up to N_MAX keys and outputs a bitmap; ties go to the lowest index. WAYS keys per cycle.
 //
-// A key is {sign, magnitude}, which sorts as a floating-point number does; -0 equals +0. cfg: n keys come, k are
-// wanted, the last `recent` of them in any case (recent <= k <= n), cfg_abs drops signs. s: WAYS keys a beat, the rest
-// of the last beat is ignored. m: WAYS bits a beat, bits from n on are zero.
+// A key is {sign, magnitude}, which sorts like a floating-point number; -0 equals +0. cfg: n is the number of keys, k
+// the number of keys to select, always including the `recent` last keys (recent <= k <= n); cfg_abs ignores signs. s:
+// WAYS keys per beat; the rest of the last beat is ignored. m: WAYS bits per beat; bits from n on are zero.
 //
-// Three digits of a key are settled one after the other: a histogram of it, then a scan of its bins. The first is
-// counted while keys come, so after the last key 3 passes of n / WAYS remain, 2 for histograms and 1 that gives out.
-// Each way has bins of its own, in two levels, so that a scan takes 2 x 2^(DIGIT / 2) cycles.
+// The unit determines three digits of the k-th key in sequence: for each digit, it builds a histogram and scans the
+// bins. The first histogram is built while keys arrive. After the last key, 3 passes of n / WAYS cycles remain: 2 for
+// histograms and 1 for output. Each way has its own bins in two levels, so a scan takes 2 x 2^(DIGIT / 2) cycles.
 module argtopk #(
     parameter int N_MAX = 2048,
     parameter int WAYS = 8,
@@ -39,7 +39,7 @@ module argtopk #(
   localparam int COARSE = 1 << HALF;
   localparam int COUNT_W = $clog2(LINES + 1);
   localparam int TOTAL_W = COUNT_W + WAY_W;
-  localparam int FINE = COARSE + 3;            // when a scan turns to the fine bins
+  localparam int FINE = COARSE + 3;            // start of the scan of the fine bins
   localparam int SCAN_END = FINE + COARSE + 2;
   localparam int SCAN_W = $clog2(SCAN_END + 1);
 
@@ -50,10 +50,10 @@ module argtopk #(
   localparam logic [2:0] IDLE = 3'd0, LOAD = 3'd1, PASS = 3'd2, SETTLE = 3'd3, SCAN = 3'd4, COLLECT = 3'd5, CLEAR = 3'd6;
 
   logic [2:0] state;
-  logic [1:0] digit, digit_1;    // 2: the leading one
-  logic [N_W-1:0] count, old;    // keys, and those of them that compete
-  logic [N_W-1:0] left;          // wanted among the keys that are like the k-th so far
-  logic [KEY_W-1:0] kth;         // the k-th key, as far as it is settled
+  logic [1:0] digit, digit_1;    // 2: the most significant digit
+  logic [N_W-1:0] count, old;    // number of keys, and of competing keys
+  logic [N_W-1:0] left;          // keys to select among those equal to the k-th so far
+  logic [KEY_W-1:0] kth;         // the known digits of the k-th key
   logic drop_sign;
   logic [LINE_W-1:0] line, last_line;
   logic [SCAN_W-1:0] scan;
@@ -67,8 +67,8 @@ module argtopk #(
   assign cfg_tready = state == IDLE;
   assign s_tready = state == LOAD;
 
-  // Keys in the order of their bits, a line of them a cycle
-  logic [WAYS*KEY_W-1:0] ordered, arrived, fetched, keys;  // keys: a memory and what follows it are two cycles
+  // Keys as sortable bits, one line per cycle
+  logic [WAYS*KEY_W-1:0] ordered, arrived, fetched, keys;  // keys: memory and following logic take two cycles
   logic [WAYS*KEY_W-1:0] store [0:LINES-1];
   logic [WAYS-1:0] competes, is_recent, competes_1, recent_1, competes_2, recent_2;
   logic counted_1, collect_1, last_1, counted_2, collect_2, last_2;
@@ -108,12 +108,12 @@ module argtopk #(
     end
   end
 
-  // Bins: a count, and the digit that it belongs to; what belongs to another digit is stale and means none
+  // Bins: a count and its digit; a count of another digit is stale and is read as zero
   logic [HALF-1:0] low_bin, high_bin;
   logic [WAYS*COUNT_W-1:0] coarse_counts, fine_counts;
   logic wipe_coarse;
 
-  assign low_bin = ~scan_low;  // from the top in either level
+  assign low_bin = ~scan_low;  // descending in both levels
   assign wipe_coarse = state == CLEAR || (state == SCAN && scan >= FINE);
 
   generate
@@ -124,7 +124,7 @@ module argtopk #(
       logic [COUNT_W-1:0] coarse [0:COARSE-1];
       logic [COUNT_W+1:0] read;
       logic [COUNT_W-1:0] fresh, more, more_4, more_5, big;
-      logic hit, hit_2, hit_3, hit_4, same_4, same_5;  // same: as the key before, and as the one before that
+      logic hit, hit_2, hit_3, hit_4, same_4, same_5;  // same: as the previous key and the one before it
 
       assign key = keys[w*KEY_W +: KEY_W];
       assign bin = digit == 2'd2 ? key[2*DIGIT +: DIGIT] : digit == 2'd1 ? key[DIGIT +: DIGIT] : key[0 +: DIGIT];
@@ -158,7 +158,7 @@ module argtopk #(
     end
   endgenerate
 
-  // A scan goes from the top: first the coarse bin, then the fine one in it, that has the k-th key
+  // A scan descends: it finds the coarse bin and then the fine bin of the k-th key
   logic [HALF-1:0] scan_low, bin_1, bin_2, bin_3;
   logic [TOTAL_W-1:0] total, total_1;
   logic coarse_1, fine_1, fine_2, valid_3, fine_3, enough, settled, settled_fine, found;
@@ -176,7 +176,7 @@ module argtopk #(
   always_ff @(posedge clk) begin
     scan_low <= state != SCAN || scan == FINE - 1 ? '0 : scan_low + 1'b1;
     coarse_1 <= state == SCAN && scan < COARSE;
-    fine_1 <= state == SCAN && scan >= FINE && scan < FINE + COARSE;  // fine bins are there a cycle later
+    fine_1 <= state == SCAN && scan >= FINE && scan < FINE + COARSE;  // fine bins are available one cycle later
     fine_2 <= fine_1;
     bin_1 <= low_bin;
     bin_2 <= bin_1;
@@ -200,11 +200,11 @@ module argtopk #(
     end
   endgenerate
 
-  // What is taken: all above the k-th key, the first of those that equal it, and the recent ones
+  // Selected: all keys above the k-th key, the first keys equal to it, and the recent keys
   logic [WAYS-1:0] equal, surely, equal_1, surely_1, chosen;
   logic collect_3, last_3, collect_4, last_4;
-  logic [(WAYS+1)*(WAY_W+1)-1:0] ranks, ranks_1;  // of a way: equal keys of the line before it; and of all
-  logic [WAY_W:0] rank, few, taken;               // few: how many of a line's equal keys may be taken
+  logic [(WAYS+1)*(WAY_W+1)-1:0] ranks, ranks_1;  // equal keys in the line before each way, and in total
+  logic [WAY_W:0] rank, few, taken;               // few: number of equal keys of a line to select
   integer j;
 
   assign few = left[N_W-1:WAY_W] != '0 ? (WAY_W+1)'(WAYS) : {1'b0, left[WAY_W-1:0]};
@@ -249,7 +249,7 @@ module argtopk #(
           settle <= 2'd0;
           if (line_last) state <= SETTLE;
         end
-      SETTLE: begin  // the last counts are being written
+      SETTLE: begin  // waits for the writes of the last counts
         settle <= settle + 1'b1;
         scan <= '0;
         found <= 1'b0;

@@ -1,4 +1,5 @@
-// A parameter set that cannot be stops at elaboration; Icarus 11 knows no $fatal there and stops before time begins.
+// Stops elaboration at an invalid parameter set. Icarus 11 does not support $fatal there and stops before time 0
+// instead.
 `ifndef CHECK
 `ifdef __ICARUS__
 `define CHECK(ok, text) initial if (!(ok)) $fatal(1, text);

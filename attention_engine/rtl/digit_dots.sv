@@ -1,9 +1,10 @@
 `include "check.svh"
 
-// Dot products of digits and coefficients: 16 bytes, a quarter of a line, are four rows of 16 digits of 2 bits.
+// Dot products of digits and coefficients: 16 bytes, one quarter of a line, contain four rows of 16 2-bit digits.
 //
 // Byte 4 t + j has digits 4 s + j of row t, s = 0 to 3, at bit 2 s. coefs: 16 coefficients of COEF_W bits, two's
-// complement. sums: the exact sum of coefficient x digit of each row. One a cycle, three cycles.
+// complement. sums: the exact sum of coefficient x digit for each row. Throughput: one per cycle; latency: three
+// cycles.
 module digit_dots #(
     parameter int COEF_W = 8,
     parameter int SUM_W = COEF_W + 6

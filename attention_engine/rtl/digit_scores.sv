@@ -1,18 +1,20 @@
 `include "check.svh"
 
-// Logits from score pages: q of Q_HEADS queries is held, pages of digits stream by (`golden_progressive.py`).
+// Logits from score pages: the unit stores q of Q_HEADS queries and processes a stream of digit pages
+// (`golden_progressive.py`).
 //
-// s_q: q of a channel's queries, then of the next channel's, FP16, DIM x PARTS channels; s_q_tlast ends it. It is taken
-// while no page is at work, and counts for the pages that follow. s_page: whole pages, 16 bytes a beat, s_page_tlast ends
-// one; s_page_tuser: its tokens, the same on all its beats. A page has for each of DIM channels a scale, then a least
-// value, FP16, then 0 to 4 digits, a byte, and zeros up to a line; then lines of 64 bytes, for each 16 tokens DIGITS / 16.
-// PARTS pages one after the other have all channels of the same tokens. m: token by token the scores of all queries
-// (m_tid), 32 bits with 20 behind the point; m_tuser: {saturated, NaN or infinity met or digits that cannot be}; m_tlast
-// ends the tokens. part: what a page adds to a score, as it comes: acc, top = e + 55, offset in units of 2^-20.
+// s_q: q of all queries for the first channel, then for the next channel, FP16, DIM x PARTS channels; s_q_tlast ends
+// it. The unit accepts q only while no page is in progress; q applies to all later pages. s_page: full pages, 16 bytes
+// per beat; s_page_tlast ends a page; s_page_tuser is its number of tokens, constant over its beats. A page has a scale
+// for each of DIM channels, then minimums, both FP16, then a byte with 0 to 4 digits for each channel, padded to a
+// line; then lines of 64 bytes: DIGITS / 16 lines for each 16 tokens. PARTS consecutive pages contain all channels of
+// the same tokens. m: scores of all queries (m_tid) token by token, 32 bits with 20 fractional bits; m_tuser:
+// {saturated, invalid digits or NaN or infinity in the input}; m_tlast ends the tokens. part: contribution of a page to
+// a score: acc, top = e + 55, offset in units of 2^-20.
 //
-// A beat of a line that has tokens is used Q_HEADS cycles, any other one a cycle. While a page's lines are at work, which
-// wait in a queue of FIFO beats, the header of the next one becomes its coefficients; scores go out, one a cycle, under
-// the next lines.
+// A beat of a line with tokens takes Q_HEADS cycles, all other beats take one cycle. While the lines of a page, queued
+// in a FIFO of FIFO beats, are processed, the unit converts the header of the next page to coefficients. Scores are
+// output at one per cycle during the next lines.
 module digit_scores #(
     parameter int DIM = 64,
     parameter int PARTS = 1,
@@ -52,7 +54,7 @@ module digit_scores #(
   localparam int HEAD = (5 * DIM + 63) / 64 * 4;  // beats of a header
   localparam int LINES = DIGITS / 16;
   localparam int FIT = (PAGE_BYTES - 16 * HEAD) / (64 * LINES);
-  localparam int BLOCKS = FIT > 16 ? 16 : FIT < 1 ? 1 : FIT;  // of 16 tokens
+  localparam int BLOCKS = FIT > 16 ? 16 : FIT < 1 ? 1 : FIT;  // blocks of 16 tokens
   localparam int ACC_W = 19;
   localparam int SUM_W = 96;
   localparam int OFFSET_W = 60;
@@ -74,10 +76,10 @@ module digit_scores #(
 
   genvar i, j;
 
-  // --- q comes in
+  // --- input of q
 
   logic [15:0] q_scale [0:(1<<Q_W)-1];
-  logic [15:0] q_least [0:(1<<Q_W)-1];  // the same for the second product
+  logic [15:0] q_least [0:(1<<Q_W)-1];  // q for the second product
   logic [Q_W-ID_W-1:0] q_channel;
   logic [ID_W-1:0] q_head;
   logic q_take, loaded, q_bad, busy;
@@ -101,7 +103,7 @@ module digit_scores #(
     end
   end
 
-  // --- a page comes in: its header is kept until all products are begun, lines go into the queue
+  // --- input of a page: the header is stored until all products have started, lines enter the queue
 
   logic [127:0] scales [0:DIM/8-1];
   logic [127:0] leasts [0:DIM/8-1];
@@ -164,7 +166,7 @@ module digit_scores #(
     end
   end
 
-  // --- products of a header, exactly: q x scale, of which the leading ones are sought, and the sum of q x least value
+  // --- exact products of a header: q x scale, to find the leading ones, and the sum of q x minimum
 
   localparam int MAKE = 7;
   localparam int PRODUCT_W = 22 + 7 + 3 + 1;
@@ -181,7 +183,7 @@ module digit_scores #(
   logic [15:0] scale_1, least_1, least_2, q_1, q_copy_1, q_copy_2;
   logic [7:0] width_1;
   logic first_1, wide_1;
-  logic [3*(MAKE-1)-1:0] width_on;  // from the second cycle on
+  logic [3*(MAKE-1)-1:0] width_on;  // from the second cycle onward
   logic [10:0] sig_a, sig_b;
   logic [4:0] shift_a, shift_b;
   logic [5:0] shift_3;
@@ -223,7 +225,7 @@ module digit_scores #(
       if (head_end) channel <= channel + 1'b1;
       if (made_all) begin
         making <= 1'b0;
-        tokens_made <= tokens_in;  // the next header may come
+        tokens_made <= tokens_in;  // the next header can enter
         channel <= '0;
       end
     end else if (makes) making <= 1'b1;
@@ -232,7 +234,7 @@ module digit_scores #(
     q_1 <= q_scale[{q_at, head}];
     q_copy_1 <= q_least[{q_at, head}];
     width_1 <= width_byte;
-    {q_copy_2, least_2} <= {q_copy_1, least_1};  // memories take their time
+    {q_copy_2, least_2} <= {q_copy_1, least_1};  // memory latency
     first_1 <= head == '0;
     if (go[MAKE-1] && !go[MAKE-2]) made_wait <= 1'b1;
     if (hand_over) begin
@@ -249,7 +251,7 @@ module digit_scores #(
     end
   end
 
-  // Of the first product the sum is kept, with seven cycles as the second one
+  // The sum of the first product is delayed to seven cycles, like the second product
   fx_product #(.SIG_W(11), .SIZE_W(52), .RIGHT(28)) least_product (
       .clk(clk), .a_sign(q_copy_2[15]), .a_sig(fp16_sig(q_copy_2)), .a_shift(fp16_shift(q_copy_2)), .b(least_2),
       .size(term_size), .sign(term_sign), .over(unused_over), .bad(term_bad));
@@ -269,7 +271,7 @@ module digit_scores #(
     end
   endgenerate
 
-  // Of the second one the leading one, and its place, above 2^-49
+  // Leading one of the second product, and its position above 2^-49
   normalize #(.W(22)) norm (.clk(clk), .en(1'b1), .value(raw), .normal(normal), .zeros(zeros));
 
   assign place_width = width_on[3*(MAKE-2) +: 3];
@@ -302,9 +304,9 @@ module digit_scores #(
     end
   end
 
-  // --- coefficients of all digits of a channel at once; behind the last digit come channels of none
+  // --- coefficients of all digits of a channel at once; channels without digits follow the last digit
 
-  logic [1:0] slots;  // pages with coefficients: being made, at work, being given out
+  logic [1:0] slots;  // pages with coefficients: in preparation, in progress, in output
   logic coding, blank, coded, slot_in;
   logic [CH_W:0] code_channel;
   logic [ID_W-1:0] code_head;
@@ -317,7 +319,7 @@ module digit_scores #(
   logic [2:0] width_c2, width_c3, width_c4;
   logic [6:0] down_2;
   logic [N_W-1:0] number_2, number_3, number_4;
-  logic [4*8-1:0] codes;  // of all levels
+  logic [4*8-1:0] codes;  // codes of all levels
   logic [6:0] slot_top [0:2*Q_HEADS-1];  // {slot, query}
   logic [OFFSET_W-1:0] slot_offset [0:2*Q_HEADS-1];
   logic [1:0] slot_bad, ready;
@@ -389,12 +391,12 @@ module digit_scores #(
     end
   end
 
-  // Level l is 2 l places higher; the highest place of all levels is that of 64 to 127
+  // Level l is shifted by 2 l bits; the largest level is scaled to 64..127
   generate
     for (i = 0; i < 4; i = i + 1) begin : g_level
       logic [6:0] down;
       logic gone;
-      logic [29:0] moved;  // a coefficient's 7 bits, half a unit, and what is below
+      logic [29:0] moved;  // 7 bits of a coefficient, half a unit, and lower bits
       logic [7:0] rounded;
       logic [6:0] size;
       assign down = down_2 - 7'(2 * i);
@@ -407,7 +409,7 @@ module digit_scores #(
     end
   endgenerate
 
-  // Each digit's coefficient to the memory of its place in a line
+  // Writes the coefficient of each digit to the memory of its position in a line
   localparam int COEF_A = 1 + LINE_W + ID_W;  // {slot, line, query}
   logic [127:0] coefs, coefs_1;
   logic [ID_W-1:0] head_4;
@@ -436,16 +438,16 @@ module digit_scores #(
     end
   endgenerate
 
-  // --- lines at work: four tokens a beat and query; the last line's sums go to one of two halves of what is given out
+  // --- lines in progress: four tokens per beat and query; sums of the last line enter one of two output halves
 
   localparam int WORK = 4;
-  localparam int WORK_W = 2 + ID_W + 3;  // place, query, first line, last line, half
+  localparam int WORK_W = 2 + ID_W + 3;  // position, query, first line, last line, half
   logic slot_work, issue, work_head_last, line_first, line_last, begins_last, page_ends, block_half;
   logic [1:0] quarter;
   logic [LINE_W-1:0] line;
   logic [4:0] block, block_end;
   logic [ID_W-1:0] work_head;
-  logic [1:0] halves;  // that are being filled or given out
+  logic [1:0] halves;  // halves in input or output
   logic half_given;
   logic [127:0] beat_1;
   logic [WORK-1:0] work;
@@ -515,7 +517,7 @@ module digit_scores #(
     end
   end
 
-  // --- scores out: acc x 2^e + offset, exactly; pages of the same tokens are added up
+  // --- score output: acc x 2^e + offset, exact; pages of the same tokens are summed
 
   localparam int OUT = 5;
   localparam int OUT_W = ID_W + 3;  // query, last, saturated, bad
@@ -601,7 +603,7 @@ module digit_scores #(
       assign total = sum_5;
       assign scale_valid = out_valid[OUT-1];
     end else begin : g_parts
-      // A page's first token waits until the page before is stored
+      // The first token of a page waits until the previous page is stored
       logic [SUM_W-1:0] kept [0:(1<<KEEP_W)-1];
       logic [SUM_W-1:0] kept_5;
       logic [OUT*(KEEP_W+2)-1:0] ats;  // {first part, last part, token, query}

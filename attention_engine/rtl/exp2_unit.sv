@@ -1,9 +1,10 @@
 `include "check.svh"
 
-// 2^x by a table of 256 segments and a line in each: relative error below 4e-7.
+// 2^x by a table of 256 linear segments; the relative error is below 4e-7.
 //
-// s_tdata: x, INT_W bits before the point (two's complement) and 20 behind it. m_tdata: {floor(x), mantissa}, where the
-// mantissa of 24 bits lies in [2^23, 2^24) and stands for 1 to 2. One a cycle, four cycles; s_tuser goes along.
+// s_tdata: x, INT_W integer bits (two's complement) and 20 fractional bits. m_tdata: {floor(x), mantissa}; the 24-bit
+// mantissa is in [2^23, 2^24) and represents 1 to 2. Throughput: one per cycle; latency: four cycles. s_tuser is passed
+// through.
 module exp2_unit #(
     parameter int INT_W = 13,
     parameter int USER_W = 1
@@ -46,7 +47,7 @@ module exp2_unit #(
       entry <= exp2_entry(s_tdata[19:12]);
       low <= s_tdata[11:0];
       whole_0 <= s_tdata[INT_W+19:20];
-      entry_1 <= entry;  // a memory and a multiplier are too much for one cycle
+      entry_1 <= entry;  // memory and multiplier exceed one cycle
       low_1 <= low;
       whole_1 <= whole_0;
       rise <= entry_1[15:0] * low_1;

@@ -1,4 +1,4 @@
-// An FP16 value is sig x 2^(shift - 24), with 11 bits of sig; NaN and infinity read as zero and are reported.
+// An FP16 value is sig x 2^(shift - 24) with an 11-bit sig; NaN and infinity are read as zero and reported.
 function automatic logic fp16_bad(input logic [15:0] value);
   fp16_bad = value[14:10] == 5'd31;
 endfunction

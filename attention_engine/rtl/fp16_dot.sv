@@ -1,10 +1,10 @@
 `include "check.svh"
 
-// Exact dot products of FP16 vectors, LANES values a cycle, in units of 2^-48.
+// Exact dot products of FP16 vectors, LANES values per cycle, in units of 2^-48.
 //
-// A beat has LANES values of a, then LANES of b. s_tuser begins a vector and s_tlast ends it; s_tid says which of
-// CONTEXTS sums it belongs to, so that vectors may alternate beat by beat. m_tuser: a value was NaN or infinite, which
-// count as zero. Sums are integers, so the order of beats and lanes changes no bit.
+// A beat has LANES values of a, then LANES values of b. s_tuser starts a vector and s_tlast ends it; s_tid selects one
+// of CONTEXTS sums, so that beats of different vectors can alternate. m_tuser: an input is NaN or infinite; such inputs
+// are zero. Sums are integers, so the order of beats and lanes has no effect on the result.
 module fp16_dot #(
     parameter int LANES = 16,
     parameter int CONTEXTS = 1,
@@ -28,13 +28,13 @@ module fp16_dot #(
   `include "fp16.svh"
 
   localparam int LEVELS = $clog2(LANES);
-  localparam int DEPTH = 4 + LEVELS;  // products, then one level of the tree a cycle
+  localparam int DEPTH = 4 + LEVELS;  // products, then one tree level per cycle
 
   `CHECK(LANES >= 8 && LANES <= 128 && (1 << LEVELS) == LANES, "fp16_dot: LANES must be 8, 16, 32, 64 or 128")
   `CHECK(CONTEXTS >= 1 && CONTEXTS <= 16, "fp16_dot: CONTEXTS must be 1 to 16")
 
-  // Node i adds nodes 2i and 2i + 1; the lanes are nodes LANES to 2 LANES - 1. A lane that is negative owes one (see
-  // fp16_product): every node pays what its left side owes, and the last sum what is left.
+  // Node i adds nodes 2i and 2i + 1; the lanes are nodes LANES to 2 LANES - 1. A negative lane needs an extra one
+  // (see fp16_product): each node adds it for its left child, and the last sum adds the rest.
   logic [2*LANES*ACC_W-1:0] node;
   logic [2*LANES-1:1] bad, owes;
   logic en;

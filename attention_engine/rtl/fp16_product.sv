@@ -1,10 +1,10 @@
 `include "check.svh"
 
-// One lane of exact arithmetic: a coefficient of SIG_W bits times an FP16 value, as a sum's addend.
+// One lane of exact arithmetic: the product of a coefficient of SIG_W bits and an FP16 value, as an addend.
 //
 // The coefficient is (-1)^a_sign x a_sig x 2^(a_shift - 24). The product, in units of 2^-48, is `ones` + `minus`: a
-// negative one comes as the complement of its size, and whoever adds it has a carry to spare. Four cycles, which pass
-// while `en` is high. `bad`: b was NaN or infinite; it then counts as zero.
+// negative product is the complement of its magnitude, and the adder supplies the carry. The latency is four cycles,
+// which advance while `en` is high. `bad`: b is NaN or infinite; b is then zero.
 module fp16_product #(
     parameter int SIG_W = 16,
     parameter int ACC_W = 88

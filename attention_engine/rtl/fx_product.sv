@@ -1,10 +1,10 @@
 `include "check.svh"
 
-// A coefficient times an FP16 value, rounded to fixed point.
+// Product of a coefficient and an FP16 value, rounded to fixed point.
 //
-// The coefficient is (-1)^a_sign x a_sig x 2^a_shift, the result (-1)^sign x size with size = round(a_sig x sig(b) x
-// 2^(a_shift + shift(b) - RIGHT)), halves to even, where b is sig x 2^(shift - 24). A size that exceeds SIZE_W
-// bits saturates and says so in `over`. `bad`: b was NaN or infinite; it then counts as zero. One a cycle, five cycles.
+// The coefficient is (-1)^a_sign x a_sig x 2^a_shift. The result is (-1)^sign x size with size = round(a_sig x sig(b) x
+// 2^(a_shift + shift(b) - RIGHT)), ties to even; b is sig x 2^(shift - 24). A size of more than SIZE_W bits saturates
+// and sets `over`. `bad`: b is NaN or infinite; b is then zero. Throughput: one per cycle; latency: five cycles.
 module fx_product #(
     parameter int SIG_W = 24,
     parameter int SIZE_W = 38,
@@ -35,7 +35,7 @@ module fx_product #(
   logic [RAW_W-1:0] raw;
   logic [RAW_W+6:0] fine;
   logic [WIDE_W-1:0] wide;
-  logic [SIZE_W:0] near;  // and half a unit
+  logic [SIZE_W:0] near;  // size and half a unit
   logic beyond, rest;
   logic [SIZE_W:0] rounded;
   logic [3:0] signs, bads;

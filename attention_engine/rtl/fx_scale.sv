@@ -1,10 +1,10 @@
 `include "check.svh"
 
-// Exact sums become fixed-point numbers: round(sum x mant x 2^-exp), OUT_W bits with OUT_FRAC behind the point.
+// Converts exact sums to fixed point: round(sum x mant x 2^-exp), OUT_W bits with OUT_FRAC fractional bits.
 //
-// The sum, in units of 2^-48, is cut to its leading 32 bits, multiplied by a scale of 24 bits and rounded to nearest,
-// halves away from zero. A result beyond the range saturates and says so in m_over. One a cycle, eleven cycles; s_tuser
-// goes along.
+// The sum, in units of 2^-48, is truncated to its leading 32 bits, multiplied by a 24-bit scale and rounded to nearest,
+// ties away from zero. A result out of range saturates and sets m_over. Throughput: one per cycle; latency: eleven
+// cycles. s_tuser is passed through.
 module fx_scale #(
     parameter int ACC_W = 88,
     parameter int OUT_W = 48,
@@ -28,9 +28,9 @@ module fx_scale #(
   localparam int Z_W = $clog2(ACC_W);
   localparam int NORM = (Z_W + 1) / 2;      // cycles of normalize
   localparam int LATENCY = NORM + 7;
-  localparam int KEEP = 55 - OUT_W;  // low bits of the product that no result in range can reach
+  localparam int KEEP = 55 - OUT_W;  // low bits of the product that no result in range includes
   localparam int CUT_W = 56 - KEEP;
-  localparam int BIAS = ACC_W - 80 + OUT_FRAC + KEEP + 1;  // what a shift of none stands for
+  localparam int BIAS = ACC_W - 80 + OUT_FRAC + KEEP + 1;  // value of a zero shift
 
   `CHECK(ACC_W > 32 && ACC_W <= 96, "fx_scale: ACC_W must be 33 to 96")
   `CHECK(OUT_W >= 16 && OUT_W <= 55, "fx_scale: OUT_W must be 16 to 55")

@@ -2,12 +2,12 @@
 
 // Exact weighted sums of rows: sums[q][i] += weight[q] x row[i] for Q_HEADS queries, in units of 2^-48.
 //
-// s_w: one weight a query for each row, (-1)^sign x sig x 2^(shift - 24), as {sign, shift, sig}. s_row: rows of up to
-// RUN_MAX values, LANES a beat, each beat used Q_HEADS cycles; s_row_tuser: the row begins new sums; s_row_tdest: which
-// of two banks of sums; s_row_tkeep: the values whose NaN or infinity is told. s_drain: {bank, beats - 1} of sums to
-// give out, once all rows before are in; m: one sum a beat, query by query, with the query in m_tid and m_tuser for NaN
-// or infinity met, m_tlast at the end. One bank may fill while the other drains; a drain takes six cycles in LANES from
-// the rows. A sum comes back after four cycles at least, so rows of fewer beats x queries wait.
+// s_w: one weight for each query and row, (-1)^sign x sig x 2^(shift - 24), as {sign, shift, sig}. s_row: rows of up to
+// RUN_MAX values, LANES per beat, Q_HEADS cycles per beat; s_row_tuser: the row starts new sums; s_row_tdest: one of
+// two banks of sums; s_row_tkeep: values to check for NaN or infinity. s_drain: {bank, beats - 1} of the sums to output
+// after all previous rows. m: one sum per beat, query by query, with the query in m_tid and NaN or infinity in m_tuser;
+// m_tlast at the end. One bank can fill while the other drains; a drain blocks rows for six of LANES cycles. The
+// feedback of a sum takes at least four cycles, so rows with fewer beats x queries wait.
 module gemv_av #(
     parameter int RUN_MAX = 512,
     parameter int Q_HEADS = 1,
@@ -42,13 +42,13 @@ module gemv_av #(
   localparam int HEAD_W = Q_HEADS > 1 ? $clog2(Q_HEADS) : 0;
   localparam int ADDR_W = 1 + POS_W + HEAD_W;
   localparam int LANE_W = $clog2(LANES);
-  localparam int STAGES = 6;  // what is issued, four in fp16_product, the sum
+  localparam int STAGES = 6;  // issue, four in fp16_product, sum
 
   `CHECK(RUN_MAX % LANES == 0, "gemv_av: RUN_MAX must be a multiple of LANES")
   `CHECK((1 << LANE_W) == LANES, "gemv_av: LANES must be a power of two")
   `CHECK(Q_HEADS >= 1 && Q_HEADS <= 16, "gemv_av: Q_HEADS must be 1 to 16")
 
-  // Rows in: one (beat, query) a cycle
+  // Row input: one (beat, query) per cycle
   logic [POS_W-1:0] pos;
   logic [ID_W-1:0] head;
   logic issue, want, fetch, pending, head_last;
@@ -59,8 +59,8 @@ module gemv_av #(
   assign head_last = head == ID_W'(Q_HEADS - 1);
   assign weight = pos == '0 ? s_w_tdata : held[head];
   assign issue = s_row_tvalid && (pos != '0 || s_w_tvalid) && cool == '0 && !want && !pending;
-  // A sum is not written before its next product is due when a row was short; the drain needs the memory's port
-  logic [1:0] short;  // cycles of this row that are missing to four
+  // After a short row, a sum is not written before its next product is due; the drain needs the memory port
+  logic [1:0] short;  // missing cycles of this row, of four
   logic [1:0] cool;
 
   assign s_row_tready = issue && head_last;
@@ -86,11 +86,11 @@ module gemv_av #(
     end
   end
 
-  // Sums: read while the product is made, added when both are there, written in the next cycle
+  // Sums: read during the multiplication, added when both operands are ready, written in the next cycle
   logic [STAGES-1:0] valid;
   logic [2:0] first;
   logic [STAGES*ADDR_W-1:0] addrs;
-  logic [LANES*ACC_W-1:0] product, read, read_1, sum;  // a memory and an adder are two cycles
+  logic [LANES*ACC_W-1:0] product, read, read_1, sum;  // memory and adder take two cycles
   logic [16*LANES-1:0] row_0;
   logic [SIG_W+5:0] weight_0;
   logic [5*LANES-1:0] keeps;
@@ -135,7 +135,7 @@ module gemv_av #(
     if (rst) valid <= '0;
   end
 
-  // Drain: words of LANES sums, given out one by one
+  // Drain: words of LANES sums, output one at a time
   logic draining, word_bad, more;
   logic bank;
   logic [POS_W-1:0] beats, from;

@@ -1,9 +1,10 @@
 `include "check.svh"
 
-// Exact logits: q of Q_HEADS queries is held, rows of K stream by and each is shared by all queries.
+// Exact logits: the unit stores q of Q_HEADS queries; each row of the K stream is used for all queries.
 //
-// s_q: q of a channel's queries, then of the next channel's; s_q_tlast ends it. s_k: rows of DIM values, LANES a beat,
-// each beat used Q_HEADS cycles. m: for each row one sum a query, in units of 2^-48; m_tuser: NaN or infinity met.
+// s_q: q of all queries for the first channel, then for the next channel; s_q_tlast ends it. s_k: rows of DIM values,
+// LANES per beat, Q_HEADS cycles per beat. m: one sum for each row and query, in units of 2^-48; m_tuser: NaN or
+// infinity in the input.
 module gemv_qk #(
     parameter int DIM = 128,
     parameter int Q_HEADS = 1,
@@ -35,7 +36,7 @@ module gemv_qk #(
   `CHECK(DIM % LANES == 0, "gemv_qk: DIM must be a multiple of LANES")
   `CHECK(ACC_W >= 81 + $clog2(DIM), "gemv_qk: ACC_W must be 81 + log2(DIM) at least")
 
-  logic [WORD_W-1:0] base_in, word;  // words of one beat's queries lie together
+  logic [WORD_W-1:0] base_in, word;  // words of the queries of one beat are adjacent
   logic [LANE_W-1:0] lane_in;
   logic [ID_W-1:0] head_in, head;
   logic loaded, issue, ready, started;

@@ -1,7 +1,7 @@
-"""Bit-exact models of the RTL's units, on Python integers: same order, same tables, same rounding.
+"""Bit-exact models of the RTL units with Python integers: same order, same tables, same rounding.
 
-An FP16 value is an integer in units of 2^-24, a product or a sum one in units of 2^-48. A score x is an integer with
-`LOGIT_FRAC` bits behind the point, in log2 units. Every function here has the RTL module of its name beside it.
+An FP16 value is an integer in units of 2^-24, a product or sum is an integer in units of 2^-48. A score x is an integer
+with `LOGIT_FRAC` fractional bits, in log2 units. Each function has the name of its RTL module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TABLE = exp2_table()
 
 
 def fp16_units(bits: int) -> int:
-    """The value of FP16 bits in units of 2^-24; NaN and infinity count as zero (see `fp16_bad`)."""
+    """Return the value of FP16 bits in units of 2^-24; NaN and infinity are zero (see `fp16_bad`)."""
     exponent, mantissa = bits >> 10 & 31, bits & 1023
     if exponent == 31:
         return 0
@@ -36,7 +36,7 @@ def fp16_bad(bits: int) -> bool:
 
 
 def fp16_dot(a: Sequence[int], b: Sequence[int]) -> tuple[int, bool]:
-    """The exact dot product of FP16 bits in units of 2^-48, and whether NaN or infinity was met."""
+    """Return the exact dot product of FP16 bits in units of 2^-48, and whether an input is NaN or infinity."""
     bad = any(fp16_bad(value) for value in (*a, *b))
     return sum(fp16_units(x) * fp16_units(y) for x, y in zip(a, b, strict=True)), bad
 
@@ -44,7 +44,7 @@ def fp16_dot(a: Sequence[int], b: Sequence[int]) -> tuple[int, bool]:
 def fx_scale(
     total: int, mant: int, exp: int, bits: int = OUT_BITS, frac: int = OUT_FRAC, acc_bits: int = 88
 ) -> tuple[int, bool]:
-    """round(total x mant x 2^-exp) with `frac` bits behind the point, halves away from zero; saturates."""
+    """Return round(total x mant x 2^-exp) with `frac` fractional bits, ties away from zero; saturates."""
     size, top = abs(total), (1 << bits - 1) - 1
     zeros = acc_bits - size.bit_length()
     raw = (size << zeros >> acc_bits - 32) * mant
@@ -58,7 +58,7 @@ def fx_scale(
 
 
 def exp2_unit(x: int) -> tuple[int, int]:
-    """2^x as (floor(x), mantissa of 24 bits); x has LOGIT_FRAC bits behind the point."""
+    """Return 2^x as (floor(x), 24-bit mantissa); x has LOGIT_FRAC fractional bits."""
     whole, fraction = x >> LOGIT_FRAC, x & (1 << LOGIT_FRAC) - 1
     base, slope = _TABLE[fraction >> 12]
     return whole, 1 << 23 | base + (slope * (fraction & 4095) >> 12)
@@ -66,7 +66,7 @@ def exp2_unit(x: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What `softmax_online` gives out for a row of scores: m, l in units of 2^-32, its leading zeros of 48, 1 / l."""
+    """Output of `softmax_online` for a row of scores: m, l in units of 2^-32, its leading zeros of 48 bits, 1 / l."""
 
     top: int
     total: int
@@ -75,13 +75,13 @@ class Statistics:
 
 
 def term(x: int, top: int) -> int:
-    """2^(x - top) in units of 2^-32, for a whole `top` above x."""
+    """Return 2^(x - top) in units of 2^-32, for an integer `top` above x."""
     whole, mant = exp2_unit(x - (top << LOGIT_FRAC))
     return (mant << 8) >> min(-whole - 1, 63)
 
 
 def softmax_online(scores: Sequence[int]) -> Statistics:
-    """One pass over a row of scores: the maximum runs ahead, the sum shrinks by whole powers of two."""
+    """Process a row of scores in one pass with a running maximum; the sum is rescaled by powers of two."""
     top = total = 0
     for number, x in enumerate(scores):
         above = (x >> LOGIT_FRAC) + 1
@@ -95,7 +95,7 @@ def softmax_online(scores: Sequence[int]) -> Statistics:
 
 
 def ordered(key: int, bits: int, absolute: bool) -> int:
-    """A key {sign, magnitude} as a number that sorts as it does."""
+    """Return a key {sign, magnitude} as a number with the same order."""
     sign, size = key >> bits - 1, key & (1 << bits - 1) - 1
     if sign and not absolute and size:
         return ~key & (1 << bits) - 1
@@ -103,7 +103,7 @@ def ordered(key: int, bits: int, absolute: bool) -> int:
 
 
 def argtopk(keys: Sequence[int], k: int, recent: int = 0, absolute: bool = False, bits: int = 30) -> list[bool]:
-    """Which keys are among the k taken: the `recent` last, and the largest others, lowest index first."""
+    """Return which keys are among the k taken: the `recent` last, and the largest others, lowest index first."""
     old = len(keys) - recent
     best = sorted(range(old), key=lambda i: (-ordered(keys[i], bits, absolute), i))[: k - recent]
     taken = {*best, *range(old, len(keys))}
@@ -111,8 +111,8 @@ def argtopk(keys: Sequence[int], k: int, recent: int = 0, absolute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """A beat that `nfc_filter` lets go on; `end`: a wanted run ends in it."""
+class FilteredBeat:
+    """A beat that passes `nfc_filter`; `end`: a wanted run ends in it."""
 
     data: tuple[int, ...]
     keep: tuple[bool, ...]
@@ -121,8 +121,8 @@ class Passed:
     last: bool
 
 
-def nfc_filter(page: Sequence[int], wanted: Sequence[bool], length: int, lanes: int) -> list[Passed]:
-    """Beats of a page of FP16 bits with something wanted; the page ends with its last value."""
+def nfc_filter(page: Sequence[int], wanted: Sequence[bool], length: int, lanes: int) -> list[FilteredBeat]:
+    """Return the beats of a page of FP16 bits that contain wanted values; the page ends with its last value."""
     runs = [*wanted, *[False] * (len(page) // length + 2)]
     beats = []
     for start in range(0, len(page), lanes):
@@ -135,12 +135,12 @@ def nfc_filter(page: Sequence[int], wanted: Sequence[bool], length: int, lanes: 
         end = runs[own] and (own + 1) * length <= start + lanes
         last = (end and not any(runs[own + 1 :])) or start + lanes >= len(page)
         fill = lanes - len(data)
-        beats.append(Passed((*data, *[0] * fill), (*keep, *[False] * fill), first, end, last))
+        beats.append(FilteredBeat((*data, *[0] * fill), (*keep, *[False] * fill), first, end, last))
     return beats
 
 
 def score_scale(whole: int, kept: int, mant: int, exp: int) -> tuple[int, int]:
-    """mant x 2^-exp times sqrt(whole / kept), again with 24 bits of mant."""
+    """Return mant x 2^-exp times sqrt(whole / kept), with a 24-bit mant."""
     if kept == 0:
         root = 1 << 24
     else:
@@ -152,7 +152,7 @@ def score_scale(whole: int, kept: int, mant: int, exp: int) -> tuple[int, int]:
 
 
 def fx_key(value: int) -> int:
-    """A sum of 48 bits as a key: the place of its leading one, and 20 bits behind that."""
+    """Return a 48-bit sum as a key: the position of its leading one, and the next 20 bits."""
     if value == 0:
         return 0
     size = value.bit_length()
@@ -160,7 +160,7 @@ def fx_key(value: int) -> int:
 
 
 def group_score(parts: Sequence[tuple[int, int, Statistics]]) -> int:
-    """The key of a token's score: the sum of 2^x / l, where parts are exp2_unit's (whole, mant) and a query's l."""
+    """Return the key of a token's score: the sum of 2^x / l; parts are (whole, mant) of exp2_unit and l of a query."""
     total = exponent = 0
     for number, (whole, mant, row) in enumerate(parts):
         product = mant * row.recip
@@ -180,7 +180,7 @@ def group_score(parts: Sequence[tuple[int, int, Statistics]]) -> int:
 
 
 def value_weight(x: int, top: int) -> int:
-    """2^(x - top) in units of 2^-24 with 16 leading bits, rounded to nearest: a weight of V."""
+    """Return 2^(x - top) in units of 2^-24 with 16 leading bits, rounded to nearest: a weight of V."""
     whole, mant = exp2_unit(x - (top << LOGIT_FRAC))
     down = -whole - 1
     if down > 24:
@@ -190,37 +190,40 @@ def value_weight(x: int, top: int) -> int:
 
 
 def mix_out(out: int, rest: int, mean: int) -> int:
-    """FP16 bits of out + rest x mean: units of 2^-30 and 2^-24, and FP16 bits; rounded to nearest even, saturating."""
+    """Return FP16 bits of out + rest x mean, rounded to nearest even, saturated.
+
+    out is in units of 2^-30, rest in units of 2^-24, mean is FP16 bits.
+    """
     addend = abs(rest * fp16_units(mean)) >> 18
     mixed = out - addend if mean >> 15 else out + addend
     size, sign = abs(mixed), 0x8000 if mixed < 0 else 0
     drop = max(size.bit_length() - 11, 6)
     kept, cut = size >> drop, size & (1 << drop) - 1
     kept += cut > 1 << drop - 1 or (cut == 1 << drop - 1 and kept & 1)
-    bits = kept + (drop - 6 << 10)  # a carry out of the mantissa is the next exponent
+    bits = kept + (drop - 6 << 10)  # a mantissa overflow increments the exponent
     return sign | min(bits, 0x7BFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
-    """What `sparf_engine` gives out, and what it chose on the way."""
+class SparfResult:
+    """Output and selection of `sparf_engine`."""
 
     out: U16  # (G, d)
     channels: list[int]
     tokens: list[int]
     alpha: list[int]  # in units of 2^-24
-    rows: list[tuple[int, int]]  # m and l of the attended tokens, a query each: their 2^x sum to l x 2^(m - 32)
+    rows: list[tuple[int, int]]  # m and l of the attended tokens for each query: the sum of 2^x is l x 2^(m - 32)
     bad: bool
 
 
 def score(total: int, mant: int, exp: int) -> int:
-    """A sum as a score x of 32 bits; saturates."""
+    """Return a sum as a 32-bit score x; saturates."""
     x = fx_scale(total, mant, exp)[0] >> OUT_FRAC - LOGIT_FRAC
     return max(-(1 << 31), min((1 << 31) - 1, x))
 
 
-def sparf_engine(q: U16, keys: U16, values: U16, mean: U16, run: EngineRun) -> Attended:
-    """One head: q (G, d), K and V (S, d) and the mean of V (d,), all FP16 bits."""
+def sparf_engine(q: U16, keys: U16, values: U16, mean: U16, run: EngineRun) -> SparfResult:
+    """Compute one head: q (G, d), K and V (S, d) and the mean of V (d,), all FP16 bits."""
     p, G = run.sparf, run.shape.q_heads
     Q, K, V = (np.array([[fp16_units(int(b)) for b in row] for row in part], object) for part in (q, keys, values))
     channels = np.flatnonzero(argtopk([fx_key(int(s)) for s in abs(Q).sum(0)], p.r, absolute=True))
@@ -249,4 +252,4 @@ def sparf_engine(q: U16, keys: U16, values: U16, mean: U16, run: EngineRun) -> A
         sums.append((row.top, row.total))
     seen = [keys[:, channels], keys[tokens], values[tokens], q, mean]
     bad = any(((part >> 10 & 31) == 31).any() for part in seen)
-    return Attended(out, channels.tolist(), tokens.tolist(), alphas, sums, bad)
+    return SparfResult(out, channels.tolist(), tokens.tolist(), alphas, sums, bad)

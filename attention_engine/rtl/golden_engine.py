@@ -1,9 +1,9 @@
-"""Bit-exact model of `progressive_engine`: scores, choice of pages, sums of one head, on integers.
+"""Bit-exact integer model of `progressive_engine`: scores, page selection and sums of one head.
 
-Weights are 2^(x - m), with m of a query's scores from score pages. A token of a refined page that is chosen has its
-exact score and weight, which may exceed one, up to 2^8 (beyond that it is cut and told), and its V of 8 bits; any other
-token has its weight from the score page, and its V from the value page, or none where that page is not read. l is the
-sum of all weights, those of pages that are not read too.
+Weights are 2^(x - m), with m from the scores of a query's score pages. A token of a chosen refined page has its exact
+score and weight, which may exceed one (up to 2^8; larger weights are clamped and reported), and its 8-bit V. All other
+tokens have the weight from the score page and V from the value page, or no V if that page is not read. l is the sum of
+all weights, including those of unread pages.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from attention_engine.rtl.params import ProgressiveRun
 from csd_spec.arrays import I64, U16
 from csd_spec.progressive import SIGNS
 
-HEADROOM = 8  # an exact score may exceed m by that much
+HEADROOM = 8  # maximum excess of an exact score over m
 TOTAL_BITS = 56  # of l
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """One head's pages: score pages by group and part of channels, refined pages, value pages by group and part."""
+    """Pages of one head: score pages by group and channel part, refined pages, value pages by group and part."""
 
     scores: Sequence[Sequence[bytes]]
     refined: Sequence[bytes]
@@ -54,8 +54,8 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
-    """What `progressive_engine` gives out, and what it chose on the way."""
+class ProgressiveResult:
+    """Output and selection of `progressive_engine`."""
 
     out: U16  # (G, d)
     x: I64  # (G, S), scores from score pages
@@ -67,7 +67,7 @@ class Progressed:
 
 
 def reciprocal(total: int) -> tuple[int, int, bool]:
-    """1 / l as (mant, exp), worth mant x 2^-exp, for l in units of 2^-32; and whether l was too small for that."""
+    """Return 1 / l = mant x 2^-exp as (mant, exp), for l in units of 2^-32, and whether l was too small."""
     if total == 0:
         return 0, 0, False
     zeros = TOTAL_BITS - total.bit_length()
@@ -78,27 +78,27 @@ def reciprocal(total: int) -> tuple[int, int, bool]:
     return recip, max(exp, 0), exp < 0
 
 
-def times(mant: int, exp: int, other: tuple[int, int]) -> tuple[int, int]:
-    """Product of two scales, again with 24 bits of mant, the rest cut."""
+def multiply_scales(mant: int, exp: int, other: tuple[int, int]) -> tuple[int, int]:
+    """Return the product of two scales with a 24-bit mant, truncated."""
     product = mant * other[0]
     extra = 24 if product >> 47 else 23
     return product >> extra, exp + other[1] - extra
 
 
 def term(x: int, top: int) -> int:
-    """2^(x - top) in units of 2^-32."""
+    """Return 2^(x - top) in units of 2^-32."""
     whole, mant = exp2_unit(x - (top << LOGIT_FRAC))
     return (mant << 16) >> min(7 - whole, 63)
 
 
-def clipped(value: int, bits: int) -> tuple[int, bool]:
-    """A value of `bits` bits, two's complement, symmetric; and whether it was cut."""
+def saturate(value: int, bits: int) -> tuple[int, bool]:
+    """Return a value clamped to the symmetric range of `bits` bits, two's complement, and whether it was clamped."""
     most = (1 << bits - 1) - 1
     return max(-most, min(most, value)), abs(value) > most
 
 
 class _Engine:
-    """The steps of a run, which leave what they have met in `bad` and `over`."""
+    """Steps of a run; they record errors in `bad` and `over`."""
 
     def __init__(self, q: U16, pages: Pages, run: ProgressiveRun) -> None:
         self.q, self.pages, self.run, self.shape = q, pages, run, run.shape
@@ -117,7 +117,7 @@ class _Engine:
         return np.concatenate(parts, axis=1)
 
     def choose(self) -> tuple[Bools, Bools]:
-        """Refined pages that are chosen, value pages that are read."""
+        """Return the chosen refined pages and the value pages to read."""
         thresholds = self.run.gain_threshold, self.run.mass_threshold
         limits = [page_limits(row.total, thresholds) for row in self.rows]
         lines = zip(self.x.tolist(), self.rows, strict=True)
@@ -125,7 +125,7 @@ class _Engine:
         return page_gains(shares, limits, self.shape.refined, self.shape.form.value_tokens)
 
     def refine(self, chosen: Bools) -> tuple[list[list[int]], list[int]]:
-        """Sums of V (G, d) in units of 2^-48 of the chosen pages' tokens, and their l."""
+        """Return the sums of V (G, d) over tokens of the chosen pages in units of 2^-48, and their l."""
         n, d = self.shape.refined, self.shape.head_dim
         mant, exp = self.shape.scale
         sums, totals = [[0] * d for _ in range(self.G)], [0] * self.G
@@ -147,7 +147,7 @@ class _Engine:
         return sums, totals
 
     def sum_values(self, chosen: Bools, read: Bools) -> list[list[int]]:
-        """Sums (G, d) of value pages in units of 2^-24, rotated back but for their scale."""
+        """Return the sums (G, d) of value pages in units of 2^-24, rotated back without the scale factor."""
         n, count, m = self.shape.refined, self.shape.form.value_tokens, self.shape.m
         totals = [[0] * self.shape.head_dim for _ in range(self.G)]
         for group in np.flatnonzero(read).tolist():
@@ -165,8 +165,8 @@ class _Engine:
         return [hadamard(row, self.shape.rotation) for row in totals]
 
 
-def progressive_engine(q: U16, pages: Pages, run: ProgressiveRun) -> Progressed:
-    """One head: q (G, d), FP16 bits, and its pages."""
+def progressive_engine(q: U16, pages: Pages, run: ProgressiveRun) -> ProgressiveResult:
+    """Compute one head from q (G, d), FP16 bits, and its pages."""
     engine, shape = _Engine(q, pages, run), run.shape
     chosen, read = engine.choose()
     sums, exact = engine.refine(chosen)
@@ -176,13 +176,13 @@ def progressive_engine(q: U16, pages: Pages, run: ProgressiveRun) -> Progressed:
         line = engine.x[g].tolist()
         total = exact[g] + sum(term(x, row.top) for t, x in enumerate(line) if not chosen[t // shape.refined])
         mant, exp, small = reciprocal(total)
-        mant_v, exp_v = times(mant, exp, shape.unrotate)
+        mant_v, exp_v = multiply_scales(mant, exp, shape.unrotate)
         engine.over |= small
         for c in range(shape.head_dim):
             a, over_a = fx_scale(sums[g][c], mant, exp, acc_bits=96)
             b, over_b = fx_scale(values[g][c] << 24, mant_v, exp_v, acc_bits=96)
-            both, over = clipped(a - b if int(SIGNS) >> c % shape.m % 64 & 1 else a + b, OUT_BITS)
+            both, over = saturate(a - b if int(SIGNS) >> c % shape.m % 64 & 1 else a + b, OUT_BITS)
             engine.over |= over_a or over_b or over
             out[g, c] = mix_out(both, 0, 0)
         rows.append((row.top, total))
-    return Progressed(out, engine.x, chosen, read, rows, engine.bad, engine.over)
+    return ProgressiveResult(out, engine.x, chosen, read, rows, engine.bad, engine.over)

@@ -1,28 +1,29 @@
-"""Bit-exact models of the units for pages of progressive precision (`csd_spec.progressive`), on integers.
+"""Bit-exact integer models of the units for progressive-precision pages (`csd_spec.progressive`).
 
-Scores: q is FP16. The digit of level l (0 the lowest) of a channel has the coefficient q x scale x 4^l, which is
-exact. `top` says where the largest coefficient of a page begins: it lies in [2^(top - 49), 2^(top - 48)), and top is 0
-where all are zero. With e = top - 55 each coefficient becomes an int8, round half to even of coefficient x 2^-e, cut to
--127 to 127. acc is the sum of int8 x digit, offset the sum over all channels of round half to even of q x least x 2^20:
+Scores: q is FP16. The digit of level l (0 is the lowest) of a channel has the coefficient q x scale x 4^l, which is
+exact. `top` is the position of the largest coefficient of a page: it is in [2^(top - 49), 2^(top - 48)), and top is 0
+if all are zero. With e = top - 55, each coefficient is converted to int8: coefficient x 2^-e, rounded half to even and
+clamped to -127..127. acc is the sum of int8 x digit; offset is the sum over all channels of q x minimum x 2^20, each
+rounded half to even:
 
     logit x sqrt(d) = offset x 2^-20 + acc x 2^e,
 
-which is an integer in units of 2^-55; pages of the same tokens are summed in these. The score x is that times
-log2(e) / sqrt(d), with `LOGIT_FRAC` bits behind the point: `golden.fx_scale` with the sum's leading 32 bits and 24 bits
-of the factor, rounded once, halves away from zero. e above 21 counts as 21 and is told.
+which is an integer in units of 2^-55; pages of the same tokens are summed in these units. The score x is this value
+times log2(e) / sqrt(d), with `LOGIT_FRAC` fractional bits: `golden.fx_scale` of the leading 32 bits of the sum and 24
+bits of the factor, rounded once, ties away from zero. e above 21 is clamped to 21 and reported.
 
-Value pages: a weight w is an integer in units of 2^-24 (`golden.value_weight`), w x size one in units of 2^-48. The
-largest of a page and query has `top` bits, 32 at least, and each becomes W of 7 bits: round half up of
-w x size x 2^(7 - top), at most 127. What a page adds to a rotated channel's sum is
+Value pages: a weight w is an integer in units of 2^-24 (`golden.value_weight`), w x size is in units of 2^-48. The
+largest product of a page and query has `top` bits, at least 32, and each product is converted to a 7-bit W: w x size x
+2^(7 - top), rounded half up, at most 127. A page adds to the sum of a rotated channel
 
     (2 x sum of W x code - (2^b - 1) x sum of W) << top - 32
 
-in units of 2^-24, exactly. A weight is off by half a unit, which is a 128th to a 256th of the page's largest.
+in units of 2^-24, exactly. The error of a weight is at most half a unit, 1/128 to 1/256 of the largest of the page.
 
-Selection: a weight w is an integer in units of 2^-17, rounded half up, l one too, cut. A refined page is chosen when
-for some query the sum of w^2 exceeds floor(threshold x l^2), a value page is read when the sum of w exceeds
-floor(threshold x l); thresholds have 32 bits behind the point. w is off by 2^-18, so a gain of n tokens by
-2^-17 x the sum of w + n x 2^-36, a mass by n x 2^-18, l by 2^-17.
+Selection: a weight w is an integer in units of 2^-17, rounded half up; l is truncated to these units. A refined page is
+chosen if the sum of w^2 exceeds floor(threshold x l^2) for at least one query; a value page is read if the sum of w
+exceeds floor(threshold x l). Thresholds have 32 fractional bits. The error of w is at most 2^-18, so the error of a
+gain of n tokens is 2^-17 x the sum of w + n x 2^-36, that of a mass n x 2^-18, and that of l 2^-17.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ UNIT = 55  # a sum over channels is an integer in units of 2^-55
 MAX_TOP = 76
 MIN_EXPONENT, MAX_EXPONENT = -24, 9
 WEIGHT_BITS, MIN_VALUE_TOP = 7, 32
-SHARE_FRAC = 17  # bits behind the point of weights that choose pages
+SHARE_FRAC = 17  # fractional bits of weights for page selection
 GAIN_BITS, MASS_BITS = 42, 25
 
 
 def fp16_parts(bits: int) -> tuple[int, int]:
-    """(sig, shift) of FP16 bits, worth sig x 2^(shift - 24) without the sign; NaN and infinity count as zero."""
+    """Return (sig, shift) of FP16 bits, equal to sig x 2^(shift - 24) without the sign; NaN and infinity are zero."""
     exponent, mantissa = bits >> 10 & 31, bits & 1023
     if exponent in (0, 31):
         return (mantissa, 0) if exponent == 0 else (0, 0)
@@ -58,7 +59,7 @@ def fp16_parts(bits: int) -> tuple[int, int]:
 
 
 def int8_value(code: int, exponent: int) -> int:
-    """FP16 bits of code x 2^exponent; NaN for an exponent beyond -24 to 9, infinity for -128 x 2^9."""
+    """Return FP16 bits of code x 2^exponent; NaN if the exponent is not in -24..9, infinity for -128 x 2^9."""
     if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
         return 0x7E00
     if code == 0:
@@ -71,7 +72,7 @@ def int8_value(code: int, exponent: int) -> int:
 
 
 def int8_unpack(page: bytes, shape: ProgressiveShape) -> U16:
-    """A refined page as FP16 bits: (2, n, d), K first."""
+    """Return a refined page as FP16 bits: (2, n, d), K first."""
     d, n = shape.head_dim, shape.refined
     data = np.frombuffer(page, np.int8)
     codes = data[shape.form.refined_header : shape.form.refined_bytes].reshape(2, n, d)
@@ -82,26 +83,26 @@ def int8_unpack(page: bytes, shape: ProgressiveShape) -> U16:
 
 
 def round_even(value: int, right: int) -> int:
-    """value x 2^-right for a value above zero, halves to even."""
+    """Return value x 2^-right for a positive value, ties to even."""
     kept, cut = value >> right, value & (1 << right) - 1
     return kept + (2 * cut > 1 << right or (2 * cut == 1 << right and kept & 1))
 
 
 def fx_product(sig: int, shift: int, b: int, right: int, bits: int = 38) -> tuple[int, bool]:
-    """Size of (sig x 2^shift) x b in units of 2^(right - 24), halves to even, and whether it exceeds `bits` bits."""
+    """Return |(sig x 2^shift) x b| in units of 2^(right - 24), ties to even, and whether it exceeds `bits` bits."""
     b_sig, b_shift = fp16_parts(b)
     size = round_even(sig * b_sig << shift + b_shift, right)
     return min(size, (1 << bits) - 1), size >> bits != 0
 
 
 def digit_dots(digits: U8, coefs: Sequence[int]) -> list[int]:
-    """Sums of coefficient x digit for the four rows of 16 digits in 16 bytes."""
+    """Return the sums of coefficient x digit for the four rows of 16 digits in 16 bytes."""
     rows = (digits.reshape(4, 1, QUAD) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(4, LANES)
     return [int(row.astype(np.int64) @ np.array(coefs, np.int64)) for row in rows]
 
 
 def page_digits(page: bytes, shape: ProgressiveShape) -> I64:
-    """The digits of a score page: (T, D)."""
+    """Return the digits of a score page: (T, D)."""
     form = shape.form
     lines: U8 = np.frombuffer(page, np.uint8)[form.header_bytes :][: form.T // LANES * 4 * form.D]
     parts = lines.reshape(-1, form.D // LANES, 1, LINE) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
@@ -111,16 +112,16 @@ def page_digits(page: bytes, shape: ProgressiveShape) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class DigitSums:
-    """What a score page and a query have come to before they are scaled."""
+    """Sums of a score page and a query before scaling."""
 
     acc: I64  # (G, tokens)
     top: I64  # (G,); e is top - 55
     offset: I64  # (G,) in units of 2^-20
-    bad: bool  # NaN or infinity met, or digits that cannot be
+    bad: bool  # NaN, infinity or invalid digits in the input
 
 
 def coefficients(products: Sequence[int], widths: Sequence[int]) -> tuple[list[int], int]:
-    """int8 coefficients of all digits of channels whose q x scale are products, in units of 2^-48; and top."""
+    """Return int8 coefficients of all digits of channels, and top. products are q x scale in units of 2^-48."""
     used = [(value, width) for value, width in zip(products, widths, strict=True) if width and value]
     top = max((abs(value).bit_length() + 2 * (width - 1) for value, width in used), default=0)
     coefs = []
@@ -132,7 +133,7 @@ def coefficients(products: Sequence[int], widths: Sequence[int]) -> tuple[list[i
 
 
 def digit_sums(q: U16, page: bytes, tokens: int, shape: ProgressiveShape) -> DigitSums:
-    """Sums of a page's first tokens for q (G, m), FP16 bits."""
+    """Return the sums of the first tokens of a page for q (G, m), FP16 bits."""
     m, D, data = shape.m, shape.form.D, np.frombuffer(page, np.uint8)
     scale, least = data[: 4 * m].view("<u2").reshape(2, m).tolist()
     told = data[4 * m : 5 * m]
@@ -155,16 +156,16 @@ def digit_sums(q: U16, page: bytes, tokens: int, shape: ProgressiveShape) -> Dig
 
 @dataclass(frozen=True, slots=True)
 class DigitScores:
-    """What `digit_scores` gives out for the pages of some tokens."""
+    """Output of `digit_scores` for the pages of some tokens."""
 
-    x: I64  # (G, tokens), LOGIT_FRAC bits behind the point
+    x: I64  # (G, tokens), LOGIT_FRAC fractional bits
     over: Bools  # (G, tokens): the score saturated, or e was above 21
     bad: bool
     parts: list[DigitSums]  # page by page
 
 
 def digit_scores(q: U16, pages: Sequence[bytes], tokens: int, shape: ProgressiveShape) -> DigitScores:
-    """Scores of the first tokens of pages that have d / m parts of their channels; q (G, d), FP16 bits."""
+    """Return the scores of the first tokens of pages with d / m channel parts; q (G, d), FP16 bits."""
     mant, exp = shape.scale
     m = shape.m
     parts = [digit_sums(q[:, i * m : (i + 1) * m], page, tokens, shape) for i, page in enumerate(pages)]
@@ -178,7 +179,7 @@ def digit_scores(q: U16, pages: Sequence[bytes], tokens: int, shape: Progressive
 
 
 def page_codes(page: bytes, shape: ProgressiveShape) -> I64:
-    """The codes of a value page: (tokens, m)."""
+    """Return the codes of a value page: (tokens, m)."""
     form = shape.form
     count, lines, block, bits = form.value_tokens, form.value_lines, form.value_block, form.v_bits
     body: U8 = np.frombuffer(page, np.uint8)[form.value_header :][: count // block * lines * LINE]
@@ -188,16 +189,17 @@ def page_codes(page: bytes, shape: ProgressiveShape) -> I64:
 
 
 def value_sums(weights: I64, page: bytes, shape: ProgressiveShape) -> I64:
-    """Sums of a value page (G, m) for weights W (G, tokens) of its first tokens."""
+    """Return the sums of a value page (G, m) for weights W (G, tokens) of its first tokens."""
     codes = page_codes(page, shape)[: weights.shape[1]]
     sums: I64 = 2 * weights @ codes - ((1 << shape.v_bits) - 1) * weights.sum(1, keepdims=True)
     return sums
 
 
 def value_weights(weights: Sequence[int], sizes: Sequence[int]) -> tuple[list[int], int, bool]:
-    """W of tokens with weights in units of 2^-24 and sizes, FP16 bits; the power of two of their sums; bad sizes met.
+    """Return W of tokens, the power of two of their sums, and whether a size is invalid.
 
-    A size that is NaN, infinite or below zero counts as zero and is told.
+    weights are in units of 2^-24, sizes are FP16 bits. A size that is NaN, infinite or negative is zero and is
+    reported.
     """
     bad = any(fp16_bad(size) or (size >> 15 and fp16_units(size)) for size in sizes)
     products = [weight * max(fp16_units(size), 0) for weight, size in zip(weights, sizes, strict=True)]
@@ -208,7 +210,7 @@ def value_weights(weights: Sequence[int], sizes: Sequence[int]) -> tuple[list[in
 
 
 def hadamard(values: Sequence[int], size: int) -> list[int]:
-    """Runs of `size` values times a Hadamard matrix of +1 and -1."""
+    """Return runs of `size` values multiplied by a Hadamard matrix of +1 and -1."""
     out, step = list(values), 1
     while step < size:
         for first in range(0, len(out), 2 * step):
@@ -219,21 +221,27 @@ def hadamard(values: Sequence[int], size: int) -> list[int]:
 
 
 def share(x: int, top: int) -> int:
-    """2^(x - top) in units of 2^-17, rounded half up, below one: a weight that chooses pages."""
+    """Return 2^(x - top) in units of 2^-17, rounded half up, below one: a weight for page selection."""
     whole, mant = exp2_unit(x - (top << LOGIT_FRAC))
     down = 23 - SHARE_FRAC - whole
     return min(mant + (1 << down - 1) >> down, (1 << SHARE_FRAC) - 1)
 
 
 def page_limits(total: int, thresholds: tuple[int, int]) -> tuple[int, int]:
-    """What a page's gain and mass have to exceed: l in units of 2^-32, thresholds of gains and masses too; saturate."""
+    """Return the limits for the gain and the mass of a page; saturates.
+
+    l is in units of 2^-32, thresholds for gains and masses also.
+    """
     cut = total >> 32 - SHARE_FRAC
     gain, mass = cut * cut * thresholds[0] >> 32, cut * thresholds[1] >> 32
     return min(gain, (1 << GAIN_BITS) - 1), min(mass, (1 << MASS_BITS) - 1)
 
 
 def page_gains(shares: I64, limits: Sequence[tuple[int, int]], refined: int, values: int) -> tuple[Bools, Bools]:
-    """Which refined pages are chosen, and which value pages are read, for shares (G, S) of tokens; pages' tokens."""
+    """Return which refined pages are chosen and which value pages are read.
+
+    shares (G, S) are weights of tokens; refined and values are the tokens of a page.
+    """
 
     def exceed(parts: I64, size: int, which: int) -> Bools:
         sums = np.add.reduceat(parts, np.arange(0, parts.shape[1], size), axis=1)

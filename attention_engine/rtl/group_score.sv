@@ -1,10 +1,11 @@
 `include "check.svh"
 
-// A token's score over its query group as a key that sorts: the sum of 2^x / l over the queries.
+// Score of a token over its query group as a sortable key: the sum of 2^x / l over the queries.
 //
-// s: 2^x as `exp2_unit` gives it, with the reciprocal of that query's l as `softmax_online` gives it; s_tlast: the last
-// query of a token. m_tdata: {0, exponent of 9 bits, 20 bits of the mantissa}; what lies below 2^-500 is 0. Addends
-// are cut to the place of the largest so far. One query a cycle, eight cycles; the sink must always be ready.
+// s: 2^x from `exp2_unit` and the reciprocal of the query's l from `softmax_online`; s_tlast: the last query of a
+// token. m_tdata: {0, 9-bit exponent, 20 mantissa bits}; scores below 2^-500 are 0. Addends are truncated to the
+// position of the largest addend so far. Throughput: one query per cycle; latency: eight cycles. The sink must always
+// be ready.
 module group_score #(
     parameter int INT_W = 13
 ) (
@@ -33,8 +34,8 @@ module group_score #(
   logic first, first_3, grows, grows_3, less_3;
   integer j;
 
-  // A value is mant x 2^exp. The sum takes the larger exponent; it has room for 16 addends, and is normalized at the end.
-  // The exponent is a cycle ahead of the sum
+  // A value is mant x 2^exp. The sum uses the larger exponent, can hold 16 addends and is normalized at the end.
+  // The exponent is one cycle ahead of the sum
   assign lead = exp_sum - exp_2;
   assign lag = exp_2 - exp_sum;
   assign grows = first || lead < 0;

@@ -1,11 +1,13 @@
 `include "check.svh"
 
-// Vectors of SIZE values times a Hadamard matrix of +1 and -1, in natural order; one after the other, exactly.
+// Exact product of vectors of SIZE values and a Hadamard matrix of +1 and -1 in natural order, one vector after the
+// other.
 //
-// s: values of IN_W bits, two's complement; m: as many of OUT_W = IN_W + log2 SIZE. A stage for each halving: it keeps
-// the first values of a pair, gives out sums as the second ones come, then differences, while the next first ones come.
-// s_tuser goes along: that of the value in the same place. A value a cycle, about SIZE + log2 SIZE
-// cycles; half way is a register where the path of ready signals ends.
+// s: values of IN_W bits, two's complement; m: SIZE values of OUT_W = IN_W + log2 SIZE bits. There is one stage for
+// each halving: it stores the first values of the pairs, outputs sums while the second values arrive, and outputs
+// differences while the next first values arrive. s_tuser is passed through with the value at the same position.
+// Throughput: one value per cycle; latency: about SIZE + log2 SIZE cycles. A register in the middle splits the
+// combinational ready path.
 module hadamard #(
     parameter int SIZE = 64,
     parameter int IN_W = 64,
@@ -43,7 +45,7 @@ module hadamard #(
 
   generate
     for (s = 0; s < LOG; s = s + 1) begin : g_stage
-      localparam int HALF_LOG = LOG - 1 - s;  // a pair is 2^HALF_LOG apart
+      localparam int HALF_LOG = LOG - 1 - s;  // the values of a pair are 2^HALF_LOG apart
       localparam int HALF = 1 << HALF_LOG;
       localparam int W = IN_W + s + 1;
       localparam int AT_W = HALF_LOG > 0 ? HALF_LOG : 1;
@@ -52,7 +54,7 @@ module hadamard #(
       logic [AT_W-1:0] in_at, out_at;
       logic [W-1:0] in, one;
       logic [USER_W-1:0] user_in, user_one;
-      logic in_valid, in_ready, second, owes, en, take, give, fits, out_valid;  // owes: differences are to be given out
+      logic in_valid, in_ready, second, owes, en, take, give, fits, out_valid;  // owes: differences are pending
       logic [W-1:0] out;
       logic [USER_W-1:0] out_user;
 
@@ -69,7 +71,7 @@ module hadamard #(
       assign en = readys[s+1] || !out_valid;
       assign kept = store[second ? in_at : out_at];
       assign {user_one, one} = kept;
-      assign fits = !owes || in_at <= out_at;  // a first value takes the place of a difference that is gone
+      assign fits = !owes || in_at <= out_at;  // a first value replaces a difference after its output
       assign in_ready = second ? en && !owes : fits && (!owes || en);
       assign take = in_valid && in_ready;
       assign give = en && owes;

@@ -1,12 +1,12 @@
 `include "check.svh"
 
-// A refined page as FP16: K and V of tokens that lie there in 8 bits, with an exponent for each channel of K and each
-// token of V.
+// Converts a refined page to FP16: 8-bit keys and values, with an exponent for each K channel and each V token.
 //
-// s: the page, 2 x LANES bytes a beat, s_tlast ends it: DIM exponents of K's channels, those of V's tokens, which fill
-// lines of DIM bytes, then rows of DIM codes of K, as many of V, and what is left. m: code x 2^exponent, LANES values a beat, exactly: m_tuser: of V; m_end: a row
-// ends; m_tlast: K's rows or V's do. What FP16 does not have (an exponent beyond -24 to 9, -128 x 2^9) goes out as NaN
-// or infinity, which counts as zero further on and is told there. Half a beat of s a cycle, three cycles.
+// s: the page, 2 x LANES bytes per beat; s_tlast ends it. A page has DIM exponents of the channels of K, exponents of
+// the tokens of V, both padded to lines of DIM bytes, then rows of DIM codes of K, the same number of rows of V, and
+// padding. m: code x 2^exponent, LANES values per beat, exact; m_tuser: value of V; m_end: end of a row; m_tlast: end
+// of the rows of K or V. Values outside FP16 (an exponent not in -24..9, -128 x 2^9) are output as NaN or infinity,
+// which later units treat as zero and report. Half a beat of s per cycle; latency: three cycles.
 module int8_unpack #(
     parameter int DIM = 64,
     parameter int LANES = 32,
@@ -46,9 +46,9 @@ module int8_unpack #(
   logic [8*LANES-1:0] k_store [0:(1<<WORD_W)-1];
   logic [8*LANES-1:0] v_store [0:(1<<V_WORD_W)-1];
   logic [8*LANES-1:0] codes, exps, v_exps;
-  logic [ROW_W-1:0] row;  // of V, or the next of V's exponents
+  logic [ROW_W-1:0] row;  // row of V, or index of the next exponent of V
   logic [2:0] valid;
-  logic [2:0] flags, flags_1;  // {of V, row ends, rows end}
+  logic [2:0] flags, flags_1;  // {value of V, end of row, end of rows}
 
   assign en = m_tready || !m_tvalid;
   assign s_tready = en && high;

@@ -1,6 +1,6 @@
 `include "check.svh"
 
-// n keys, one after the other, become lines of WAYS; the last line may have fewer. The sink must always be ready.
+// Packs n sequential keys into lines of WAYS keys; the last line can have fewer keys. The sink must always be ready.
 module key_packer #(
     parameter int WAYS = 8,
     parameter int KEY_W = 30,

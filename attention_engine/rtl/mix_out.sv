@@ -1,7 +1,8 @@
 // One channel of the output: out + rest x v_mean as FP16, rounded to nearest even.
 //
-// s_out: 48 bits, 30 behind the point. s_rest: 1 - alpha in units of 2^-24. s_mean: FP16, NaN and infinity as zero. The
-// product is cut to 30 bits behind the point. What exceeds FP16 saturates at its largest value. One a cycle, nine cycles.
+// s_out: 48 bits with 30 fractional bits. s_rest: 1 - alpha in units of 2^-24. s_mean: FP16; NaN and infinity are zero.
+// The product is truncated to 30 fractional bits. Results outside FP16 saturate at the largest value. Throughput: one
+// per cycle; latency: nine cycles.
 module mix_out (
     input  logic        clk,
     input  logic        rst,
@@ -42,7 +43,7 @@ module mix_out (
   assign m_tlast = last[LATENCY-1];
   assign moved = {29'b0, product} << shift;
 
-  // The leading one is worth 2^(17 - zeros); from 2^-15 down FP16 has one exponent left, and no leading one
+  // The leading one has the value 2^(17 - zeros); from 2^-15 down, FP16 values are subnormal
   normalize #(.W(48)) norm (.clk(clk), .en(en), .value(size), .normal(normal), .zeros(zeros));
 
   assign tiny = sizes[(NORM-1)*48 +: 48] << 31;

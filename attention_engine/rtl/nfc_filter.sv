@@ -1,11 +1,12 @@
 `include "check.svh"
 
-// The NFC filter: of a page that streams by, only the wanted runs go on.
+// The NFC filter: only the wanted runs of a page stream pass.
 //
-// A page is up to RUNS runs (channels or tokens) of the same length, one after the other. cfg, one for each page: which
-// runs are wanted, the values in a run, LANES at least, and a name that its beats bear as m_tid. s: the page, LANES values a beat, s_tlast ends it. m: beats
-// with something wanted; m_tkeep says which values, m_tuser which run its first wanted value belongs to, m_end that a
-// wanted run ends in it, m_tlast that the last wanted one does. A page of which nothing is wanted passes in silence.
+// A page has up to RUNS consecutive runs (channels or tokens) of the same length. cfg, once for each page: bitmap of
+// the wanted runs, number of values in a run (at least LANES), and an ID for the m_tid of its beats. s: the page, LANES
+// values per beat; s_tlast ends it. m: beats with wanted values; m_tkeep marks them, m_tuser is the run of the first
+// wanted value, m_end marks the end of a wanted run, m_tlast the end of the last wanted run. A page without wanted runs
+// has no output.
 module nfc_filter #(
     parameter int LANES = 32,
     parameter int RUNS = 64,
@@ -38,8 +39,8 @@ module nfc_filter #(
   `CHECK(LANES >= 2 && (1 << RUN_W) > LANES, "nfc_filter: RUN_W must hold more than LANES")
 
   logic busy, en, take;
-  logic [RUNS-1:0] wanted;       // bit 0: the run of the beat's first value
-  logic [RUN_W-1:0] length, left;  // values of that run from this beat on
+  logic [RUNS-1:0] wanted;       // bit 0: the run of the first value of the beat
+  logic [RUN_W-1:0] length, left;  // values of that run from this beat onward
   logic [ID_W-1:0] run;
   logic [TID_W-1:0] tid;
   logic ends, now, then_wanted, any;

@@ -1,7 +1,8 @@
 `include "check.svh"
 
-// A number shifted up until its leading one is at the top, and by how many places. Two halvings a cycle, so
-// (log2 W + 1) / 2 cycles, which pass while `en` is high. Zero stays zero, with `zeros` all ones.
+// Shifts a number left until its leading one is the top bit, and outputs the number of shifts. Each cycle does two
+// halvings, so the latency is (log2 W + 1) / 2 cycles, which advance while `en` is high. Zero stays zero, with `zeros`
+// all ones.
 module normalize #(
     parameter int W = 48,
     parameter int Z_W = $clog2(W)
@@ -20,7 +21,7 @@ module normalize #(
 
   generate
     for (s = 0; s < STAGES; s = s + 1) begin : g_stage
-      localparam int HIGH = Z_W - 1 - 2 * s;  // places of the first halving: 2^HIGH
+      localparam int HIGH = Z_W - 1 - 2 * s;  // first halving: 2^HIGH positions
       localparam int LOW = HIGH > 0 ? HIGH - 1 : 0;
       logic [W-1:0] in, once, out;
       logic [Z_W-1:0] count, count_out;

@@ -1,15 +1,16 @@
 `include "check.svh"
 
-// Which refined pages are chosen and which value pages are read, from the weights of tokens.
+// Selects the refined pages and the value pages to read, from the weights of tokens.
 //
-// s_l: l of each query in turn, with 32 bits behind the point (softmax_online), then s_w: token by token the weights of
-// all queries, 17 bits behind the point; s_w_tlast ends them. A refined page of REFINED tokens is chosen when for some
-// query the sum of w^2 exceeds gain_threshold x l^2, a value page of VALUES tokens is read when for some query the sum of
-// w exceeds mass_threshold x l; thresholds have 32 bits behind the point and stay from the first l on. m: when pages
-// end, m_tdata: {value page is read, refined page is chosen}, m_tkeep: which of the two ends; m_tlast: of the last token.
+// s_l: l of each query in sequence, with 32 fractional bits (softmax_online); then s_w: weights of all queries token by
+// token, 17 fractional bits; s_w_tlast ends them. A refined page of REFINED tokens is chosen if the sum of w^2 exceeds
+// gain_threshold x l^2 for at least one query; a value page of VALUES tokens is read if the sum of w exceeds
+// mass_threshold x l for at least one query. Thresholds have 32 fractional bits and must stay constant from the first l
+// onward. m: at the end of a page, m_tdata is {value page is read, refined page is chosen}; m_tkeep marks which of the
+// two ends; m_tlast: the last token.
 //
-// Limits take 103 cycles a query; then a weight a cycle. Sums and limits are exact but that l is cut to 17 bits behind
-// the point, and limits to the units of what they are compared with.
+// Limits take 103 cycles per query, then each weight takes one cycle. Sums and limits are exact, except that l is
+// truncated to 17 fractional bits and limits are truncated to the units of the compared sums.
 module page_gains #(
     parameter int Q_HEADS = 1,
     parameter int REFINED = 31,
@@ -41,7 +42,7 @@ module page_gains #(
   `CHECK(Q_HEADS >= 1 && Q_HEADS <= 8, "page_gains: Q_HEADS must be 1 to 8")
   `CHECK(REFINED >= 1 && REFINED <= 256 && VALUES >= 1 && VALUES <= 256, "page_gains: pages must have 1 to 256 tokens")
 
-  // --- limits: three products a query, l^2, l^2 x threshold, l x threshold
+  // --- limits: three products per query: l^2, l^2 x threshold, l x threshold
 
   logic [1:0] step;
   logic product_valid, product_ready, ask, asked, limits_in;
@@ -89,9 +90,9 @@ module page_gains #(
     end
   end
 
-  // --- sums of a page's weights; a page's last token compares
+  // --- sums of the weights of a page; the comparison is at its last token
 
-  localparam int INFO_W = ID_W + 5;  // query, begins and ends: refined, value page; last
+  localparam int INFO_W = ID_W + 5;  // query; start and end of a refined page and of a value page; last
   logic en, take, head_last;
   logic [1:0] begins, ends;
   logic [AT_W-1:0] refined_at, value_at;
@@ -121,7 +122,7 @@ module page_gains #(
   assign last_head_4 = head_4 == ID_W'(Q_HEADS - 1);
   assign any_now = hit_4 | (head_4 == '0 ? 2'b00 : any);
 
-  // The end of the sequence is known with its last weight only: a token's last query says what ends
+  // The end of the sequence is known only at its last weight: the last query of a token marks the end
   assign ends = {value_at == AT_W'(VALUES - 1), refined_at == AT_W'(REFINED - 1)};
 
   always_ff @(posedge clk) begin

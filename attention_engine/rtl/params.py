@@ -1,4 +1,4 @@
-"""The engine's parameters: what the RTL is built with, what its registers hold, and what the clock counts."""
+"""Parameters of the engine: RTL build parameters, register values, and inputs of the clock model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ def _mant_exp(value: float) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """What an engine is built for.
+    """Build parameters of an engine.
 
-    head_dim: d; q_heads: queries that share a KV head; lanes: FP16 values a beat of the page stream, and products a
-    cycle; n_max: longest sequence; page_bytes; topk_ways: keys that argtopk takes a cycle.
+    Attributes:
+        head_dim: d.
+        q_heads: Queries that share a KV head.
+        lanes: FP16 values in a beat of the page stream, and products in a cycle.
+        n_max: Longest sequence.
+        page_bytes: Size of a page.
+        topk_ways: Keys that argtopk accepts in a cycle.
     """
 
     head_dim: int
@@ -59,11 +64,11 @@ class EngineShape:
 
     @property
     def scale(self) -> tuple[int, int]:
-        """log2(e) / sqrt(d) as (mant, exp), worth mant x 2^-exp with 24 bits of mant."""
+        """Return log2(e) / sqrt(d) = mant x 2^-exp as (mant, exp) with a 24-bit mant."""
         return _scale(self.head_dim)
 
     def verilog(self) -> dict[str, int]:
-        """Parameters of `sparf_engine`."""
+        """Return the parameters of `sparf_engine`."""
         mant, exp = self.scale
         return {
             "DIM": self.head_dim,
@@ -79,7 +84,7 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRun:
-    """One run: its selection, m channels and n tokens a page, and the tokens in the sequence."""
+    """Parameters of one run: selection, m channels and n tokens in a page, and tokens in the sequence."""
 
     shape: EngineShape
     sparf: SparFParams
@@ -100,7 +105,7 @@ class EngineRun:
 
     @property
     def group_tokens(self) -> int:
-        """T, tokens of a page of channels."""
+        """Return T, the tokens of a page of channels."""
         return self.shape.page_values // self.m
 
     @property
@@ -108,17 +113,22 @@ class EngineRun:
         return -(-self.seq_len // self.group_tokens)
 
     def registers(self) -> dict[int, int]:
-        """Address and value of the registers of `sparf_ctrl`."""
+        """Return addresses and values of the registers of `sparf_ctrl`."""
         p = self.sparf
         return {0x08: p.r, 0x0C: p.k, 0x10: p.l, 0x14: self.m, 0x18: self.n, 0x1C: self.seq_len}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressiveShape:
-    """What the units for pages of progressive precision are built for.
+    """Build parameters of the units for progressive-precision pages.
 
-    head_dim: d; m: channels of a score page and of a value page; q_heads: queries that share a KV head; page_bytes: of
-    all kinds of pages; k_bits, v_bits: bits of a value of K and of V.
+    Attributes:
+        head_dim: d.
+        m: Channels of a score page and of a value page.
+        q_heads: Queries that share a KV head.
+        page_bytes: Size of pages of all types.
+        k_bits: Bits of a value of K.
+        v_bits: Bits of a value of V.
     """
 
     head_dim: int
@@ -141,26 +151,26 @@ class ProgressiveShape:
 
     @property
     def form(self) -> Progressive:
-        """Of the pages."""
+        """Return the form of the pages."""
         return Progressive(self.page_bytes, self.head_dim, self.k_bits, self.v_bits, self.m)
 
     @property
     def parts(self) -> int:
-        """Score pages, and value pages, that have all channels of a token."""
+        """Return the number of score pages, and of value pages, for all channels of a token."""
         return self.head_dim // self.m
 
     @property
     def refined(self) -> int:
-        """n, tokens of a refined page."""
+        """Return n, the tokens of a refined page."""
         return self.form.n
 
     @property
     def scale(self) -> tuple[int, int]:
-        """log2(e) / sqrt(d), as `EngineShape.scale`."""
+        """Return log2(e) / sqrt(d), as `EngineShape.scale`."""
         return _scale(self.head_dim)
 
     def digit_scores(self) -> dict[str, int]:
-        """Parameters of `digit_scores`."""
+        """Return the parameters of `digit_scores`."""
         mant, exp = self.scale
         return {
             "DIM": self.m,
@@ -173,22 +183,22 @@ class ProgressiveShape:
         }
 
     def value_sums(self) -> dict[str, int]:
-        """Parameters of `value_sums`."""
+        """Return the parameters of `value_sums`."""
         head = self.form.value_header // 16
         return {"DIM": self.m, "PARTS": self.parts, "V_BITS": self.v_bits, "Q_HEADS": self.q_heads, "HEAD": head}
 
     def value_weights(self) -> dict[str, int]:
-        """Parameters of `value_weights`."""
+        """Return the parameters of `value_weights`."""
         form = self.form
         return {"Q_HEADS": self.q_heads, "HEAD": form.value_header // 16, "BLOCK": form.value_block}
 
     @property
     def unrotate(self) -> tuple[int, int]:
-        """1 / sqrt(rotation) as (mant, exp), worth mant x 2^-exp with 24 bits of mant."""
+        """Return 1 / sqrt(rotation) = mant x 2^-exp as (mant, exp) with a 24-bit mant."""
         return _mant_exp(1 / math.sqrt(self.rotation))
 
     def engine(self, n_max: int) -> dict[str, int]:
-        """Parameters of `progressive_engine` for sequences of up to n_max tokens."""
+        """Return the parameters of `progressive_engine` for sequences of up to n_max tokens."""
         mant, exp = self.unrotate
         return {
             **self.digit_scores(),
@@ -203,21 +213,22 @@ class ProgressiveShape:
         }
 
     def page_gains(self) -> dict[str, int]:
-        """Parameters of `page_gains`."""
+        """Return the parameters of `page_gains`."""
         return {"Q_HEADS": self.q_heads, "REFINED": self.refined, "VALUES": self.form.value_tokens}
 
     @property
     def rotation(self) -> int:
-        """Channels that are rotated together: the largest power of two that divides m."""
+        """Return the number of channels that are rotated together: the largest power of two that divides m."""
         return self.m & -self.m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressiveRun:
-    """One run of `progressive_engine`: tokens, and thresholds with 32 bits behind the point.
+    """Parameters of one run of `progressive_engine`: tokens, and thresholds with 32 fractional bits.
 
-    gain_threshold: what the sum of squared weights of a refined page has to exceed, of l^2; mass_threshold: what the
-    sum of weights of a value page has to exceed, of l.
+    Attributes:
+        gain_threshold: Minimum sum of squared weights of a refined page, as a fraction of l^2.
+        mass_threshold: Minimum sum of weights of a value page, as a fraction of l.
     """
 
     shape: ProgressiveShape
@@ -233,5 +244,5 @@ class ProgressiveRun:
                 raise ValueError(f"{name} = {getattr(self, name)}: must have 32 bits")
 
     def registers(self) -> dict[int, int]:
-        """Address and value of the registers of `progressive_engine`."""
+        """Return addresses and values of the registers of `progressive_engine`."""
         return {0x08: self.seq_len, 0x0C: self.gain_threshold, 0x10: self.mass_threshold}

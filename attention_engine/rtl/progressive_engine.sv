@@ -1,17 +1,16 @@
 `include "check.svh"
 
-// Attention over pages of progressive precision for one head: Q_HEADS queries share K and V (`golden_engine.py`).
+// Attention over progressive-precision pages for one head: Q_HEADS queries share keys and values (`golden_engine.py`).
 //
-// s_query: for each of d = DIM x PARTS channels its queries' values, FP16; s_query_tlast ends it. m_req asks for a page,
-// {kind, index, part}: kind 0 a score page, 1 a refined page, 2 a value page. s_page gives the pages in that order, 16
-// bytes a beat, s_page_tlast ends one. m_out: the output, query by query, FP16. The order of phases: q, scores of all
-// tokens from score pages and their softmax, which pages count, refined pages that are chosen, value pages that are read,
-// the output.
+// s_query: FP16 values of all queries for each of d = DIM x PARTS channels; s_query_tlast ends it. m_req requests a
+// page, {kind, index, part}: kind 0 is a score page, 1 a refined page, 2 a value page. s_page supplies the pages in
+// that order, 16 bytes per beat; s_page_tlast ends a page. m_out: the output, query by query, FP16. Phases: q; scores
+// of all tokens from score pages, and their softmax; page selection; chosen refined pages; value pages; output.
 //
-// AXI-Lite, 32-bit registers: 0x00 control (bit 0: start), 0x04 status (0 busy, 1 done, 2 parameters refused, 8 NaN or
-// infinity met, 9 something saturated; start clears them), 0x08 S, 0x0C threshold of gains, 0x10 of masses, 0x14
-// {tokens of a value page, of a refined page}, 0x20 cycles of the last run, 0x24 {Q_HEADS, d}, 0x28 refined pages chosen,
-// 0x2C value pages read. 0x40 + 16 x query: m and l (two words, 32 bits behind the point).
+// AXI-Lite, 32-bit registers: 0x00 control (bit 0: start), 0x04 status (0 busy, 1 done, 2 invalid parameters, 8 NaN or
+// infinity in the input, 9 saturation; start clears them), 0x08 S, 0x0C gain threshold, 0x10 mass threshold, 0x14
+// {tokens of a value page, of a refined page}, 0x20 cycles of the last run, 0x24 {Q_HEADS, d}, 0x28 chosen refined
+// pages, 0x2C value pages read. 0x40 + 16 x query: m and l (two words, 32 fractional bits).
 module progressive_engine #(
     parameter int DIM = 64,
     parameter int PARTS = 1,
@@ -83,7 +82,7 @@ module progressive_engine #(
   localparam int V_W = $clog2(PAGES_V + 1);
   localparam int POS_W = D > LANES ? $clog2(D / LANES) : 1;
   localparam logic [POS_W:0] DRAIN = (POS_W+1)'(D / LANES - 1);
-  localparam logic [63:0] SIGNS = 64'h9E3779B97F4A7C15;  // channels whose sign a rotation turns
+  localparam logic [63:0] SIGNS = 64'h9E3779B97F4A7C15;  // channels with inverted sign in the rotation
   localparam int WAIT_W = $clog2(REFINED * Q_HEADS + 1);
 
   `CHECK(D <= 128, "progressive_engine: DIM x PARTS must be 128 at most")
@@ -99,7 +98,7 @@ module progressive_engine #(
   logic [R_W-1:0] chosen;  // refined pages
   logic [V_W-1:0] reads;   // value pages
   logic [12:0] top [0:Q_HEADS-1];
-  logic [TOTAL_W-1:0] rest [0:Q_HEADS-1];  // l: of what is not chosen, and then of what is
+  logic [TOTAL_W-1:0] rest [0:Q_HEADS-1];  // l: of tokens that are not chosen, then of chosen tokens
 
   // --- registers
 
@@ -191,7 +190,7 @@ module progressive_engine #(
     end
   end
 
-  // --- pages: a walk over those that are wanted, and two that are asked for
+  // --- pages: a walk over the wanted pages, with two outstanding requests
 
   logic refined_map [0:PAGES_R-1];
   logic value_map [0:PAGES_V-1];
@@ -262,7 +261,7 @@ module progressive_engine #(
     end
   end
 
-  // --- scores: kept, and their softmax
+  // --- scores: storage and softmax
 
   logic q_take, score_q_ready, score_page_ready, score_valid, score_last;
   logic [31:0] score;
@@ -319,9 +318,9 @@ module progressive_engine #(
     end
   end
 
-  // --- weights of scores: all of them to choose pages, a value page's, exact ones of refined pages
+  // --- weights of scores: all for page selection, those of a value page, exact weights of refined pages
 
-  localparam int USER_W = ID_W + 2;  // query, last, none: its page is chosen
+  localparam int USER_W = ID_W + 2;  // query, last, none: the page of the token is chosen
   logic read_go, read_last, read_1, read_last_1, none_1, value_begin, value_busy, weight_last;
   logic [X_W-1:0] read_at, read_left;
   logic [N_W-1:0] read_token;
@@ -344,7 +343,7 @@ module progressive_engine #(
   assign read_last = read_left == X_W'(1);
   assign value_begin = phase == SUM && size_w_ready && !value_busy && !phase_begins;
   assign above_2 = {{2{x_2[31]}}, x_2} - {top_2[12], top_2, 20'b0};
-  assign beyond_2 = !above_2[33] && above_2[33:23] != '0;  // 2^8 and more
+  assign beyond_2 = !above_2[33] && above_2[33:23] != '0;  // 2^8 or more
 
   always_ff @(posedge clk) begin
     if (read_go) begin
@@ -386,9 +385,9 @@ module progressive_engine #(
       .clk(clk), .rst(rst || phase_begins), .s_tvalid(valid_3), .s_tready(unused_e_ready), .s_tdata(x_3),
       .s_tuser(user_3), .m_tvalid(e_valid), .m_tready(1'b1), .m_tdata(e_data), .m_tuser(e_user));
 
-  // 2^f as a term of l (32 bits behind the point), and rounded: 17 bits behind the point to choose pages, or 16 bits and
-  // a place, not below 2^-24, as a weight of V
-  logic [13:0] down, term_down;  // -f - 1, below zero where f is not; 7 - f
+  // 2^f as a term of l (32 fractional bits), and rounded: 17 fractional bits for page selection, or 16 bits and a
+  // position, at least 2^-24, as a weight of V
+  logic [13:0] down, term_down;  // -f - 1, negative if f is not; 7 - f
   logic [4:0] drop_a, drop_b, lift_a, lift_b, lift_c;
   logic gone_a, gone_b, valid_a, valid_b, valid_c;
   logic [5:0] term_a;
@@ -421,7 +420,7 @@ module progressive_engine #(
     if (rst || phase_begins) {valid_a, valid_b, valid_c} <= 3'b000;
   end
 
-  // --- which pages
+  // --- page selection
 
   logic [ID_W-1:0] l_head;
   logic l_done, l_ready, gain_valid, gain_last;
@@ -478,7 +477,7 @@ module progressive_engine #(
     end
   end
 
-  // l: a page's terms are there with its choice, four cycles later than its weights
+  // l: the terms of a page are ready at its selection, four cycles after its weights
   localparam int LATE = 4;
   localparam int LATE_W = ID_W + 34;
   logic [LATE*LATE_W-1:0] lates;
@@ -512,7 +511,7 @@ module progressive_engine #(
     end
   end
 
-  // --- refined pages: exact scores of their K, then their V under the weights
+  // --- refined pages: exact scores of their K, then weighted sums of their V
 
   logic unpack_ready, row_valid, row_ready, row_v, row_end, row_last, row_inside, row_take, first_row;
   logic [16*LANES-1:0] row;
@@ -670,7 +669,7 @@ module progressive_engine #(
     end
   end
 
-  // --- sums of value pages are turned back, scaled and kept, then sums of refined pages come, and the output goes
+  // --- sums of value pages are rotated back, scaled and stored; then sums of refined pages enter; then output
 
   logic turned_valid, turned_ready, scale_in, scale_ready, scale_valid, scale_over, out_ready, out_en, out_valid, out_last;
   logic out_now, values_done, drain_asked, mixes, mix_ready, zero_in, both_over;
@@ -745,7 +744,7 @@ module progressive_engine #(
       .s_tlast(out_last), .m_tvalid(m_out_tvalid), .m_tready(m_out_tready), .m_tdata(m_out_tdata),
       .m_tlast(m_out_tlast));
 
-  // --- the end of each phase, and what is met
+  // --- end of each phase, and error flags
 
   always_comb begin
     case (phase)

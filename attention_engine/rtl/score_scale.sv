@@ -1,10 +1,10 @@
 `include "check.svh"
 
-// The scale of a query's approximate scores, log2(e) / sqrt(d |q[i]|_1 / |q|_1), as mant x 2^-exp of 24 bits.
+// Scale of the approximate scores of a query, log2(e) / sqrt(d |q[i]|_1 / |q|_1), as mant x 2^-exp with a 24-bit mant.
 //
 // s_whole, s_kept: the L1 norms of q and of its selected channels, in units of 2^-24. SCALE_MANT x 2^-SCALE_EXP is
-// log2(e) / sqrt(d). A kept norm of zero counts as the whole (all scores are zero then); a ratio beyond 2^20 saturates.
-// 80 cycles for the ratio and 34 for its root.
+// log2(e) / sqrt(d). A kept norm of zero is replaced by the whole norm (all scores are zero then); a ratio above 2^20
+// saturates. Latency: 80 cycles for the ratio and 34 for its root.
 module score_scale #(
     parameter int SCALE_MANT = 8557531,
     parameter int SCALE_EXP = 26
@@ -29,7 +29,7 @@ module score_scale #(
   logic [57:0] product, normal;
   logic [5:0] zeros;
   logic none, unit;
-  logic [5:0] waits;  // for the product and its leading one
+  logic [5:0] waits;  // waits for the product and its leading one
   logic [33:0] factor;
   logic [41:0] low, high;
 

@@ -1,6 +1,6 @@
 `include "check.svh"
 
-// floor(num / den), one bit a cycle: NUM_W cycles from s to m. The divisor must not be zero.
+// floor(num / den), one bit per cycle: NUM_W cycles from s to m. The divisor must not be zero.
 module serial_divide #(
     parameter int NUM_W = 48,
     parameter int DEN_W = 24
@@ -20,7 +20,7 @@ module serial_divide #(
   `CHECK(NUM_W >= 2 && DEN_W >= 2, "serial_divide: widths must be 2 at least")
 
   logic [COUNT_W-1:0] left;
-  logic [NUM_W-1:0] quotient;  // the numerator leaves it above, the quotient enters below
+  logic [NUM_W-1:0] quotient;  // the numerator shifts out at the top, the quotient enters at the bottom
   logic [DEN_W-1:0] den;
   logic [DEN_W-1:0] rest;
   logic [DEN_W:0] next, less;

@@ -1,6 +1,6 @@
 `include "check.svh"
 
-// a x b, unsigned, a bit of b a cycle: B_W cycles from s to m.
+// a x b, unsigned, one bit of b per cycle: B_W cycles from s to m.
 module serial_multiply #(
     parameter int A_W = 66,
     parameter int B_W = 33
@@ -22,7 +22,7 @@ module serial_multiply #(
   logic [COUNT_W-1:0] left;
   logic [A_W-1:0] a;
   logic [A_W-1:0] high;
-  logic [B_W-1:0] low;  // b leaves it below, the product enters above
+  logic [B_W-1:0] low;  // b shifts out at the bottom, the product enters at the top
   logic [A_W:0] next;
   logic busy;
 

@@ -1,6 +1,6 @@
 `include "check.svh"
 
-// floor(sqrt(x)), one bit a cycle: W / 2 cycles from s to m.
+// floor(sqrt(x)), one bit per cycle: W / 2 cycles from s to m.
 module serial_root #(
     parameter int W = 64
 ) (

@@ -1,7 +1,8 @@
 `include "check.svh"
 
-// A register in a stream, and one more for the beat that comes while m holds the first: s_tready depends on no other
-// input, so a path of ready signals ends here. One beat a cycle, one cycle.
+// Skid buffer: a stream register with one more register for the beat that arrives while m holds the first. s_tready
+// does not depend on other inputs, so the buffer splits a combinational ready path. Throughput: one beat per cycle;
+// latency: one cycle.
 module skid #(
     parameter int W = 16
 ) (

@@ -1,12 +1,12 @@
 `include "check.svh"
 
-// Softmax statistics of a stream of scores: the running maximum m, and l, the sum of 2^(x - m) which shrinks when m
-// grows; at the end one reciprocal of l for each of CONTEXTS interleaved rows.
+// Softmax statistics of a stream of scores: the running maximum m and l, the sum of 2^(x - m), which is rescaled when m
+// grows; at the end, one reciprocal of l for each of CONTEXTS interleaved rows.
 //
-// s_tdata: x in log2 units, 32 bits with 20 behind the point; s_tid: its row; s_tlast: the last score of all rows, then
-// no more is taken until m has given out CONTEXTS beats. m is a whole number above the maximum, so a rescale is a
-// shift. m_max: m; m_sum: l with 32 bits behind the point; m_recip in (2^23, 2^24]: 1 / l = m_recip x 2^(9 + m_zeros - 48)
-// within 2^-22, with m_zeros the leading zeros of l. A row without scores has l = 0.
+// s_tdata: x in log2 units, 32 bits with 20 fractional bits; s_tid: its row; s_tlast: the last score of all rows. The
+// unit then accepts no input until m has output CONTEXTS beats. m is an integer above the maximum, so that a rescale is
+// a shift. m_max: m; m_sum: l with 32 fractional bits; m_recip in (2^23, 2^24]: 1 / l = m_recip x 2^(9 + m_zeros - 48)
+// within 2^-22; m_zeros is the number of leading zeros of l. A row without scores has l = 0.
 module softmax_online #(
     parameter int CONTEXTS = 1,
     parameter int ID_W = CONTEXTS > 1 ? $clog2(CONTEXTS) : 1
@@ -34,9 +34,9 @@ module softmax_online #(
   logic signed [12:0] top [0:CONTEXTS-1];
   logic [47:0] sum [0:CONTEXTS-1];
   logic [CONTEXTS-1:0] seen;
-  logic closing;  // all scores are in
+  logic closing;  // all scores have arrived
 
-  // One whole number above the score, and by how many bits the sum has to shrink for it
+  // The integer above the score, and the resulting right shift of the sum
   logic signed [12:0] above, prior, now, prior_1, now_1;
   logic signed [13:0] growth;
   logic [5:0] shrink;
@@ -47,13 +47,13 @@ module softmax_online #(
   assign prior = seen[s_tid] ? top[s_tid] : above;
   assign now = above > prior ? above : prior;
   assign growth = now_1 - prior_1;
-  assign shrink = first_1 || growth > 14'sd63 ? 6'd63 : growth[5:0];  // a row's first score finds what is of no use
+  assign shrink = first_1 || growth > 14'sd63 ? 6'd63 : growth[5:0];  // the first score of a row has no previous sum
   assign s_tready = !closing;
 
   logic valid_1, last_1, first_1, x_valid;
   logic [31:0] data_1;
   logic [ID_W-1:0] id_1;
-  logic [32:0] x_data;  // x - m, below zero
+  logic [32:0] x_data;  // x - m, negative
   logic [USER_W-1:0] x_user;
 
   always_ff @(posedge clk) begin
@@ -88,7 +88,7 @@ module softmax_online #(
       .clk(clk), .rst(rst), .s_tvalid(x_valid), .s_tready(x_ready), .s_tdata(x_data), .s_tuser(x_user),
       .m_tvalid(e_valid), .m_tready(1'b1), .m_tdata(e_data), .m_tuser(e_user));
 
-  // The sum: 2^f with f below zero, 32 bits behind the point
+  // The sum: 2^f with negative f, 32 fractional bits
   logic [12:0] down;  // -f - 1
   logic [31:0] term;
   logic [ID_W-1:0] e_id;

@@ -1,14 +1,15 @@
 `include "check.svh"
 
-// The engine's registers, its phases, and the walk over pages.
+// Registers of the engine, its phases, and the walk over pages.
 //
-// AXI-Lite, 32-bit registers: 0x00 control (bit 0: start), 0x04 status (0 busy, 1 done, 2 parameters refused, 8 NaN or
-// infinity met, 9 a score or an output saturated; start clears them), 0x08 r, 0x0C k, 0x10 l, 0x14 m, 0x18 n, 0x1C S, 0x20 cycles of the
-// last run, 0x24 {Q_HEADS, DIM}. 0x40 + 16 x query: m and l (two words, 32 bits behind the point) of the tokens that the
-// last run attended, whose 2^x sum to l x 2^m. Parameters that cannot be are refused at start.
+// AXI-Lite, 32-bit registers: 0x00 control (bit 0: start), 0x04 status (0 busy, 1 done, 2 invalid parameters, 8 NaN or
+// infinity in the input, 9 saturation of a score or an output; start clears them), 0x08 r, 0x0C k, 0x10 l, 0x14 m, 0x18
+// n, 0x1C S, 0x20 cycles of the last run, 0x24 {Q_HEADS, DIM}. 0x40 + 16 x query: m and l (two words, 32 fractional
+// bits) of the attended tokens of the last run, with the sum of 2^x equal to l x 2^m. Invalid parameters are rejected
+// at start.
 //
-// The bitmap of argtopk is kept here: of channels first, then of tokens. Each phase that reads flash walks over it bit
-// by bit, and every page with a wanted bit is requested and announced to the filter, in order.
+// The unit stores the bitmap of argtopk, first for channels, then for tokens. Each phase that reads flash walks over
+// the bitmap bit by bit. It requests each page with a wanted bit and announces it to the filter, in order.
 module sparf_ctrl #(
     parameter int DIM = 128,
     parameter int Q_HEADS = 1,
@@ -37,18 +38,18 @@ module sparf_ctrl #(
     input  logic             s_axil_rready,
     output logic [31:0]      s_axil_rdata,
     output logic [1:0]       s_axil_rresp,
-    // what to do
+    // run parameters
     output logic [2:0]       phase,
     output logic             phase_begins,
     output logic [N_W-1:0]   r,
     output logic [N_W-1:0]   k,
     output logic [N_W-1:0]   seq_len,
     output logic [1:0]       m_log,
-    // what was done
+    // run results
     input  logic             stage_done,
     input  logic             bad,
     input  logic             over,
-    // a query's m and l
+    // m and l of a query
     input  logic             row_valid,
     input  logic [ID_W-1:0]  row_id,
     input  logic [12:0]      row_max,
@@ -63,7 +64,7 @@ module sparf_ctrl #(
     input  logic             s_mask_tvalid,
     input  logic [WAYS-1:0]  s_mask_tdata,
     input  logic             s_mask_tlast,
-    // pages: {kind, group of tokens, page of channels}, and what the filter is to let through
+    // pages: {kind, group of tokens, page of channels}, and the runs that pass the filter
     output logic             m_req_tvalid,
     input  logic             m_req_tready,
     output logic [33:0]      m_req_tdata,
@@ -99,7 +100,7 @@ module sparf_ctrl #(
       && reg_l <= reg_k && (reg_m == 1 || reg_m == 2 || reg_m == 4 || reg_m == 8) && reg_n >= 1 && reg_n <= 64
       && reg_n[6:0] * DIM <= PAGE_VALUES;
 
-  // m and l: four words a query, the last one zero
+  // m and l: four words per query, the last one zero
   logic [8*128-1:0] row_words;
   logic [3:0] read_row;
   genvar i;
@@ -215,10 +216,10 @@ module sparf_ctrl #(
   logic [6:0] in_page, page_units;
   logic [63:0] wanted, wanted_now;
   logic walking, step, page_ends, all_ends, bit_now, any, any_now;
-  logic step_1, bit_1, ends_1, all_1;  // a step's second cycle, in which its bit is there
+  logic step_1, bit_1, ends_1, all_1;  // second cycle of a step, with its bit
   logic [6:0] in_page_1;
 
-  // A short queue of pages between the walk and those who take them
+  // A short queue of pages between the walk and its receivers
   logic [1:0] count;
   logic [63:0] queue_wanted [0:1];
   logic [33:0] queue_req [0:1];
@@ -249,7 +250,7 @@ module sparf_ctrl #(
     end
     bits <= store[LINE_W'(unit_next >> WAY_W)];
     unit <= unit_next;
-    unit_last <= (phase == SCORE ? N_W'(DIM) : seq_len) - 1'b1;  // is there before the walk begins
+    unit_last <= (phase == SCORE ? N_W'(DIM) : seq_len) - 1'b1;  // ready before the walk starts
     if (phase_begins && (phase == SCORE || phase == KEYS || phase == VALUES)) begin
       walking <= 1'b1;
       {page, group, group_in, first, in_page} <= '0;

@@ -1,12 +1,13 @@
 `include "check.svh"
 
-// SparF attention (InstInfer, Algorithm 1) for one head's stream of pages: Q_HEADS queries share K and V.
+// SparF attention (InstInfer, Algorithm 1) for the page stream of one head: Q_HEADS queries share keys and values.
 //
-// s_query: for each channel its queries' values, then the mean of V, all FP16; s_query_tlast ends it. m_req asks for
-// a page, {kind, group, page}: kind 0 a page of channels of K for a group of tokens, 1 and 2 a page of tokens of K and
-// of V. s_page gives the pages in that order, LANES values a beat, PAGE_VALUES / LANES beats each. m_out: the output,
-// query by query, FP16. Registers: sparf_ctrl. The order of phases: channels are chosen while q comes, approximate
-// scores from their pages, their softmax, tokens are chosen, exact scores of those from K, their softmax, V.
+// s_query: values of all queries for each channel, then the mean of V, all FP16; s_query_tlast ends it. m_req requests
+// a page, {kind, group, page}: kind 0 is a page of channels of K for a group of tokens, 1 and 2 are pages of tokens of
+// K and of V. s_page supplies the pages in that order, LANES values per beat, PAGE_VALUES / LANES beats each. m_out:
+// the output, query by query, FP16. Registers: sparf_ctrl. Phases: channel selection while q arrives; approximate
+// scores from pages of these channels, and their softmax; token selection; exact scores of these tokens from K, and
+// their softmax; V.
 module sparf_engine #(
     parameter int DIM = 128,
     parameter int Q_HEADS = 1,
@@ -130,13 +131,13 @@ module sparf_engine #(
       .m_tready(pass_ready), .m_tdata(pass), .m_tkeep(pass_keep), .m_tid(pass_first), .m_tuser(pass_run),
       .m_end(pass_end), .m_tlast(pass_last));
 
-  // Beats wait in a short queue; what weight their row has is looked up meanwhile
+  // Beats wait in a short queue during the lookup of the weight of their row
   logic beat_ready, row_valid, row_ready, row_end;
   logic [16*LANES-1:0] row;
   logic [X_W-1:0] row_x;  // index of the token x Q_HEADS
   logic [15:0] pass_unit;
   logic pass_begins, unit_ready, unit_valid, unit_done;
-  logic [DIM_W-1:0] unit;  // channel of the row that is weighted next
+  logic [DIM_W-1:0] unit;  // channel of the next row to be weighted
 
   assign pass_unit = pass_first + 16'(pass_run);
   assign pass_ready = beat_ready && unit_ready;
@@ -155,7 +156,7 @@ module sparf_engine #(
       .clk(clk), .rst(rst), .s_tvalid(pass_valid && pass_ready && pass_begins && phase == SCORE), .s_tready(unit_ready),
       .s_tdata(pass_unit[DIM_W-1:0]), .m_tvalid(unit_valid), .m_tready(unit_done), .m_tdata(unit));
 
-  // --- q and the mean of V come in: norms, and keys of the channels
+  // --- input of q and the mean of V: norms, and keys of the channels
 
   logic [15:0] q_store [0:(DIM<<Q_LOG)-1];  // {channel, query}
   logic [15:0] mean_store [0:DIM-1];
@@ -186,7 +187,7 @@ module sparf_engine #(
     end
   end
 
-  // Norms of q as it comes, and later of its selected channels as they are used: a value, its size, sums
+  // Norms of q during input, and later of its selected channels during use: a value, its magnitude, sums
   logic [15:0] channel_q, value_1;
   logic [47:0] size_2, channel_sum;
   logic [ID_W-1:0] id_1, id_2;
@@ -211,8 +212,8 @@ module sparf_engine #(
     if (rst) counts <= '0;
   end
 
-  // A sum of magnitudes as a key: its leading one, and 20 bits behind it
-  logic [4:0] channel_ends;  // a channel is in; its sum; three cycles for the leading one
+  // A sum of magnitudes as a key: its leading one, and the next 20 bits
+  logic [4:0] channel_ends;  // end of a channel; its sum; three cycles for the leading one
   logic [47:0] channel_normal;
   logic [5:0] channel_zeros;
   logic token_valid, key_valid;
@@ -248,7 +249,7 @@ module sparf_engine #(
   logic row_take, rows_first, rows_end, all_rows, room, first_group;
   logic [1:0] banks_full;
   logic bank, group_stored, group_drained;
-  logic signed [16:0] group_left, group_next, row_left;  // tokens from the group's or the beat's first one on
+  logic signed [16:0] group_left, group_next, row_left;  // remaining tokens from the start of the group or beat
   logic [15:0] group_tokens;
 
   gemv_qk #(.DIM(DIM), .Q_HEADS(Q_HEADS), .LANES(LANES), .ACC_W(ACC_W)) dots (
@@ -276,14 +277,14 @@ module sparf_engine #(
 
   assign group_tokens = 16'(PAGE_VALUES) >> m_log;
 
-  // Values behind the last token of the sequence are not there yet
+  // Values after the last token of the sequence are undefined
   generate
     for (i = 0; i < LANES; i = i + 1) begin : g_inside
       assign row_keep[i] = phase != SCORE || row_left > i;
     end
   endgenerate
 
-  // Weights of channels: their q, which adds to the norms while the first group's rows come
+  // Weights of channels: their q, which is added to the norms during the rows of the first group
   logic [DIM_W:0] weighed;
   logic weigh_en, unit_take;
 
@@ -328,12 +329,12 @@ module sparf_engine #(
     end
   end
 
-  // --- scales: of approximate scores, of exact ones, of the output
+  // --- scales of approximate scores, of exact scores and of the output
 
   logic [23:0] mant [0:Q_HEADS-1];
   logic [6:0] exp [0:Q_HEADS-1];
   logic scale_ask, scale_ready, scale_valid, scales_ready, asking;
-  logic [2:0] asks;  // the last norm is being summed
+  logic [2:0] asks;  // summation of the last norm
   logic [ID_W-1:0] scale_id, mix_id;
   logic [23:0] scale_mant, mix_mant;
   logic [6:0] scale_exp, mix_exp;
@@ -369,17 +370,17 @@ module sparf_engine #(
     end
   end
 
-  // --- sums are drained, and all of them scaled
+  // --- drain and scaling of sums
 
   logic drain_out, values_in, drain_busy, drain_done, drain_start, drain_inside, drain_turns;
-  logic [16:0] drain_left, sum_left;  // tokens from the group's or the sum's first one on
+  logic [16:0] drain_left, sum_left;  // remaining tokens from the start of the group or sum
   logic [X_W-1:0] drain_x, sum_x, dot_x;
   logic [POS_W+LANE_LOG-1:0] drain_pos;
   logic [POS_W-1:0] drain_end;
   logic scaled_valid, scaled_over, fx_ready, out_ready, in_valid, in_last;
   logic [47:0] scaled;
   logic [X_W+ID_W:0] scale_user, scaled_user;
-  logic [X_W:0] scores;  // that the phase has: tokens x queries
+  logic [X_W:0] scores;  // scores of the phase: tokens x queries
 
   assign drain_out = phase == VALUES && values_in;
   assign drain_beats = phase == VALUES ? POS_W'(DIM / LANES - 1)
@@ -387,7 +388,7 @@ module sparf_engine #(
       : POS_W'((PAGE_VALUES >> LANE_LOG >> m_log) - 1);
   assign drain_valid = !drain_busy && (phase == SCORE ? banks_full != 0 && scales_ready : drain_out);
   assign drain_start = drain_valid && drain_ready;
-  assign drain_turns = drain_pos == {drain_end, {LANE_LOG{1'b1}}};  // to the next query
+  assign drain_turns = drain_pos == {drain_end, {LANE_LOG{1'b1}}};  // switch to the next query
   assign group_drained = drain_done && phase == SCORE;
   assign sum_ready = fx_ready || !drain_inside;
   assign in_valid = phase == KEYS ? dot_valid : sum_valid && drain_inside;
@@ -448,7 +449,7 @@ module sparf_engine #(
 
   assign bad = q_bad || (dot_valid && dot_bad) || (sum_valid && sum_ready && sum_bad);
 
-  // --- scores x: kept, and their softmax statistics
+  // --- scores x: storage and softmax statistics
 
   logic [31:0] x_store [0:N_MAX*Q_HEADS-1];
   logic [31:0] x, x_read;
@@ -493,8 +494,8 @@ module sparf_engine #(
     end
   end
 
-  // --- weights 2^(x - m): scores of tokens, what the selected ones weigh in all (alpha), weights of V
-  // A read goes through the store, the exponential and rounding; only the weights of V are ever held up.
+  // --- weights 2^(x - m): scores of tokens, total weight of the selected tokens (alpha), weights of V
+  // A read passes through storage, exponential and rounding; only the weights of V can stall.
 
   logic [X_W-1:0] alpha_x;
   logic [X_W:0] reads;
@@ -537,7 +538,7 @@ module sparf_engine #(
       .s_tdata({x_2[31], x_2} - {top_2, 20'b0}), .s_tuser(read_id_2), .m_tvalid(e_valid), .m_tready(e_ready),
       .m_tdata(e_data), .m_tuser(e_id));
 
-  // A token's score
+  // Score of a token
   logic part_valid, part_last;
   logic [36:0] part_data;
   logic [24:0] part_recip;
@@ -556,7 +557,7 @@ module sparf_engine #(
       .clk(clk), .rst(rst || phase_begins), .s_tvalid(part_valid), .s_tdata(part_data), .s_recip(part_recip),
       .s_zeros(part_zeros), .s_tlast(part_last), .m_tvalid(token_valid), .m_tdata(token_key));
 
-  // 2^f as a weight of 16 bits, not below 2^-24, rounded to nearest
+  // 2^f as a weight of 16 bits, at least 2^-24, rounded to nearest
   logic [12:0] down;
   logic [4:0] drop, lift, drop_0, drop_1, lift_0, lift_1;
   logic [23:0] mant_0;
@@ -584,7 +585,7 @@ module sparf_engine #(
           : {1'b0, lift_1, SIG_W'(raised >> drop_1)}),
       .m_tvalid(weight_valid), .m_tready(weight_ready), .m_tdata(weight));
 
-  // alpha: the sum of what is selected
+  // alpha: the sum of the selected weights
   logic [47:0] alpha_sum [0:Q_HEADS-1];
   logic [Q_HEADS-1:0] alpha_seen;
   logic [31:0] alpha_term;
@@ -603,8 +604,8 @@ module sparf_engine #(
     if (rst || (phase_begins && phase == KEYS)) alpha_seen <= '0;
   end
 
-  // --- alpha = sum / l, and the output's scale alpha / l' of the exact scores: a query at a time, as l' comes
-  // What a query has stays while its numbers go from register to register; `mixing` says how far they are.
+  // --- alpha = sum / l, and the output scale alpha / l' of the exact scores: one query at a time, as l' arrives
+  // The inputs of a query stay constant while its values pass the registers; `mixing` is their stage.
 
   logic [24:0] rest [0:Q_HEADS-1];
   logic [12:0] mixing;
@@ -633,7 +634,7 @@ module sparf_engine #(
     part_all <= total[mixing_id];
     all_zeros <= zeros[mixing_id];
     all_recip <= recip[mixing_id];
-    alpha_part <= part_sum > part_all ? part_all : part_sum;  // cut at different places, it may exceed by a little
+    alpha_part <= part_sum > part_all ? part_all : part_sum;  // different truncation can exceed the total
     aligned <= alpha_part << all_zeros;
     share_low <= aligned[31:16] * all_recip;
     share_high <= aligned[47:32] * all_recip;
@@ -652,7 +653,7 @@ module sparf_engine #(
 
   assign mix_done = mix_valid && mixing_last;
 
-  // --- the output, and the end of each phase
+  // --- output, and end of each phase
 
   logic mix_ready, out_en, out_valid, out_last;
   logic [47:0] out;

@@ -1,4 +1,4 @@
-"""The table of 2^x behind `exp2_unit`, and the file that the RTL includes."""
+"""Table of 2^x for `exp2_unit`, and the generator of the RTL include file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ FILE = SOURCES / "exp2_table.svh"
 
 
 def exp2_table() -> list[tuple[int, int]]:
-    """(base, slope) of each segment of 2^x - 1 for x in [0, 1), in units of 2^-23; slope is for a whole segment.
+    """Return (base, slope) of each segment of 2^x - 1 for x in [0, 1), in units of 2^-23; slope is for a full segment.
 
-    A line is its segment's chord, lowered by half of what the chord lies above the curve in the middle.
+    A line is the chord of its segment, lowered by half of the distance between the chord and the curve at the midpoint.
     """
     entries = []
     for i in range(SEGMENTS):
@@ -22,7 +22,7 @@ def exp2_table() -> list[tuple[int, int]]:
 
 
 def verilog() -> str:
-    """The table as a function that every tool turns into a memory."""
+    """Return the table as a function that all tools convert to a memory."""
     lines = [
         "// Written by `python -m attention_engine.rtl.tables`: {base, slope} of 256 segments of 2^x - 1, in 2^-23",
         "function automatic logic [38:0] exp2_entry(input logic [7:0] segment);",

@@ -1,18 +1,18 @@
 `include "check.svh"
 
-// Weighted sums of value pages for Q_HEADS queries, before the rotation is undone (`golden_progressive.py`).
+// Weighted sums of value pages for Q_HEADS queries, before the inverse rotation (`golden_progressive.py`).
 //
-// s_w: weights of 7 bits, a word for each block of 32 / V_BITS tokens and query, query by query; s_w_tuser: the power of
-// two that the page's weights of that query are in, 0 to 32, the same on all its words; s_w_tlast ends a page. s_page: whole pages, 16 bytes a
-// beat, s_page_tlast ends one; the same on all its beats: s_page_tuser: {last page, first page, tokens}, s_page_tdest:
-// which of PARTS pages of channels it is. The first HEAD beats, sizes of tokens, pass by; then come lines of codes, for
-// each block one for each 16 of DIM channels; what is behind the last token passes by. m: after the last page, query by
-// query (m_tid), each channel's sum over pages of (2 x sum of weight x code - (2^V_BITS - 1) x sum of weights) << power;
-// m_tlast ends it.
+// s_w: 7-bit weights, one word for each block of 32 / V_BITS tokens and query, query by query; s_w_tuser: the power of
+// two of the page's weights for that query, 0 to 32, constant over its words; s_w_tlast ends a page. s_page: full
+// pages, 16 bytes per beat; s_page_tlast ends a page. Constant over the beats of a page: s_page_tuser: {last page,
+// first page, tokens}, s_page_tdest: one of PARTS pages of channels. The first HEAD beats, the sizes of tokens, are
+// skipped. Lines of codes follow, one for each block and 16 of DIM channels; lines after the last token are skipped. m:
+// after the last page, query by query (m_tid), the sum of each channel over pages of (2 x sum of weight x code -
+// (2^V_BITS - 1) x sum of weights) << power; m_tlast ends it.
 //
-// A beat of a line is used Q_HEADS cycles, as soon as its block's weights are there; those of the next block come
-// meanwhile. All pages of a run begin with first pages of all parts, in any order. While sums are given out, no lines
-// are taken.
+// A beat of a line takes Q_HEADS cycles, after the weights of its block have arrived; those of the next block arrive at
+// the same time. All pages of a run start with the first pages of all parts, in any order. No lines are accepted during
+// the output of sums.
 module value_sums #(
     parameter int DIM = 64,
     parameter int PARTS = 1,
@@ -44,12 +44,12 @@ module value_sums #(
 );
   localparam int COEF_W = V_BITS == 2 ? 8 : 10;
   localparam int DOT_W = COEF_W + 6;
-  localparam int SUM_W = 21;       // of a page: at most 15 x 127 x 256
-  localparam int WEIGH_W = 15;     // of its weights: 127 x 256
+  localparam int SUM_W = 21;       // sum of a page: at most 15 x 127 x 256
+  localparam int WEIGH_W = 15;     // sum of its weights: 127 x 256
   localparam int TOTAL_W = 64;
-  localparam int BEATS = DIM / 4;  // of a block
+  localparam int BEATS = DIM / 4;  // beats of a block
   localparam int BEAT_W = $clog2(BEATS);
-  localparam int HOLD_W = 6 + WEIGH_W + 7 * BLOCK;  // what a query has of a block: power, weights up to it, weights
+  localparam int HOLD_W = 6 + WEIGH_W + 7 * BLOCK;  // block data of a query: power, previous weights, weights
   localparam int WORD_W = PART_W + BEAT_W + ID_W;   // {part, beat, query} of totals
 
   `CHECK(DIM % 16 == 0 && DIM >= 16 && DIM <= 128, "value_sums: DIM must be a multiple of 16, at most 128")
@@ -60,12 +60,12 @@ module value_sums #(
 
   genvar i;
 
-  // --- weights come in: a block of all queries, one of two; the sum of weights up to it is told with them
+  // --- input of weights: a block of all queries in one of two buffers, with the sum of weights up to it
 
   logic [HOLD_W-1:0] holds [0:(2<<ID_W)-1];  // {half, query}
   logic [WEIGH_W-1:0] weighs [0:(1<<ID_W)-1];
   logic half_in, load, load_last, first_in;
-  logic [1:0] held, usable;  // which halves are taken, and which may be used
+  logic [1:0] held, usable;  // full halves, and usable halves
   logic [ID_W-1:0] head_in, head_1, head_2;
   logic [7*BLOCK-1:0] word_1, word_2;
   logic [5:0] power_1, power_2;
@@ -118,11 +118,11 @@ module value_sums #(
     end
   end
 
-  // --- lines: weights of the block, four channels a beat and query; in the page's last block its sums are complete
+  // --- lines: weights of the block, four channels per beat and query; sums are complete in the last block of a page
 
   localparam int WORK = 4;
   localparam int WORK_W = BEAT_W + ID_W + PART_W + 3;  // beat, query, part, first and last block, first page
-  localparam int LEFT_W = $clog2(256 / BLOCK * BEATS + 1);  // a page has 256 tokens at most
+  localparam int LEFT_W = $clog2(256 / BLOCK * BEATS + 1);  // a page has at most 256 tokens
   logic [4:0] beat_head;
   logic lines_in, take, needed, issue, work_head_last, block_ends, block_first, block_last, half_work, page_first, page_last;
   logic [LEFT_W-1:0] lines_left;
@@ -216,7 +216,7 @@ module value_sums #(
     end
   end
 
-  // --- a page's sums are added to the totals, at their power of two
+  // --- addition of the sums of a page to the totals, shifted by their power of two
 
   localparam int ADD = 5;
   localparam int AT_W = WORD_W + 1;
@@ -256,12 +256,12 @@ module value_sums #(
     power_6 <= power_5;
     coarse_7 <= power_6[5:3];
     if (read_en) read <= totals[read_at];
-    read_8 <= read;  // a memory and an adder are two cycles
+    read_8 <= read;  // memory and adder take two cycles
     if (add[4]) totals[words[4*AT_W+1 +: WORD_W]] <= total_9;
     if (rst) add <= '0;
   end
 
-  // --- totals go out
+  // --- output of totals
 
   logic [ID_W-1:0] next_head, read_head, word_head;
   logic [PART_W-1:0] next_part;

@@ -1,13 +1,15 @@
 `include "check.svh"
 
-// Weights of a value page's tokens in 7 bits: w x size under one power of two a query (`golden_progressive.py`).
+// 7-bit weights of the tokens of a value page: w x size under one power of two for each query
+// (`golden_progressive.py`).
 //
-// A page: s_size, its sizes, FP16, 8 a beat, HEAD beats; s_w: token by token the weights w of all queries, each
-// sig x 2^(lift - 24) with 17 bits of sig; s_w_tlast ends the page. m: for each block of BLOCK tokens and query a word of
-// weights, behind the last token zeros; m_tuser: the power of two, 0 to 32; m_tlast ends the page. `bad`: a size was NaN,
-// infinite or below zero, and counts as zero. Sizes of the next page are taken while words of this one go out.
+// A page: s_size, its sizes, FP16, 8 per beat, HEAD beats; s_w: weights w of all queries token by token, each sig x
+// 2^(lift - 24) with a 17-bit sig; s_w_tlast ends the page. m: one word of weights for each block of BLOCK tokens and
+// query, zeros after the last token; m_tuser: the power of two, 0 to 32; m_tlast ends the page. `bad`: a size is NaN,
+// infinite or negative; it is then zero. Sizes of the next page are accepted during the output of the current page.
 //
-// Two passes over a page, a cycle a token and query each: products, and when their largest is known, words.
+// The unit makes two passes over a page, each with one cycle per token and query: products, then words after their
+// maximum is known.
 module value_weights #(
     parameter int Q_HEADS = 1,
     parameter int HEAD = 28,
@@ -35,7 +37,7 @@ module value_weights #(
 
   localparam int MIN_TOP = 32;
   localparam int BLOCK_W = $clog2(BLOCK);
-  localparam int T_W = 8;  // of a token's number in its page
+  localparam int T_W = 8;  // bits of a token index in its page
 
   `CHECK(Q_HEADS >= 1 && Q_HEADS <= 8, "value_weights: Q_HEADS must be 1 to 8")
   `CHECK(BLOCK == 8 || BLOCK == 16, "value_weights: BLOCK must be 8 or 16")
@@ -43,7 +45,7 @@ module value_weights #(
 
   genvar i;
 
-  // --- sizes come in
+  // --- input of sizes
 
   logic [127:0] sizes [0:31];
   logic [4:0] size_at;
@@ -52,9 +54,9 @@ module value_weights #(
   assign s_size_tready = !sizes_in;
   assign size_take = s_size_tvalid && s_size_tready;
 
-  // --- products: the leading 8 bits, and their place
+  // --- products: the leading 8 bits and their position
 
-  logic weighed, take, head_last;  // all weights are in
+  logic weighed, take, head_last;  // all weights have arrived
   logic [ID_W-1:0] head;
   logic [T_W-1:0] token, token_last;
   logic [127:0] size_word;
@@ -146,7 +148,7 @@ module value_weights #(
   logic [7:0] lead_2;
   logic inside_1, inside_2;
   logic [2:0] turn, ends, lasts;
-  logic [7:0] half_3;  // a weight, and half a unit
+  logic [7:0] half_3;  // a weight and half a unit
   logic [7*BLOCK-1:0] word;
   logic [6:0] weight_3;
 

@@ -13,7 +13,8 @@ import numpy as np
 from csd_spec.arrays import U8, U16
 from csd_spec.codecs.codec import Codec
 
-LEAST, MOST = 17, 253  # exponent fields of the largest value: every stored value is a normal, finite BF16
+# Exponent fields of the largest value: every stored value is a normal, finite BF16
+MIN_EXPONENT, MAX_EXPONENT = 17, 253
 MAX_CODE = 0x7E  # 448; the next code is NaN
 _CODES = np.arange(256, dtype=np.uint16)
 _FRACTIONS = ((_CODES & 0x80) << 8 | (_CODES & 0x7F) << 7).view(np.float16).astype(np.float32)  # 2^-8 of each code
@@ -33,7 +34,7 @@ def encode(values: U16) -> U8:
     """
     bits = values.astype(np.int64)
     largest = (bits & 0x7FFF).max(axis=-1, keepdims=True)
-    top = (_shifted(largest, 4) >> 3).clip(LEAST, MOST)
+    top = (_shifted(largest, 4) >> 3).clip(MIN_EXPONENT, MAX_EXPONENT)
     exponent = bits >> 7 & 0xFF
     field = exponent - top + 14  # exponent field of the code
     normal, by = np.maximum(field, 1), 4 + np.maximum(1 - field, 0)

@@ -43,11 +43,11 @@ class Layout:
     Attributes:
         name: Name for users.
         code: Byte that identifies it in `SeqCreate` and in journals, 1 to 255; 240 to 255 are reserved for plug-ins.
-        rows: Codec of rows of K and V.
+        rows: Codec of key and value rows.
         groups: Its maps, in the order in which their pages are written.
         family: Name of the FP16 member of a family of layouts that differ in format only; "" if there is no other.
         latent: V is a part of K, and only K is stored.
-        lossy: Precision that is kept of K and V; "" if it is exact.
+        lossy: Stored precision of keys and values; "" if it is exact.
         attended: Whether drives can compute attention on it; False: it can only be read.
         coarse: Mean bits per value of K in score pages, and bits of V in value pages; None without such pages.
     """
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether exact rows of K and V are stored, not only refined pages."""
+        """Whether exact key and value rows are stored, not only refined pages."""
         return not self._packs("staged")
 
     def _packs(self, packing: Packing) -> bool:
@@ -178,7 +178,7 @@ class PageForm:
 
     @property
     def rows(self) -> Codec:
-        """Codec of rows of K and V."""
+        """Codec of key and value rows."""
         return self.layout.rows
 
     @property
@@ -198,7 +198,7 @@ class PageForm:
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether exact rows of K and V are stored, not only refined pages."""
+        """Whether exact key and value rows are stored, not only refined pages."""
         return self.layout.keeps_rows
 
     @property

@@ -82,7 +82,7 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
         params = Compression(compression).at(stored, d)
         q = recorded.q[0, :, position].astype(np.float32).reshape(heads, q_heads // heads, d)
         v_mean = v[:stored].astype(np.float32).mean(0)
-        step = Step(ftl.view(handles, 0), ftl, Queries.alike(q, params, v_mean, [{}]))
+        step = Step(ftl.view(handles, 0), ftl, Queries.uniform(q, params, v_mean, [{}]))
         METHODS["sparf"](step)
         assert step.chosen is not None
         for head in range(heads):

@@ -169,7 +169,7 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
             _append(ftl, handles, k[:, position : position + 1], v[:, position : position + 1])
             params = Compression(trial.c, trial.convention).at(position + 1, d)
             v_mean = recorded.v[:, :, : position + 1].astype(np.float32).mean(2).reshape(B * H, d)
-            queries = Queries.alike(layer.queries(position), params, v_mean, memory)
+            queries = Queries.uniform(layer.queries(position), params, v_mean, memory)
             step = Step(ftl.view(handles, 0), ftl, queries)
             _count(tally, step, methods[contender.method], layer, position)
             for name, schedule in SCHEDULES.items():

@@ -144,7 +144,7 @@ def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
     memory: list[Memory] = [{} for _ in range(sequences)]
     tracemalloc.start()
-    METHODS[what.method](Step(view, contest.ftl, Queries.alike(q, contest.params_of(method), v_mean, memory)))
+    METHODS[what.method](Step(view, contest.ftl, Queries.uniform(q, contest.params_of(method), v_mean, memory)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20

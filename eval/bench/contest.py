@@ -129,7 +129,7 @@ class Contest:
 
     def asked(self, name: str) -> Queries:
         """What a method is asked, with the parameters of its own where its name has some."""
-        return Queries.alike(self.q, self.params_of(name), self.v_mean, [self.memory.setdefault(name, {})])
+        return Queries.uniform(self.q, self.params_of(name), self.v_mean, [self.memory.setdefault(name, {})])
 
     def params_of(self, name: str) -> SparFParams:
         """r, k and l of a method."""

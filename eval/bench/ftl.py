@@ -215,7 +215,7 @@ class _Picked(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = cover = approximate  # type: ignore[assignment]
+    softmax_scores = selected_mass = approximate  # type: ignore[assignment]
 
     def attend(self, *arguments: Any) -> Any:
         return None, np.float32(0)

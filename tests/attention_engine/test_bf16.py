@@ -92,7 +92,7 @@ def test_kivis_codes_reach_all_of_bf16():
 
 
 def test_progressive_method_of_other_layout_is_refused(small_drive):
-    with pytest.raises(ValueError, match="not kept in few bits in this layout"):
+    with pytest.raises(ValueError, match="layout: stores no low-bit keys and values"):
         METHODS["progressive"](step_of(small_drive)[0])
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from attention_engine import attend, take_in, to_half
-from attention_engine.fused import attend_all, finite, place_of
-from attention_engine.values import alike
+from attention_engine import attend, to_half, widen_inputs
+from attention_engine.fused import attend_dense, finite, place_of
+from attention_engine.values import first_tokens
 from tests.attention_engine.test_kernels import view_of
 
 B, H, G, D, TOKENS = 2, 2, 3, 16, 40
@@ -30,7 +30,7 @@ def case(seed, tokens=TOKENS):
 def in_one(view, q, v, sums):
     out, rows = np.empty(q.shape, np.uint16), np.empty((*q.shape[:3], 2), np.float32)
     places = place_of(view), view.k_slots, view.v_slots, np.uint64(view.layout.n)
-    held = attend_all(bits(q), bits(v), None, view.seq_lens, alike(B * H, 2 * TOKENS), places, sums, out, rows)
+    held = attend_dense(bits(q), bits(v), None, view.seq_lens, first_tokens(B * H, 2 * TOKENS), places, sums, out, rows)
     return held, out, rows
 
 
@@ -39,8 +39,8 @@ def test_it_is_what_its_parts_come_to(seed):
     view, q, v, sums = case(seed)
     mine, theirs = sums.copy(), sums.copy()
     held, out, rows = in_one(view, q, v, mine)
-    wide, means = take_in(q, v, view.seq_lens, theirs)
-    chosen = alike(B * H, TOKENS), view.seq_lens
+    wide, means = widen_inputs(q, v, view.seq_lens, theirs)
+    chosen = first_tokens(B * H, TOKENS), view.seq_lens
     exact, m_and_l = attend(view, wide, chosen, np.ones(wide.shape[:2], np.float32), means)
     assert held and (out == bits(to_half(exact)).reshape(out.shape)).all()
     assert (rows.reshape(m_and_l.shape) == m_and_l).all() and (mine == theirs).all()

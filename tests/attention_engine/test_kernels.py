@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_engine import add_rows, approximate, attend, best_tokens, cover, reference, to_half, top_channels, weigh
+from attention_engine import (
+    add_rows,
+    approximate,
+    attend,
+    best_tokens,
+    reference,
+    selected_mass,
+    softmax_scores,
+    to_half,
+    top_channels,
+)
 from attention_engine._parallel import over_streams
 from attention_engine.values import widen
 from csd_spec import LAYOUTS, KvView
@@ -71,8 +81,8 @@ def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
     add_rows(v_sums, np.ascontiguousarray(V.view(np.uint16).transpose(1, 0, 2)))
     channels = top_channels(q, r, threads)
     logits = approximate(view, q, channels, threads)
-    tokens = best_tokens(weigh(logits, each * S, threads=threads), each * S, each * k, each * l, threads)
-    alpha = cover(logits, tokens, each * k, threads)
+    tokens = best_tokens(softmax_scores(logits, each * S, threads=threads), each * S, each * k, each * l, threads)
+    alpha = selected_mass(logits, tokens, each * k, threads)
     v_mean = v_sums / np.float32(S)
     out, rows = attend(view, q, (tokens, each * k), alpha, v_mean, threads=threads)
     return out, channels, tokens, rows
@@ -227,8 +237,8 @@ def test_what_was_not_selected_never_counts():
     by_channel = view_of(K_channels, V, 16, 4, generator)
     one = np.array([1])
     logits = approximate(by_channel, q, channels)
-    again = best_tokens(weigh(logits, one * 120), one * 120, one * 30, one * 7)
-    alpha = cover(logits, again, one * 30)
+    again = best_tokens(softmax_scores(logits, one * 120), one * 120, one * 30, one * 7)
+    alpha = selected_mass(logits, again, one * 30)
     v_mean = V.astype(np.float32).mean(axis=1)
     out, _ = attend(by_token, q, (again, one * 30), alpha, v_mean)
     np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)

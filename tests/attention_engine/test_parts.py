@@ -106,7 +106,7 @@ def test_a_weight_that_is_not_known_is_refused():
 
 @pytest.mark.parametrize(("m", "l"), [(np.nan, 1), (np.inf, 1), (0, np.nan), (0, np.inf), (0, -1)])
 def test_what_is_no_weight_is_refused(m, l):  # noqa: E741
-    with pytest.raises(ValueError, match="part 0: its rows hold what is no logit, or no weight"):
+    with pytest.raises(ValueError, match="part 0: rows: m must be a finite logit or -inf, l a finite weight"):
         merged([part(m, l), part(0, 1)])
 
 

@@ -205,9 +205,9 @@ def test_parts_of_a_sequence_merge_to_its_whole(bf16):
 def test_a_method_that_needs_what_is_not_there_says_so():
     drive = Drive(64, "progressive", [100])
     for name in ("sparf", "quest", "top-k-oracle", "h2o"):
-        with pytest.raises(ValueError, match="K is kept in 8 bits only: use a layout that has its rows too"):
+        with pytest.raises(ValueError, match="layout: stores keys in 8 bits only: use one with full rows"):
             METHODS[name](drive.step(2))
-    with pytest.raises(ValueError, match="not kept in few bits in this layout: use one that does, such as progressive"):
+    with pytest.raises(ValueError, match="layout: stores no low-bit keys and values: use such a layout"):
         METHODS["progressive"](Drive(64, "fp16", [100]).step(2))
 
 

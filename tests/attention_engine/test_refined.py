@@ -88,5 +88,5 @@ def test_error_of_codes_is_about_what_is_estimated(bf16):
 
 
 def test_layout_of_one_precision_has_no_such_form():
-    with pytest.raises(ValueError, match="K and V are not kept in few bits in this layout"):
+    with pytest.raises(ValueError, match="layout: stores no low-bit keys and values"):
         progressive_form(Drive(64, "fp16", [20]).step(1).view)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from attention_engine import GroupScore, best_tokens, cover, top_channels, weigh
+from attention_engine import GroupScore, best_tokens, selected_mass, softmax_scores, top_channels
 from attention_engine.reference import _argtopk
 
 FEW_VALUES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])
@@ -13,8 +13,8 @@ FEW_VALUES = st.sampled_from([-2.0, -0.0, 0.0, 0.5, 3.0])
 
 def top_tokens(logits, seq_lens, k, recent, group_score=GroupScore.SOFTMAX):
     """Steps 4 to 7 of Algorithm 1."""
-    tokens = best_tokens(weigh(logits, seq_lens, group_score), seq_lens, k, recent)
-    return tokens, cover(logits, tokens, k)
+    tokens = best_tokens(softmax_scores(logits, seq_lens, group_score), seq_lens, k, recent)
+    return tokens, selected_mass(logits, tokens, k)
 
 
 @given(

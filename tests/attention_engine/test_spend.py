@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attention_engine.coarse import score
-from attention_engine.select import weigh
-from attention_engine.spend import afford, light, spend, tokens_of, weigh_pages
+from attention_engine.select import softmax_scores
+from attention_engine.spend import drop_unaffordable, find_light_groups, spend, tokens_of_pages, weigh_pages
 from csd_spec.view import in_flash
 from tests.attention_engine.few_bits import Drive
 
@@ -51,11 +51,11 @@ def test_weights_are_added_up_by_pages(weighed):
 def test_lightest_groups_within_the_share_are_light():
     masses = np.array([[0.5, 0.02, 0.3, 0.01, 0.17], [0.2, 0.2, 0.2, 0.2, 0.2], [0.05, 0, 0.95, 0, 0]], np.float32)
     heads, spared = np.stack([masses, masses / 2], 1), np.empty(masses.shape, np.bool_)
-    light(heads, np.float32(0.05), 1, spared)
+    find_light_groups(heads, np.float32(0.05), 1, spared)
     np.testing.assert_array_equal(spared, [[0, 1, 0, 1, 0], [0] * 5, [1, 1, 0, 1, 1]])
-    light(heads, np.float32(0.05), 2e-4, spared)
+    find_light_groups(heads, np.float32(0.05), 2e-4, spared)
     np.testing.assert_array_equal(spared, [[0, 0, 0, 1, 0], [0] * 5, [0, 1, 0, 1, 1]])
-    light(heads[:2], 0, 1, spared[:2])
+    find_light_groups(heads[:2], 0, 1, spared[:2])
     assert not spared[:2].any()
 
 
@@ -76,19 +76,19 @@ def test_lightest_of_all_streams_go_where_the_budget_ends(left, kept):
     reads = np.array([[1, 1, 0], [1, 1, 1]], np.bool_)
     costs = np.array([[2, 2, 2], [2, 2, 0]])
     masses = np.array([[0.9, 0.3, 0.8], [0.5, 0.2, 0.01]], np.float32)
-    afford(reads, costs, masses[:, None], left)
+    drop_unaffordable(reads, costs, masses[:, None], left)
     np.testing.assert_array_equal(reads.ravel(), kept)
 
 
 def test_among_groups_that_weigh_the_same_the_first_go():
     reads = np.ones((2, 2), np.bool_)
-    left = afford(reads, np.ones((2, 2), np.int64), np.full((2, 1, 2), 0.25, np.float32), 1)
+    left = drop_unaffordable(reads, np.ones((2, 2), np.int64), np.full((2, 1, 2), 0.25, np.float32), 1)
     assert (reads.ravel().tolist(), left) == ([False, False, False, True], 0)
 
 
 def test_tokens_of_pages_ascend_and_end_with_their_stream():
     pages = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], np.bool_)
-    tokens, counts = tokens_of(pages, np.array([25, 30, 14]), 10)
+    tokens, counts = tokens_of_pages(pages, np.array([25, 30, 14]), 10)
     assert counts.tolist() == [15, 0, 4]
     assert tokens[0, :15].tolist() == [*range(10), *range(20, 25)] and tokens[2, :4].tolist() == [10, 11, 12, 13]
 
@@ -145,6 +145,6 @@ def test_weights_of_pages_are_those_of_the_softmax():
     step = Drive(64, "progressive", [500]).step(1)
     logits = score(step.view, step.q)[0].copy()
     worth = weigh_pages(logits.copy(), step.seq_lens, (31, 31, 0), np.ones((2, 1), np.float32))
-    weigh(logits, step.seq_lens)
+    softmax_scores(logits, step.seq_lens)
     pages = np.add.reduceat(logits[:, 0, :500], np.arange(0, 500, 31), axis=1)
     np.testing.assert_allclose(worth.masses[:, 0], pages, rtol=1e-4)

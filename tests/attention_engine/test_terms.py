@@ -79,7 +79,9 @@ def test_output_is_exact_over_what_was_chosen(small_drive, name, kind):
                 row = stream if len(counts) == step.streams else G * stream + query
                 chosen, mine = tokens[row, : counts[row]], each[stream, query : query + 1]
                 alpha, q = float(step.alpha[stream, query]), drive.q[stream, query].astype(np.float64)
-                logits = reference.bent(mine[:, :1] * (q @ K[chosen].T)[None], mine, chosen, length)[0]
+                logits = reference.apply_logit_terms_reference(
+                    mine[:, :1] * (q @ K[chosen].T)[None], mine, chosen, length
+                )[0]
                 weights = np.exp(logits - logits.max())
                 mixed = alpha * (weights @ V[chosen]) / weights.sum() + (1 - alpha) * V.mean(0)
                 whole = weights.sum() / alpha

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_engine import add_rows, all_finite, take_in, to_half
+from attention_engine import add_rows, all_finite, to_half, widen_inputs
 from attention_engine.values import widen
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
@@ -27,7 +27,7 @@ def test_what_a_step_begins_with(B, bf16):
     q, v = some(generator, B, H, G, d, bf16=bf16), some(generator, B, H, d, bf16=bf16)
     before = generator.standard_normal((B * H, d)).astype(np.float32)
     seq_lens, sums = np.arange(1, B * H + 1), before.copy()
-    wide, means = take_in(q, v, seq_lens, sums, bf16)
+    wide, means = widen_inputs(q, v, seq_lens, sums, bf16)
     assert wide.dtype == np.float32 and (wide == wide_of(q, bf16).reshape(B * H, G, d)).all()
     assert (sums == before + wide_of(v, bf16).reshape(B * H, d)).all()
     assert (means == np.divide(sums, seq_lens[:, None], dtype=np.float32)).all()
@@ -39,7 +39,7 @@ def test_a_token_is_added_as_rows_are(bf16):
     q, v = some(generator, 1, 2, 1, 8, bf16=bf16), some(generator, 1, 2, 8, bf16=bf16)
     one, other = (generator.standard_normal((2, 8)).astype(np.float32) for _ in "ab")
     other[:] = one
-    take_in(q, v, np.array([5, 5]), one, bf16)
+    widen_inputs(q, v, np.array([5, 5]), one, bf16)
     add_rows(other, v.view(np.uint16), bf16)
     assert one.tobytes() == other.tobytes()
 

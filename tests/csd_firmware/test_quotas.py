@@ -58,7 +58,7 @@ def made(done: Completion) -> tuple[int, ...]:
 def refused(done: Completion, what: str) -> None:
     assert done.status is Status.CAPACITY_EXCEEDED
     assert re.fullmatch(
-        rf"[\d,]+ {what} more: tenant alice uses [\d,]+ of its quota of [\d,]+ \(\d+% .*\)", done.reason
+        rf"[\d,]+ more {what}: tenant alice uses [\d,]+ of its quota of [\d,]+ \(\d+% .*\)", done.reason
     )
 
 

@@ -101,14 +101,14 @@ def test_quotas_hold_for_values_and_sequences_together(small_drive):
     page_bytes = small_drive.geometry.page_bytes
     assert alice.max_value_bytes == alice.size_bytes == 112 * page_bytes
     alice.store(b"big", bytes(50 * page_bytes))
-    with pytest.raises(OutOfSpaceError, match="64 flash pages more: tenant alice uses 50 of its quota of 112"):
+    with pytest.raises(OutOfSpaceError, match="64 more flash pages: tenant alice uses 50 of its quota of 112"):
         alice.store(b"more", bytes(64 * page_bytes))
     alice.store(b"big", bytes(100 * page_bytes))  # in place of the first
     assert (alice.used_bytes, bob.used_bytes) == (100 * page_bytes, 0)
     bob.store(b"big", bytes(100 * page_bytes))
     assert alice.max_keys == 64, "a sixteenth of drive DRAM for names, 64 bytes each"
     count = 0
-    with pytest.raises(OutOfSpaceError, match="1 names more: tenant alice uses 64 of its quota of 64"):
+    with pytest.raises(OutOfSpaceError, match="1 more names: tenant alice uses 64 of its quota of 64"):
         while True:
             alice.store(b"%d" % count, b"")
             count += 1

@@ -9,7 +9,7 @@ from csd_spec import Group, Layout
 from csd_spec.codecs import Codec
 
 BITS, MAX_CODE = 6, 31
-LEAST, MOST = -24, 11  # exponents, so that FP16 represents every value exactly
+MIN_EXPONENT, MAX_EXPONENT = -24, 11  # exponents, so that FP16 represents every value exactly
 
 
 def row_bytes(values):
@@ -19,7 +19,7 @@ def row_bytes(values):
 def encode(values):
     wide = np.ascontiguousarray(values).view(np.float16).astype(np.float32)
     fraction, exponent = np.frexp(np.abs(wide).max(axis=-1, keepdims=True) / np.float32(MAX_CODE))
-    exponent = np.where(fraction > 0, exponent - (fraction == 0.5), LEAST).clip(LEAST, MOST)
+    exponent = np.where(fraction > 0, exponent - (fraction == 0.5), MIN_EXPONENT).clip(MIN_EXPONENT, MAX_EXPONENT)
     codes = np.rint(np.ldexp(wide, -exponent)).clip(-MAX_CODE, MAX_CODE).astype(np.int8).view(np.uint8)
     bits = np.unpackbits(codes[..., None], axis=-1)[..., -BITS:]
     packed = np.packbits(bits.reshape(*codes.shape[:-1], -1), axis=-1)

@@ -65,7 +65,7 @@ class Pattern(Arithmetic):
     def approximate(self, *arguments: Any) -> Any:
         return None
 
-    weigh = cover = exact = approximate  # type: ignore[assignment]
+    softmax_scores = selected_mass = exact = approximate  # type: ignore[assignment]
 
     def score(self, view: KvView, q: Any, threads: int = 1) -> Any:
         return np.zeros((0, 0, 0), np.float32), np.float32(0)
@@ -112,7 +112,7 @@ class TimedDrive:
         q = np.broadcast_to(zero, (streams, self.shape.group, self.shape.head_dim))
         v_mean = np.broadcast_to(zero, (streams, self.shape.head_dim))
         for layer in range(self.shape.layers):
-            queries = Queries.alike(q, params, v_mean, [{} for _ in handles])
+            queries = Queries.uniform(q, params, v_mean, [{} for _ in handles])
             step = Step(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
             watch = LatencyBreakdown(self.ftl.timing.idle_ns())

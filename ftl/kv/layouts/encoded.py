@@ -10,7 +10,7 @@ from csd_io.compiled import njit
 from csd_spec import PageForm
 from csd_spec.arrays import F16, I64, U8, U16
 from csd_spec.codecs import FP8, Codec
-from csd_spec.codecs.fp8 import LEAST, MAX_CODE, MOST
+from csd_spec.codecs.fp8 import MAX_CODE, MAX_EXPONENT, MIN_EXPONENT
 from ftl.kv.layouts.coded import PackedEmbeddingMap
 from ftl.kv.layouts.group_map import POISON
 from ftl.kv.layouts.packing import pack_rows
@@ -47,7 +47,7 @@ def _exponent(values):  # type: ignore[no-untyped-def]
 def _encode_fp8(values, out):  # type: ignore[no-untyped-def]
     """Compiled `csd_spec.codecs.fp8.encode`: values (N, t) to out (N, t + 1)."""
     for i in range(values.shape[0]):
-        top = min(max(_exponent(values[i]), LEAST), MOST)
+        top = min(max(_exponent(values[i]), MIN_EXPONENT), MAX_EXPONENT)
         out[i, 0] = top + 1
         for j in range(values.shape[1]):
             bits = np.int64(values[i, j])

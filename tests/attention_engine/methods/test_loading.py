@@ -53,7 +53,7 @@ def test_a_method_sees_its_files_table(tmp_path):
         ("METHODS = {'': print}", "1 to 32 ASCII"),
         ("METHODS = {'ümlaut': print}", "1 to 32 ASCII"),
         ("METHODS = {7: print}", "1 to 32 ASCII"),
-        ("METHODS = {'mine': 7}", "7 is no function"),
+        ("METHODS = {'mine': 7}", "7 is not a function"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_reason(tmp_path, text, reason):

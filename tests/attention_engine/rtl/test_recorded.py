@@ -8,7 +8,7 @@ import pytest
 import torch
 from rtl_bench import BUILDS, simulate
 
-from attention_engine import approximate, attend, best_tokens, cover, reference, top_channels, weigh
+from attention_engine import approximate, attend, best_tokens, reference, selected_mass, softmax_scores, top_channels
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape, ProgressiveShape
 from csd_spec import LAYOUTS, Compression, KvView
@@ -72,10 +72,10 @@ def software(head, run):
     p, one, view = run.sparf, np.ones(1, np.int64), view_of(K, V, run)
     q = np.ascontiguousarray(q[None], np.float32)
     logits = approximate(view, q, top_channels(q, p.r))
-    scores = weigh(logits, run.seq_len * one)
+    scores = softmax_scores(logits, run.seq_len * one)
     tokens = best_tokens(scores, run.seq_len * one, p.k * one, p.l * one)
     mean = V.astype(np.float32).sum(0)[None] / np.float32(run.seq_len)
-    out = attend(view, q, (tokens, p.k * one), cover(logits, tokens, p.k * one), mean)
+    out = attend(view, q, (tokens, p.k * one), selected_mass(logits, tokens, p.k * one), mean)
     return out[0], tokens[0], scores[0]
 
 
