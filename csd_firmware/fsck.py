@@ -57,7 +57,7 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
     if spec is None and not (path / DESCRIPTION).exists():
-        raise ValueError(f"no drive in {path}: if its {DESCRIPTION} is lost, specify the drive (--drive FILE)")
+        raise ValueError(f"no drive in {path}: if its {DESCRIPTION} is lost, specify the drive (--drive-config FILE)")
     report, mended = Report(), "would be repaired" if dry_run else "repaired"
     with _changing(path, dry_run) as folder:
         spec = _check_description(path, folder, report, mended, spec)
@@ -101,7 +101,7 @@ def _check_description(
         spec, whole = read_description(path)
     except ValueError as error:
         if asked is None:
-            raise ValueError(f"{error}: specify the drive (--drive FILE)") from error
+            raise ValueError(f"{error}: specify the drive (--drive-config FILE)") from error
         spec, whole = asked, False
     if not whole:
         old = is_old(DiskFolder(path, writable=False))

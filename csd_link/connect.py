@@ -99,5 +99,7 @@ def _identity(medium: Medium, path: Path) -> Identity:
         if header and header.kind is Kind.DRIVE:
             return Identity.from_json(header.body)
         if time.monotonic() > deadline:
-            raise DriveLostError(f"{path} holds no drive's window: serve one there first (vcsd serve --window {path})")
+            raise DriveLostError(
+                f"{path} holds no drive's window: serve one there first (vcsd serve --window-device {path})"
+            )
         time.sleep(0.02)

@@ -28,23 +28,23 @@ import typer
 ROOT = Path(__file__).parents[1]
 EMULATOR = re.compile(r"wall|rss|realtime")  # keys of figures that are the machine's, not the drive's
 METHODS = (
-    *(("--attention", method) for method in ("dense", "sparf", "sparq")),
-    *(("--attention", method, "--embedding-bits", "4") for method in ("spending", "paged")),
+    *(("--method", method) for method in ("dense", "sparf", "sparq")),
+    *(("--method", method, "--layout", "4") for method in ("spending", "paged")),
 )
 TRANSPORTS = ("inproc", "process", "fuse", "window:{folder}/window")
 BENCHES = (
     ("bench", "ftl"),
     ("bench", "ftl", "--workload", "randread", "--requests", "200000"),
-    ("bench", "ftl", "--workload", "churn", "--erase-mean", "10"),
-    ("bench", "crash"),
+    ("bench", "ftl", "--workload", "churn", "--target-pe-cycles", "10"),
+    ("bench", "power-loss"),
 )
 PARTS = "run", "drive", "families", "bench", "claims", "eval"
-CLAIMS = ("eval", "claims", "--all-layers")
+CLAIMS = ("eval", "claims", "--simulate-all-layers")
 EVALS = (
-    ("eval", "tiers"),
+    ("eval", "tiered-serving"),
     ("eval", "serving"),
-    ("eval", "reuse"),
-    ("eval", "prefixes", "--trace", "{data}/mooncake_conversation.jsonl"),
+    ("eval", "prefix-reuse"),
+    ("eval", "prefix-cache", "--trace", "{data}/mooncake_conversation.jsonl"),
 )
 FAMILIES = Path(__file__).with_name("same_tokens.py")
 DRIVE = """
@@ -173,8 +173,8 @@ def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path, within:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         mine = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
-        if "--all-layers" in mine and not tree.has("--all-layers", mine[:2]):
-            mine.remove("--all-layers")  # it always took them all
+        if "--simulate-all-layers" in mine and not tree.has("--simulate-all-layers", mine[:2]):
+            mine.remove("--simulate-all-layers")  # it always took them all
         tree.begin([*mine, "-o", "json"])
     answers = [old.answer(), new.answer()]
     for which, (code, _, errors, _) in zip(("before", "now"), answers, strict=True):

@@ -44,14 +44,16 @@ def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int
         return
     needed = copies * flash_bytes(drives.spec, what, shape, rows, tokens) * (drives.count if shape.latent else 1)
     if drives.medium.kind == "memory":
-        _check(needed, _of(rows, tokens), "in drives in memory", "--keep FOLDER --medium direct leaves them in files")
+        _check(
+            needed, _of(rows, tokens), "in drives in memory", "--data-dir FOLDER --medium direct leaves them in files"
+        )
     if drives.keep:
         path = next(path for path in (drives.keep, *drives.keep.absolute().parents) if path.exists())
         free = shutil.disk_usage(path).free
         if needed > free:
             raise ValueError(
                 f"{_of(rows, tokens)} take {_mib(needed)} on the disk of {drives.keep}, and there are {_mib(free)}: "
-                f"free some, or name a folder on another disk (--keep)"
+                f"free some, or name a folder on another disk (--data-dir)"
             )
 
 

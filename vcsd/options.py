@@ -39,7 +39,7 @@ ModelFolder = Annotated[
     typer.Option(help="folder or name of a decoder, e.g. smollm2 (default: the bundled one)", callback=check_model),
 ]
 MethodsFile = Annotated[
-    Path | None, typer.Option("--methods", help="Python file with custom attention methods", callback=check_text)
+    Path | None, typer.Option("--methods-file", help="Python file with custom attention methods", callback=check_text)
 ]
 
 
@@ -57,7 +57,7 @@ LAYOUT_HELP = "KV layout in flash, see docs/layouts.md (default: the method's, o
 
 
 def _layout(text: object) -> str:
-    """Name of a layout; also accepts its code, as earlier releases did (`--embedding-bits 16`)."""
+    """Name of a layout; also accepts its code, as earlier releases did (`--layout 16`)."""
     with warnings.catch_warnings(record=True) as deprecated:
         warnings.simplefilter("always")
         try:
@@ -69,9 +69,7 @@ def _layout(text: object) -> str:
     return name
 
 
-LayoutOption = Annotated[
-    str | None, typer.Option("--layout", "--embedding-bits", parser=_layout, metavar="NAME", help=LAYOUT_HELP)
-]
+LayoutOption = Annotated[str | None, typer.Option("--layout", parser=_layout, metavar="NAME", help=LAYOUT_HELP)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +78,22 @@ class HostingCliOptions:
 
     durability: Annotated[
         Durability | None,
-        typer.Option(help="event that flushed data survives: process exit (default), or host power loss"),
+        typer.Option(
+            "--flush-durability", help="event that flushed data survives: process exit (default), or host power loss"
+        ),
     ] = None
     medium: Annotated[
         Kind | None, typer.Option(help="storage of flash pages: memory (default), or the drives' files")
     ] = None
     host_memory_mib: Annotated[
-        int | None, typer.Option(min=1, max=MAX_MIB, help="DRAM for pages of all direct drives, MiB")
+        int | None,
+        typer.Option("--page-buffer-mib", min=1, max=MAX_MIB, help="DRAM for pages of all direct drives, MiB"),
     ] = None
     threads: Annotated[
-        int | None, typer.Option(min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)")
+        int | None,
+        typer.Option(
+            "--kernel-threads", min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)"
+        ),
     ] = None
 
     def override(self, said: HostingOptions, drives: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
 log = typer.Typer(help="Print log pages of a served or created drive, or of a drive folder.")
 config = typer.Typer(help="Validate description files and print their JSON schema.")
 
-DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --keep)")]
+DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --data-dir)")]
 
 
 def _created(name: str) -> Path:
@@ -164,7 +164,7 @@ def _copy_drive(source: Path, target: Path) -> None:
 def io_passthru(
     drive: Annotated[str, typer.Argument(help="name of a served drive")],
     opcode: Annotated[str, typer.Option(help="command opcode, e.g. 0xca")],
-    parameter: Annotated[list[str] | None, typer.Option("--parameter", "-p", help="next 32-bit parameter")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("--cdw", "-p", help="next 32-bit parameter")] = None,
     input_file: Annotated[Path | None, typer.Option(help="payload to send")] = None,
     output_file: Annotated[Path | None, typer.Option(help="file for the returned data")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the entry without sending it")] = False,
@@ -208,8 +208,10 @@ def _number(text: str) -> int:
 
 
 def top(
-    rounds: Annotated[int, typer.Option("-n", min=0, max=10**6, help="number of updates; 0: until interrupted")] = 0,
-    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="update interval, seconds")] = 1.0,
+    rounds: Annotated[
+        int, typer.Option("--count", "-n", min=0, max=10**6, help="number of updates; 0: until interrupted")
+    ] = 0,
+    seconds: Annotated[float, typer.Option("--interval-s", min=0.1, max=3600, help="update interval, seconds")] = 1.0,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Show live statistics of served drives. Prints once if stdout is not a terminal."""

@@ -14,10 +14,10 @@ REPAIRED, LOST = 1, 4  # exit codes, as of e2fsck
 
 
 def fsck(
-    drive: Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --keep)")],
+    drive: Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --data-dir)")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="report errors without changing anything")] = False,
     drive_file: Annotated[
-        Path | None, typer.Option("--drive", help="YAML description, if the drive's own is unreadable")
+        Path | None, typer.Option("--drive-config", help="YAML description, if the drive's own is unreadable")
     ] = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:

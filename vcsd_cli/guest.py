@@ -42,10 +42,16 @@ class Fabric(StrEnum):
 def guest_run(
     drives: Annotated[int, typer.Option(min=1, max=4, help="drives, one window each on the same device")] = 2,
     tokens: Annotated[int, typer.Option(min=1, max=512, help="decode steps, with the bundled model's shape")] = 16,
-    prompt: Annotated[int, typer.Option(min=1, max=MAX_PROMPT, help="tokens stored before the first step")] = 128,
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None,
+    prompt: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, max=MAX_PROMPT, help="tokens stored before the first step")
+    ] = 128,
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
+    ] = None,
     module: Annotated[Path | None, typer.Option(help="NVMeVirt's nvmev.ko, built for the guest's kernel")] = None,
-    layers: Annotated[Path | None, typer.Option(help="q, k, v (.npz) for NVMe passthrough (default: random)")] = None,
+    layers: Annotated[
+        Path | None, typer.Option("--layers-file", help="q, k, v (.npz) for NVMe passthrough (default: random)")
+    ] = None,
     fabric: Annotated[
         Fabric | None, typer.Option(help="connect by NVMe/TCP to drives outside of the guest (default: no)")
     ] = None,
@@ -147,7 +153,7 @@ def nvmevirt_load(
     """Load the NVMeVirt module on the reserved memory."""
     reservation = _reservation(start, size, cpus)
     load(module, reservation)
-    where = f"--window /dev/mem at byte {reservation.storage_start_bytes:#x}"
+    where = f"--window-device /dev/mem at byte {reservation.storage_start_bytes:#x}"
     err.print(f"{module.name} is loaded; its namespace is in physical memory ({where}), see docs/drives.md")
 
 

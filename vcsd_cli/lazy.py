@@ -6,18 +6,20 @@ import ast
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from eval.experiment import Outcome
 from vcsd.progress import note
-from vcsd_cli.shared import Output, OutputLetterOption, OutputOption, importing, print_json, stdout
+from vcsd_cli.renamed import new_command
+from vcsd_cli.shared import Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.strict import StrictCommand
 
 _NEXT_STATEMENT = re.compile(r"\n(?=[^\s)])")
@@ -45,6 +47,7 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=_help(*_parse(place))) if isinstance(place, str) else place
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        args = [new_command(self.name or "", args[0]), *args[1:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(name or ""), rest
 
@@ -112,10 +115,13 @@ def as_command(function: Callable[..., Any]) -> Callable[..., None]:
     options: list[Parameter] = []
     for argument in arguments:
         kind = groups.get(argument.name)
-        options += _options_of(kind) if kind else [_option(argument.name, argument.default, hints[argument.name])]
+        options += (
+            _options_of(kind, _panel(kind) if len(groups) > 1 else None)
+            if kind
+            else [_option(argument.name, argument.default, hints[argument.name])]
+        )
     if shows:
-        taken = any("--output" in _names(option) for option in options)
-        options.append(_option("output", Output.NORMAL, OutputLetterOption if taken else OutputOption))
+        options.append(_option("output", Output.NORMAL, OutputOption))
 
     def command(**given: Any) -> None:
         output = given.pop("output") if shows else Output.NORMAL
@@ -135,16 +141,24 @@ def _option(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _options_of(kind: Any) -> list[Parameter]:
+def _options_of(kind: Any, panel: str | None) -> list[Parameter]:
+    """Options of a dataclass, in a panel of the help text."""
     hints = get_type_hints(kind, include_extras=True)
     defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
-    return [_option(name, default, hints[name]) for name, default in defaults.items()]
+    return [_option(name, default, _in_panel(hints[name], panel)) for name, default in defaults.items()]
 
 
-def _names(option: Parameter) -> tuple[str, ...]:
-    """Names of an option on the command line, if they are declared."""
-    (said,) = getattr(option.annotation, "__metadata__", None) or (None,)
-    return (said.default, *(said.param_decls or ())) if said else ()
+def _panel(kind: Any) -> str:
+    """Title of a dataclass's options: the first sentence of its docstring."""
+    return (kind.__doc__ or "").split("\n")[0].partition(".")[0].partition(";")[0]
+
+
+def _in_panel(annotation: Any, panel: str | None) -> Any:
+    """An annotation whose typer.Option is in a panel."""
+    (declared,) = getattr(annotation, "__metadata__", None) or (typer.Option(),)
+    declared = copy(declared)
+    declared.rich_help_panel = declared.rich_help_panel or panel
+    return Annotated[getattr(annotation, "__origin__", annotation), declared]
 
 
 def _show(outcome: Outcome, output: Output) -> None:

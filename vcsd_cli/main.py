@@ -15,6 +15,7 @@ from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
 INTERRUPTED = 130  # exit code of typer after an interrupt
+COMPLETE = "_VCSD_COMPLETE"  # environment variable of shell completion
 GRACE_S = 1.2  # time from Ctrl-C until the process is ended
 
 root = typer.Typer(add_completion=False)
@@ -66,7 +67,7 @@ app = LazyGroup(
         "nvmevirt": "vcsd_cli.guest:nvmevirt",
         "trace": "vcsd_cli.trace:trace",
     },
-    typer.main.get_group(root).params,
+    [*typer.main.get_group(root).params, *typer.main.get_install_completion_arguments()],
 )
 
 
@@ -102,6 +103,10 @@ def main() -> None:
 
 
 def _run() -> NoReturn:
+    if COMPLETE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:

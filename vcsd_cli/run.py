@@ -90,46 +90,52 @@ class PromptOptions:
 class MethodOptions:
     """Attention method and budget."""
 
-    attention: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
+    method: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
     compression: Annotated[
         float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data (default: 8; 1: dense)")
     ] = None
-    convention: Annotated[Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")] = None
-    r: Annotated[
-        int | None, typer.Option("--r", min=1, max=1 << 20, help="channels of q and K; replaces --compression")
+    budget_convention: Annotated[
+        Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")
     ] = None
-    k: Annotated[int | None, typer.Option("--k", min=1, max=1 << 20, help="tokens; replaces --compression")] = None
-    recent: Annotated[
-        int | None, typer.Option("--l", min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
+    sparf_channels: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="channels of q and K; replaces --compression"),
+    ] = None
+    sparf_tokens: Annotated[int | None, typer.Option(min=1, max=1 << 20, help="tokens; replaces --compression")] = None
+    sparf_recent: Annotated[
+        int | None,
+        typer.Option(min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)"),
     ] = None
     layout: LayoutOption = None
-    storage: Annotated[
-        Storage | None, typer.Option(help="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)")
+    kv_dtype: Annotated[
+        Storage | None,
+        typer.Option(help="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)"),
     ] = None
 
     def given(self) -> str:
         """Name of the first option that was given; empty if none was."""
         names = (each.name for each in fields(self) if getattr(self, each.name) is not None)
-        return next((f"--{'l' if name == 'recent' else name}" for name in names), "")
+        return next((f"--{name.replace('_', '-')}" for name in names), "")
 
     def value(self, default: str) -> Attention:
-        """Method, budget and layout of the options. `default`: the method without --attention."""
-        method = self.attention or default
-        asked = self.compression, self.convention, self._budget(method), self.layout, self.storage
+        """Method, budget and layout of the options. `default`: the method without --method."""
+        method = self.method or default
+        asked = self.compression, self.budget_convention, self._budget(method), self.layout, self.kv_dtype
         return Attention.named(method, *asked)
 
     def _budget(self, method: str) -> Budget | None:
-        """Budget of --r, --k and --l; None without them. Dense attention uses all KV data."""
-        outright = [value is not None for value in (self.r, self.k, self.recent)]
+        """Budget of the --sparf options; None without them. Dense attention uses all KV data."""
+        r, k, recent = self.sparf_channels, self.sparf_tokens, self.sparf_recent
+        outright = [value is not None for value in (r, k, recent)]
         if any(outright) and self.compression is not None:
-            raise ValueError("--compression and --r, --k, --l exclude each other")
+            raise ValueError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
         if method == "dense":
             return Compression(1)
         if not any(outright):
             return None
-        if self.r is None or self.k is None:
-            raise ValueError("--r and --k are needed together")
-        return Fixed(SparFParams(self.r, self.k, -(-self.k // 4) if self.recent is None else self.recent))
+        if r is None or k is None:
+            raise ValueError("--sparf-channels and --sparf-tokens are needed together")
+        return Fixed(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
 def _drives(text: object) -> str:
@@ -151,8 +157,10 @@ class DriveOptions:
             parser=_drives, metavar="N|ray|ray://HOST:PORT", help="drives that share the KV heads, or a fleet's"
         ),
     ] = "2"
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    keep: Annotated[Path | None, typer.Option(help="folder for the drives' files")] = None
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
+    ] = None
+    keep: Annotated[Path | None, typer.Option("--data-dir", help="folder for the drives' files")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
@@ -196,7 +204,7 @@ def run(
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
-    in_tiers = (tiers := tiers.renamed()).value()
+    in_tiers = tiers.value()
     if in_tiers and (option := what.given()):
         raise ValueError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)
@@ -238,7 +246,7 @@ def run(
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
     if recorder and recorder.steps and isinstance(setting, Setting):
         with status("timing other methods"):
-            times = time_steps(recorder, what.attention or setting.attention.method, setting.attention, where.methods)
+            times = time_steps(recorder, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})

@@ -73,11 +73,11 @@ def serve(
     hosting: HostingCliOptions,
     what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
-    window: Annotated[Path | None, typer.Option(help=WINDOW_HELP)] = None,
+    window: Annotated[Path | None, typer.Option("--window-device", help=WINDOW_HELP)] = None,
     mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None,
     listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
     listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
-    hosts: Annotated[Path | None, typer.Option(help=HOSTS_HELP)] = None,
+    hosts: Annotated[Path | None, typer.Option("--hosts-file", help=HOSTS_HELP)] = None,
     tls_cert: Annotated[Path | None, typer.Option(help=TLS_HELP)] = None,
     tls_key: Annotated[Path | None, typer.Option(help=KEY_HELP)] = None,
     tls_ca: Annotated[Path | None, typer.Option(help=CA_HELP)] = None,
@@ -241,7 +241,9 @@ def running() -> list[str]:
 def create(
     hosting: HostingCliOptions,
     name: Annotated[str, typer.Argument(help="name of the drive")],
-    drive: Annotated[str | None, typer.Option(help="preset, or YAML description (default: the paper's drive)")] = None,
+    drive: Annotated[
+        str | None, typer.Option("--drive-config", help="preset, or YAML description (default: the paper's drive)")
+    ] = None,
     tenant: Annotated[list[str] | None, typer.Option(help="tenant with access; repeatable (default: default)")] = None,
     namespace_mib: Annotated[
         int | None, typer.Option(min=1, max=1 << 24, help="block namespace, MiB (default: a quarter, at most 4096)")

@@ -21,7 +21,6 @@ from vcsd.tables import flat_table, parts, tab_separated
 __all__ = [
     "ATTENTION_HELP",
     "Output",
-    "OutputLetterOption",
     "OutputOption",
     "err",
     "importing",
@@ -80,9 +79,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-_OUTPUT_HELP = "output format: table (normal) or json"
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help=_OUTPUT_HELP)]
-OutputLetterOption = Annotated[Output, typer.Option("-o", help=_OUTPUT_HELP)]  # if --output has another meaning
+OutputOption = Annotated[Output, typer.Option("-o", "--output-format", help="output format: table (normal) or json")]
 
 
 def show(title: str, result: dict[str, Any], output: Output) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,30 +27,25 @@ class TierOptions:
 
     policy: Annotated[str | None, typer.Option(help=_HELP)] = None
     device_mib: Annotated[
-        float | None, typer.Option(min=0, max=MAX_MIB, help="KV cache on the model's device, MiB (default: unlimited)")
+        float | None,
+        typer.Option(
+            "--device-kv-mib", min=0, max=MAX_MIB, help="KV cache on the model's device, MiB (default: unlimited)"
+        ),
     ] = None
     host_mib: Annotated[
-        float | None, typer.Option(min=0, max=MAX_MIB, help="KV cache in host memory, MiB (default: unlimited)")
+        float | None,
+        typer.Option("--host-kv-mib", min=0, max=MAX_MIB, help="KV cache in host memory, MiB (default: unlimited)"),
     ] = None
     page_cache_mib: Annotated[
         float | None,
         typer.Option(min=0, max=MAX_MIB, help="page cache for files, MiB (default: free memory)"),
     ] = None
     files: Annotated[
-        Path | None, typer.Option(help="folder, block or NVMe character device (default: temporary folder)")
+        Path | None,
+        typer.Option("--file-tier", help="folder, block or NVMe character device (default: temporary folder)"),
     ] = None
-    policies: Annotated[Path | None, typer.Option(help="Python file with custom policies")] = None
-    force: Annotated[bool, typer.Option("--force", help="write to a device that is not empty")] = False
-    residency: Annotated[str | None, typer.Option(hidden=True, help="deprecated name of --policy")] = None
-
-    def renamed(self) -> TierOptions:
-        """Copy with --policy set from its deprecated name; raises ValueError if both are given."""
-        if self.residency is None:
-            return self
-        if self.policy is not None:
-            raise ValueError("--residency is the deprecated name of --policy: give --policy alone")
-        typer.echo("vcsd: warning: --residency is now --policy", err=True)
-        return replace(self, policy=self.residency, residency=None)
+    policies: Annotated[Path | None, typer.Option("--policies-file", help="Python file with custom policies")] = None
+    force: Annotated[bool, typer.Option("--allow-overwrite", help="write to a device that is not empty")] = False
 
     def value(self) -> TierSetting | None:
         """Configuration of the options; None if the KV cache is in drives."""

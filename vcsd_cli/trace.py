@@ -34,7 +34,7 @@ def trace_record(
     file: Annotated[Path, typer.Argument(help="file to write")],
     tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
     steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
-    attention: Annotated[str, typer.Option(help=ATTENTION_HELP)] = "sparf",
+    attention: Annotated[str, typer.Option("--method", help=ATTENTION_HELP)] = "sparf",
     compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data")] = 8,
     output: OutputOption = Output.NORMAL,
 ) -> None:

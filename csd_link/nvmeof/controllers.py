@@ -85,7 +85,7 @@ class Controllers:
             raise bad_data(_CNTLID_AT)
         allowed = self.subsystem.hosts
         if allowed is not None and asked.hostnqn not in allowed:
-            self.subsystem.refuse_host(f"host {asked.hostnqn!r} is not listed: add it to the file of --hosts")
+            self.subsystem.refuse_host(f"host {asked.hostnqn!r} is not listed: add it to the file of --hosts-file")
             raise CommandError(Code.INVALID_HOST)
         subsystem = self._discovery if asked.subnqn == DISCOVERY_NQN else self.subsystem
         with self._lock:

@@ -72,7 +72,7 @@ class Listen:
             )
         if hosts is None and not (tls and tls.ca) and not is_loopback(host):
             raise ValueError(
-                f"listen = {text}: other machines reach this address: add --hosts FILE (allowed hosts)"
+                f"listen = {text}: other machines reach this address: add --hosts-file FILE (allowed hosts)"
                 " or --tls-ca FILE (CA of host certificates)"
             )
         return cls(host, int(port), drives, hosts, tls)

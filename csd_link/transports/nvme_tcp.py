@@ -137,7 +137,9 @@ def _discovered(where: _Where) -> list[Endpoint]:
     except (OSError, StatusError) as error:
         advice = f"serve one there first (vcsd serve --listen {host}:{port})"
         if isinstance(error, StatusError) and error.status == Code.INVALID_HOST:
-            advice = "it refuses this host: take a name that its --hosts lists (?hostnqn=NQN at the end of the address)"
+            advice = (
+                "it refuses this host: take a name that its --hosts-file lists (?hostnqn=NQN at the end of the address)"
+            )
         if isinstance(error, TlsError):
             raise DriveLostError(f"no drive at {error}") from error
         raise DriveLostError(f"no drive answers at {host}:{port} ({error}): {advice}") from error

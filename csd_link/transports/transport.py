@@ -34,12 +34,12 @@ def check_served(drives: DriveSet, where: str) -> None:
     if drives.methods:
         raise ValueError(
             f"methods = {drives.methods}: the drives at {where} are already served, and use the methods that their"
-            f" operator has loaded (vcsd serve --methods)"
+            f" operator has loaded (vcsd serve --methods-file)"
         )
     if drives.has_overrides:
         raise ValueError(
             f"durability, medium and threads of the drives at {where} are set by their operator"
-            f" (vcsd serve --durability, --medium, --threads)"
+            f" (vcsd serve --flush-durability, --medium, --kernel-threads)"
         )
 
 

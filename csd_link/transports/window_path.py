@@ -64,7 +64,9 @@ def _is_served(path: Path) -> bool:
         if find_live_drive(medium):
             return True
         if not path.is_file():
-            raise DriveLostError(f"no drive answers at {path}: serve one there first (vcsd serve --window {path})")
+            raise DriveLostError(
+                f"no drive answers at {path}: serve one there first (vcsd serve --window-device {path})"
+            )
         return False
     finally:
         medium.close()

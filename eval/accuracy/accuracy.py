@@ -33,7 +33,10 @@ class Question:
         typer.Option(min=1, max=1 << 20, help="at most those of the file (default: 8; passkey: 15, squad: 24)"),
     ] = None
     max_context: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)")
+        int | None,
+        typer.Option(
+            "--max-model-len", min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)"
+        ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the samples and of the intervals")] = 0
     shots: Annotated[int, typer.Option(min=0, max=64, help="solved examples before a question of squad, triviaqa")] = 4
@@ -52,7 +55,9 @@ class Field:
     compression: Annotated[str, typer.Option(help="C of 1/C of the KV data, with commas")] = "8"
     convention: Annotated[
         ConventionOption,
-        typer.Option(help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"),
+        typer.Option(
+            "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
+        ),
     ] = "both"
     methods: MethodsFile = None
 
@@ -62,9 +67,9 @@ def experiment(
     field: Field,
     model: ModelFolder = None,
     drives: Drives = 2,
-    progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = Path(
-        "build/accuracy"
-    ),
+    progress_dir: Annotated[
+        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+    ] = Path("build/accuracy"),
     plot: Picture = None,
 ) -> Outcome:
     """A model's score with its decode attention in drives, by method and compression, with 95 % intervals."""

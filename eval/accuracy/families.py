@@ -29,7 +29,7 @@ IN_TIERS = list(filter(moves_blocks, POLICIES))
 COLUMNS = ("model type", "outcome", "logits", "control", "reason")
 PAGE = """# Served architectures
 
-`vcsd eval families --page docs/families.md`, transformers {version}: {found}.
+`vcsd eval architectures --markdown-out docs/families.md`, transformers {version}: {found}.
 
 The command builds every decoder that transformers has for causal language models, and those for text from images,
 with tiny sizes and random weights from its default config. Each one generates in two turns on one cache, 64 steps and
@@ -104,15 +104,15 @@ def _work(name: str, sender: Connection, policy: str) -> None:
 def experiment(
     names: Annotated[str, typer.Option(help="model types, with commas (default: all that transformers has)")] = "",
     workers: Annotated[int | None, typer.Option(min=1, max=256, help="processes (default: a core each)")] = None,
-    limit: Annotated[float, typer.Option(min=1, max=86_400, help="seconds for each")] = 90.0,
-    page: Annotated[Path | None, typer.Option(help="Markdown file to write the table to")] = None,
+    limit: Annotated[float, typer.Option("--timeout-s", min=1, max=86_400, help="seconds for each")] = 90.0,
+    page: Annotated[Path | None, typer.Option("--markdown-out", help="Markdown file to write the table to")] = None,
     policy: Annotated[str, typer.Option(help="K and V in tiers instead, moved by this policy")] = "",
 ) -> Outcome:
     """Try every decoder architecture of transformers in drives, or in tiers, beside its own attention."""
     if policy and policy not in IN_TIERS:
         raise ValueError(f"policy = {policy!r}: must be one of {', '.join(IN_TIERS)}")
     if policy and page:
-        raise ValueError("--page is of drives: what is in tiers has no page of its own")
+        raise ValueError("--markdown-out is of drives: what is in tiers has no page of its own")
     known = architectures()
     wanted = [name.strip() for name in names.split(",")] if names else known
     if unknown := [name for name in wanted if name not in known]:

@@ -45,10 +45,10 @@ Texts = dict[str, list[Layer]]  # layers recorded on each
 
 @dataclass(frozen=True, slots=True)
 class Short(Passages):
-    """Sizes of a recording; smaller than for `eval selectors`, as more trials are measured."""
+    """Sizes of a recording; smaller than for `eval methods`, as more trials are measured."""
 
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1024
-    sequences: Annotated[int, typer.Option(min=1, max=1024, help="passages of each text")] = 2
+    sequences: Annotated[int, typer.Option("--num-passages", min=1, max=1024, help="passages of each text")] = 2
 
 
 def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list[Trial]]:
@@ -195,16 +195,18 @@ def _recorded(written: dict[str, str], model: Path, passages: Passages, tick: Ti
 def experiment(
     passages: Short,
     text: texts.SourceText = None,
-    report: Annotated[list[Path] | None, typer.Option(help="another text to report on; may be given again")] = None,
+    report: Annotated[
+        list[Path] | None, typer.Option("--holdout-text", help="another text to report on; may be given again")
+    ] = None,
     model: ModelFolder = None,
     compression: Annotated[
         str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
     ] = "2,3,4,5.333,8,10.667,16,32",
     plot: Picture = None,
     methods: MethodsFile = None,
-    progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = Path(
-        "build/front"
-    ),
+    progress_dir: Annotated[
+        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+    ] = Path("build/front"),
 ) -> Outcome:
     """Who has the least error for the bytes: chosen on one half of a text, reported on the other."""
     compressions = numbers("compression", compression, float)

@@ -27,7 +27,7 @@ class Passages:
 
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1536
     steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 2
-    sequences: Annotated[int, typer.Option(min=1, max=1024, help="passages of the text")] = 4
+    sequences: Annotated[int, typer.Option("--num-passages", min=1, max=1024, help="passages of the text")] = 4
     layers: Annotated[
         str | None, typer.Option(help=f"{_SLICE} (default: all, of more than {FEW_LAYERS} every third)")
     ] = None

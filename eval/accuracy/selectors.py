@@ -91,8 +91,10 @@ def experiment(
     ] = "2,4,5.333,8,16",
     plot: Picture = None,
     methods: MethodsFile = None,
-    random: Annotated[bool, typer.Option("--gaussian", help="also measure random normal q, k and v")] = False,
-    progress_dir: Annotated[Path, typer.Option(help="where a killed run leaves what it has measured")] = PROGRESS,
+    random: Annotated[bool, typer.Option("--with-random-data", help="also measure random normal q, k and v")] = False,
+    progress_dir: Annotated[
+        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+    ] = PROGRESS,
 ) -> Outcome:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
     compressions = numbers("compression", compression, float)

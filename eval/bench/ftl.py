@@ -43,7 +43,7 @@ class Requests:
 
     preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro"
     block_bytes: Annotated[int, typer.Option(min=512, max=1 << 24, help="randread: size of a request")] = 4096
-    qd: Annotated[int, typer.Option(min=1, max=65536, help="randread: requests under way")] = 16
+    qd: Annotated[int, typer.Option("--iodepth", min=1, max=65536, help="randread: requests under way")] = 16
     read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100
     requests: Annotated[int, typer.Option(min=1, max=10**9, help="randread: requests; attention: layers read")] = (
         1_000_000
@@ -66,7 +66,9 @@ class Reads:
     """Load `attention`: heads' pages, on a drive that prefilled sequences have filled to a share."""
 
     capacity_gb: Annotated[int, typer.Option(min=1, max=4096, help="attention: capacity of the drive, 10^9 bytes")] = 64
-    fill: Annotated[float, typer.Option(min=0.01, max=0.9, help="attention: share that is filled first")] = 0.5
+    fill: Annotated[
+        float, typer.Option("--prefill-fraction", min=0.01, max=0.9, help="attention: share that is filled first")
+    ] = 0.5
     heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40
     tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536
     compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8
@@ -80,9 +82,12 @@ class Churn:
     """Load `churn`: requests come, decode and go."""
 
     trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None
-    full: Annotated[float, typer.Option(min=0.1, max=0.85, help="churn: share of the drive in use")] = 0.8
+    full: Annotated[
+        float, typer.Option("--utilization", min=0.1, max=0.85, help="churn: share of the drive in use")
+    ] = 0.8
     erase_mean: Annotated[
-        float, typer.Option(min=0.1, max=100_000, help="churn: run until blocks are worn this much")
+        float,
+        typer.Option("--target-pe-cycles", min=0.1, max=100_000, help="churn: run until blocks are worn this much"),
     ] = 50.0
 
 

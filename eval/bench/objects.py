@@ -33,7 +33,7 @@ class Load:
 
     objects: Annotated[int, typer.Option(min=2, max=1 << 20, help="objects of 128 KiB (K, or V, of a block)")] = 1000
     layers: Annotated[int, typer.Option(min=1, max=256, help="layers of a prefix")] = 32
-    relatives: Annotated[int, typer.Option(min=1, max=4096, help="sequences that begin as another")] = 500
+    relatives: Annotated[int, typer.Option("--forks", min=1, max=4096, help="sequences that begin as another")] = 500
     folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
 
     @property

@@ -2,7 +2,7 @@
 
 The rivals attend over all tokens: a mapped cache, and layers that are read whole ahead of their turn (FlexGen,
 arXiv 2303.06865). K and V are random and drift from token to token, so that selections cluster: SparF at 1/8 plans two
-fifths of the bytes, where recorded attention of the shipped model plans three quarters (`vcsd eval selectors`).
+fifths of the bytes, where recorded attention of the shipped model plans three quarters (`vcsd eval methods`).
 """
 
 from __future__ import annotations
@@ -47,15 +47,23 @@ class Load:
     """K and V, the memory that there is for them, and who attends."""
 
     kv_mib: Annotated[int, typer.Option(min=16, max=1 << 16, help="MiB of K and V")] = 1536
-    limit_mib: Annotated[int, typer.Option(min=16, max=1 << 20, help="MiB of memory for a process")] = 1331
+    limit_mib: Annotated[
+        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="MiB of memory for a process")
+    ] = 1331
     layers: Annotated[int, typer.Option(min=2, max=256, help="layers")] = 16
     kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
-    queries: Annotated[int, typer.Option(min=1, max=16, help="query heads that share a KV head")] = 4
+    queries: Annotated[
+        int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads that share a KV head")
+    ] = 4
     steps: Annotated[int, typer.Option(min=1, max=1000, help="decode steps that count, of each turn")] = 2
-    warm: Annotated[int, typer.Option(min=0, max=1000, help="steps before them, while caches fill")] = 4
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="turns of every way")] = 2
-    drift: Annotated[float, typer.Option(min=0, max=0.999, help="correlation of neighbouring tokens")] = 0.97
-    ways: Annotated[str, typer.Option(help="rivals, and media with methods")] = (
+    warm: Annotated[
+        int, typer.Option("--warmup-steps", min=0, max=1000, help="steps before them, while caches fill")
+    ] = 4
+    rounds: Annotated[int, typer.Option("--repeats", min=1, max=100, help="turns of every way")] = 2
+    drift: Annotated[
+        float, typer.Option("--token-correlation", min=0, max=0.999, help="correlation of neighbouring tokens")
+    ] = 0.97
+    ways: Annotated[str, typer.Option("--variants", help="rivals, and media with methods")] = (
         "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-sparf-32,mapped-ours,direct-ours"
     )
     folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None

@@ -31,7 +31,9 @@ class Load:
 
     layers: Annotated[int, typer.Option(min=2, max=128, help="layers, with K and V of each")] = 16
     tensor_mib: Annotated[int, typer.Option(min=1, max=256, help="MiB of a layer's K")] = 8
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="times that all is read, after a first one")] = 4
+    rounds: Annotated[
+        int, typer.Option("--repeats", min=1, max=1000, help="times that all is read, after a first one")
+    ] = 4
     limits: Annotated[str, typer.Option(help="limits of memory, as shares of K and V")] = "0.375,0.625,0.875"
     folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
 

@@ -36,10 +36,10 @@ class Load:
     instances: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="compared with all placements, up to 4 requests")
     ] = 1000
-    timed: Annotated[int, typer.Option(min=1, max=100_000, help="of each size, timed")] = 20
-    gap: Annotated[float, typer.Option(min=0, max=1, help="at which the program may stop for more than 4 requests")] = (
-        0.01
-    )
+    timed: Annotated[int, typer.Option("--timed-instances", min=1, max=100_000, help="of each size, timed")] = 20
+    gap: Annotated[
+        float, typer.Option("--mip-gap", min=0, max=1, help="at which the program may stop for more than 4 requests")
+    ] = 0.01
     seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="of the instances")] = 0
 
 

@@ -60,9 +60,9 @@ def closed_loop(read: Read, offsets: range, depth: int, start_ns: int) -> int:
 
 
 def experiment(
-    mib: Annotated[int, typer.Option(min=1, max=4096, help="MiB that are read")] = 64,
+    mib: Annotated[int, typer.Option("--total-mib", min=1, max=4096, help="MiB that are read")] = 64,
     request_kib: Annotated[int, typer.Option(min=64, max=1024, help="KiB of a request, whole pages")] = 256,
-    depths: Annotated[str, typer.Option(help="requests in flight, with commas")] = "1,4,32",
+    depths: Annotated[str, typer.Option("--iodepths", help="requests in flight, with commas")] = "1,4,32",
 ) -> Outcome:
     """Modelled sequential reads of the block namespace, by queue depth."""
     spec, request_bytes = INSTCSD_ZYNQ7045_8CH, request_kib << 10

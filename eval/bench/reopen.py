@@ -34,12 +34,16 @@ class Load:
     """K and V, the memory that there is, and when the drive is killed."""
 
     kv_mib: Annotated[int, typer.Option(min=1, max=1 << 20, help="MiB of K and V")] = 1024
-    limit_mib: Annotated[int, typer.Option(min=16, max=1 << 20, help="MiB of memory for the drive's process")] = 512
+    limit_mib: Annotated[
+        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="MiB of memory for the drive's process")
+    ] = 512
     medium: Annotated[Literal["mapped", "direct"], typer.Option(help="what reads the drive's files")] = "direct"
     method: Annotated[Literal["dense", "sparf"], typer.Option(help="what attends, sparf at 1/8")] = "sparf"
     layers: Annotated[int, typer.Option(min=1, max=256, help="layers")] = 16
     kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
-    queries: Annotated[int, typer.Option(min=1, max=16, help="query heads that share a KV head")] = 4
+    queries: Annotated[
+        int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads that share a KV head")
+    ] = 4
     steps: Annotated[int, typer.Option(min=2, max=10_000, help="tokens to decode")] = 16
     flush_every: Annotated[int, typer.Option(min=1, max=10_000, help="decode steps between flushes")] = 3
     kills: Annotated[int, typer.Option(min=1, max=1000, help="times that the drive is killed (SIGKILL)")] = 1

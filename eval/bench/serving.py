@@ -65,9 +65,16 @@ class Load:
     slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
     share: Annotated[
         float,
-        typer.Option(min=0.05, max=1, help="of the KV of as many longest requests that device and host hold each"),
+        typer.Option(
+            "--tier-fraction",
+            min=0.05,
+            max=1,
+            help="of the KV of as many longest requests that device and host hold each",
+        ),
     ] = 0.25
-    longest: Annotated[int, typer.Option(min=32, max=4096, help="tokens that the trace's longest request has")] = 384
+    longest: Annotated[
+        int, typer.Option("--max-request-tokens", min=32, max=4096, help="tokens that the trace's longest request has")
+    ] = 384
     drives: Annotated[int, typer.Option(min=1, max=4, help="drives, where the policy attends in them")] = 2
     chunk: Annotated[int, typer.Option(min=0, max=4096, help="tokens of a prompt between two steps; 0 is all")] = 0
     minutes: Annotated[
@@ -260,7 +267,9 @@ def _submit(server: Server, asked: Asked) -> Stream:
     try:
         return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
     except Rejected as error:
-        raise ValueError(f"{error}: more --share or --slots leave it more, less --longest makes it shorter") from error
+        raise ValueError(
+            f"{error}: more --tier-fraction or --slots leave it more, less --max-request-tokens makes it shorter"
+        ) from error
 
 
 @cache

@@ -39,7 +39,9 @@ class Load:
     """How long, and what the victim decodes."""
 
     seconds: Annotated[float, typer.Option(min=0.1, max=86400, help="time beside the hostile tenant")] = 180.0
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="measurements, each alone and beside it")] = 6
+    rounds: Annotated[
+        int, typer.Option("--repeats", min=1, max=1000, help="measurements, each alone and beside it")
+    ] = 6
     tokens: Annotated[int, typer.Option(min=1, max=1 << 18, help="length of the victim's sequence")] = 16384
     layers: Annotated[int, typer.Option(min=1, max=256, help="layers of the victim's model")] = 4
 

@@ -141,8 +141,12 @@ def _times(device: Device, command: Command, status: Status, trips: int) -> list
 
 def experiment(
     seconds: Annotated[int, typer.Option(min=1, max=60, help="of each random load")] = 5,
-    size_mb: Annotated[int, typer.Option(min=16, max=4096, help="part of the namespace that is used, MiB")] = 512,
-    trips: Annotated[int, typer.Option(min=10, max=10**7, help="round trips through the window")] = 5000,
+    size_mb: Annotated[
+        int, typer.Option("--size-mib", min=16, max=4096, help="part of the namespace that is used, MiB")
+    ] = 512,
+    trips: Annotated[
+        int, typer.Option("--round-trips", min=10, max=10**7, help="round trips through the window")
+    ] = 5000,
 ) -> Outcome:
     """A mounted drive under fio, and round trips through a window in shared memory."""
     with status("fio, then round trips"):

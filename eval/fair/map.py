@@ -43,7 +43,9 @@ class Base:
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3.1-8b"
     gpu: Annotated[str, typer.Option(help="GPU profile: a name, as many as 8xh100, or a YAML file")] = "a6000"
     host: Annotated[str, typer.Option(help="host profile: a name or a YAML file")] = "pcie4"
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: InstCSD)")] = None
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")
+    ] = None
     batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="sequences")] = 64
     context: Annotated[int, typer.Option(min=64, max=1 << 20, help="stored tokens of each")] = 32768
     drives: Annotated[int, typer.Option(min=1, max=1024, help="drives that share the heads")] = 1

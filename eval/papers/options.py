@@ -17,7 +17,7 @@ class Simulated:
     """How much of what is wanted is simulated, and by how many."""
 
     all_layers: Annotated[
-        bool, typer.Option("--all-layers", help="simulate all layers and sequences, not a sample")
+        bool, typer.Option("--simulate-all-layers", help="simulate all layers and sequences, not a sample")
     ] = False
     workers: Annotated[int | None, typer.Option(min=1, max=1024, help="processes (default: a core each)")] = None
 

@@ -30,7 +30,7 @@ Part = tuple[str, str]  # title, content
 def report(
     machine: MachineOptions,
     simulated: Simulated,
-    out: Annotated[Path, typer.Option(help="folder for index.html")] = Path("report"),
+    out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
     """Papers' claims beside ours, and the figures behind them, as one page that needs no network."""
     papers = [load(name) for name in PAPERS]

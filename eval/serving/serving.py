@@ -97,9 +97,9 @@ class Load:
         int | None, typer.Option(min=1, max=1024, help="processes (default: a core each, where there is much to do)")
     ] = None
     ray: RayAddress = None
-    progress_dir: Annotated[Path | None, typer.Option(help="where a killed run leaves what it has done")] = Path(
-        "build/serving"
-    )
+    progress_dir: Annotated[
+        Path | None, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has done")
+    ] = Path("build/serving")
 
     def at(self, load: float, cost: ServingCost) -> Trace:
         """The trace at a load."""

@@ -349,7 +349,7 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
 
 
 def experiment(
-    cuts: Annotated[int, typer.Option(min=2, max=10**9, help="cut points at the least")] = 10_000,
+    cuts: Annotated[int, typer.Option("--min-power-cuts", min=2, max=10**9, help="cut points at the least")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the trace")] = 0,
     medium: MediumOption = "memory",
 ) -> Outcome:

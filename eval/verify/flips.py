@@ -172,7 +172,7 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
 
 
 def experiment(
-    flips: Annotated[int, typer.Option(min=1, max=10_000_000, help="places to damage")] = 10_000,
+    flips: Annotated[int, typer.Option("--count", min=1, max=10_000_000, help="places to damage")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the drives and the places")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
 ) -> Outcome:

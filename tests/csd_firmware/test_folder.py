@@ -34,7 +34,7 @@ RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--drives", "1", "-o"
 @pytest.fixture
 def kept(tmp_path, capsys, monkeypatch):
     """A folder in which a run has left a drive."""
-    assert vcsd(capsys, monkeypatch, *RUN, "--keep", str(tmp_path / "kept"))[0] == 0
+    assert vcsd(capsys, monkeypatch, *RUN, "--data-dir", str(tmp_path / "kept"))[0] == 0
     return tmp_path / "kept" / "drive0"
 
 
@@ -67,7 +67,7 @@ def refused(capsys, monkeypatch, *words):
 def test_a_served_folder_is_nobody_elses(served, capsys, monkeypatch, tmp_path, transport):
     before = sizes(served)
     pid = (served / "lock").read_text().strip()
-    words = (*RUN, "--keep", str(served.parent), "--transport", transport)
+    words = (*RUN, "--data-dir", str(served.parent), "--transport", transport)
     assert f"process {pid} has this drive's folder" in refused(capsys, monkeypatch, *words)
     assert sizes(served) == before
 
@@ -119,19 +119,27 @@ def test_a_drive_of_another_geometry_is_refused_and_nothing_is_cut(kept, capsys,
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
     kept.chmod(0o700)
     before, text = sizes(kept), (kept / "drive.json").read_text()
-    words = (*RUN, "--keep", str(kept.parent), "--drive", str(tmp_path / "small.yaml"), "--transport", transport)
+    words = (
+        *RUN,
+        "--data-dir",
+        str(kept.parent),
+        "--drive-config",
+        str(tmp_path / "small.yaml"),
+        "--transport",
+        transport,
+    )
     err = refused(capsys, monkeypatch, *words)
     assert "blocks_per_plane = 4096, but blocks_per_plane = 64 is requested: use the original description" in err
     assert (sizes(kept), (kept / "drive.json").read_text()) == (before | {"lock": sizes(kept)["lock"]}, text)
     (kept / "drive.json").write_text("")  # as a drive that was killed while it wrote has left it
     assert "content.bin: has" in refused(capsys, monkeypatch, *words)
-    assert vcsd(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))[0] == 0
+    assert vcsd(capsys, monkeypatch, *RUN, "--data-dir", str(kept.parent))[0] == 0
     assert (kept / "drive.json").read_text() == text
 
 
 def test_a_description_is_not_written_again_where_it_is_the_same(kept, capsys, monkeypatch, tmp_path):
     before = (kept / "drive.json").stat()
-    assert vcsd(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))[0] == 0
+    assert vcsd(capsys, monkeypatch, *RUN, "--data-dir", str(kept.parent))[0] == 0
     after = (kept / "drive.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
@@ -141,7 +149,7 @@ def test_a_new_description_is_put_in_place_whole(kept, capsys, monkeypatch, tmp_
     values["timing"]["read_ns"] = 40_000  # not geometry: it may change
     (tmp_path / "faster.yaml").write_text(yaml.safe_dump(values))
     text, replace = (kept / "drive.json").read_text(), os.replace
-    words = (*RUN, "--keep", str(kept.parent), "--drive", str(tmp_path / "faster.yaml"))
+    words = (*RUN, "--data-dir", str(kept.parent), "--drive-config", str(tmp_path / "faster.yaml"))
 
     def killed(*_):
         raise OSError("killed before the last step")
@@ -197,7 +205,7 @@ def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
 
 def test_a_disk_without_room_refuses_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ftl.flash.nand.MARGIN_BYTES", 1 << 62)  # of the disk under the folder
-    err = refused(capsys, monkeypatch, *RUN, "--keep", str(tmp_path / "kept"))
+    err = refused(capsys, monkeypatch, *RUN, "--data-dir", str(tmp_path / "kept"))
     assert "capacity exceeded" in err and "drive0 has no room for them" in err
 
 
@@ -211,7 +219,7 @@ def test_a_disk_that_fails_is_one_line_and_what_was_flushed_is_there(kept, error
         write(self, offset, data)
 
     monkeypatch.setattr(DiskFile, "write", failing)
-    err = refused(capsys, monkeypatch, *RUN, "--keep", str(kept.parent))
+    err = refused(capsys, monkeypatch, *RUN, "--data-dir", str(kept.parent))
     assert f"{os.strerror(error)}; flushed data is safe" in err
     monkeypatch.undo()
     assert say_smart(capsys, monkeypatch, kept)["sequences"] == before["sequences"]

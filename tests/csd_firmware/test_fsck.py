@@ -138,7 +138,7 @@ def test_lost_data_is_reported_once(say, kept, before):
 def test_a_lost_description_is_made_again_by_who_knows_it(kept, before, capsys, monkeypatch):
     (kept.folder / "drive.json").unlink()
     code, _, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder))
-    assert (code, "specify the drive (--drive FILE)" in err, len(err.splitlines())) == (1, True, 1)
+    assert (code, "specify the drive (--drive-config FILE)" in err, len(err.splitlines())) == (1, True, 1)
     report = fsck(kept.folder, False, kept.host.ftl.spec)
     assert report.lost == 0 and contents(kept.folder) == before
 

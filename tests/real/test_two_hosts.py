@@ -55,7 +55,7 @@ def served(on, folder):
     (folder / "hosts.yaml").write_text(f"hosts: {{'{NQN}': default}}\n")
     for name in NAMES:
         subprocess.run([*VCSD, "create", name], check=True)
-    listen = "--listen", f"{on.address}:4420", "--listen-remote", "--hosts", folder / "hosts.yaml"
+    listen = "--listen", f"{on.address}:4420", "--listen-remote", "--hosts-file", folder / "hosts.yaml"
     with running(on.command(*VCSD, "serve", *listen)):
         until(lambda: all(map(find_server, NAMES)))
         yield

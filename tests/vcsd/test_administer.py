@@ -204,7 +204,7 @@ def test_bad_input_is_one_line(capsys, monkeypatch, args, reason):
     assert reason in err
 
 
-@pytest.mark.parametrize("command", ["run -o json --transport window:{}", "serve {}.yaml --window {}"])
+@pytest.mark.parametrize("command", ["run -o json --transport window:{}", "serve {}.yaml --window-device {}"])
 def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
     file = tmp_path / "letters"
     file.write_bytes(b"Dear all, " * 1000)

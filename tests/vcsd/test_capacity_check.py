@@ -94,8 +94,11 @@ def test_a_run_that_does_not_fit_memory_says_what_to_do(capsys, monkeypatch, lit
         keep = Path(folder) / "drives"
         run = "run", "--prompt", PROMPT[:40], "--max-new-tokens", "2", "--batch", "16", "-o", "json"
         for more, reason in (
-            ((), "in drives in memory, and there are 3 MiB: --keep FOLDER --medium direct leaves them in files"),
-            (("--keep", str(keep), "--medium", "direct"), "to compare with, and there are 3 MiB: --no-compare leaves"),
+            ((), "in drives in memory, and there are 3 MiB: --data-dir FOLDER --medium direct leaves them in files"),
+            (
+                ("--data-dir", str(keep), "--medium", "direct"),
+                "to compare with, and there are 3 MiB: --no-compare leaves",
+            ),
         ):
             code, out, err = vcsd(capsys, monkeypatch, *run, *more)
             assert (code != 0, out, len(err.strip().splitlines())) == (True, "", 1)
@@ -109,7 +112,7 @@ def test_a_run_that_does_not_fit_memory_says_what_to_do(capsys, monkeypatch, lit
 def test_tokens_that_differ_are_compared_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
     args = "--compression", "64", "--max-new-tokens", "24", "-o", "json"
     found = []
-    for where in ((), ("--keep", str(tmp_path / "drives"), "--medium", "direct", "--host-memory-mib", "1")):
+    for where in ((), ("--data-dir", str(tmp_path / "drives"), "--medium", "direct", "--page-buffer-mib", "1")):
         code, out, _ = vcsd(capsys, monkeypatch, "run", *where, *args)
         assert code == 0
         found.append(json.loads(out)["agreement"])

@@ -20,7 +20,7 @@ from vcsd.transport import open_drives
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 FIGURES = ("tokens", "text", "modelled", "link_bytes", "flash", "drives")
-RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "6", "--attention", "strided", "--compression", "4", "-o", "json")
+RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "6", "--method", "strided", "--compression", "4", "-o", "json")
 
 
 def figures(out):
@@ -33,7 +33,7 @@ def figures(out):
 def in_process(tmp_path_factory):
     """What the run gives in this process."""
     file = strided(tmp_path_factory.mktemp("methods"))
-    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *RUN, "--methods", str(file)]
+    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *RUN, "--methods-file", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return file, figures(done.stdout)
@@ -46,7 +46,7 @@ def test_the_documentations_method_is_the_same_on_every_transport(
     if transport == "fuse":
         request.getfixturevalue("fuse")
     file, expected = in_process
-    words = ("--methods", str(file), "--transport", transport.format(tmp_path))
+    words = ("--methods-file", str(file), "--transport", transport.format(tmp_path))
     code, out, err = vcsd(capsys, monkeypatch, *RUN, *words)
     assert code == 0, err
     assert figures(out) == expected
@@ -58,11 +58,11 @@ def test_the_documentations_method_is_the_same_on_every_transport(
 def operated(tmp_path, in_process):
     """Windows of drives that an operator serves, with and without the method."""
     servers, windows = [], {}
-    for name, words in (("knows", ("--methods", str(in_process[0]))), ("plain", ())):
+    for name, words in (("knows", ("--methods-file", str(in_process[0]))), ("plain", ())):
         config, windows[name] = tmp_path / f"{name}.yaml", tmp_path / f"{name}.window"
         config.write_text(f"drives: [{{name: {name}0}}, {{name: {name}1}}]")
         command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(config), *words]
-        servers.append(subprocess.Popen([*command, "--window", str(windows[name]), "--quiet"]))
+        servers.append(subprocess.Popen([*command, "--window-device", str(windows[name]), "--quiet"]))
     for name in windows:
         until(lambda name=name: find_server(f"{name}0") and find_server(f"{name}1"))
     yield windows
@@ -78,8 +78,10 @@ def test_served_drives_know_what_their_operator_loaded(capsys, monkeypatch, oper
     assert figures(out) == expected
     code, _, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}")
     assert (code, "'strided': the drives know dense, sparf" in err) == (1, True)
-    code, _, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}", "--methods", str(file))
-    assert (code, "vcsd serve --methods" in err) == (1, True)
+    code, _, err = vcsd(
+        capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}", "--methods-file", str(file)
+    )
+    assert (code, "vcsd serve --methods-file" in err) == (1, True)
     _, out, _ = vcsd(capsys, monkeypatch, "log", "programs", "knows0", "-o", "json")
     assert json.loads(out)["programs"][-1]["name"] == "strided"
 
@@ -126,8 +128,8 @@ METHODS["own-unit"] = own_unit
 @pytest.mark.parametrize("transport", ["inproc", "process"])
 def test_a_unit_of_a_methods_own_is_refused_by_its_name(capsys, monkeypatch, tmp_path, transport):
     (tmp_path / "own.py").write_text(OWN_UNIT)
-    words = ("--methods", str(tmp_path / "own.py"), "--transport", transport)
-    run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--attention", "own-unit", "-o", "json")
+    words = ("--methods-file", str(tmp_path / "own.py"), "--transport", transport)
+    run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--method", "own-unit", "-o", "json")
     code, out, err = vcsd(capsys, monkeypatch, *run, *words)
     assert (code, out) == (1, "")
     assert "method own-unit: ValueError: unit 'a unit of my own, long': must be one of network, link, queue" in err

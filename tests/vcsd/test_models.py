@@ -113,7 +113,7 @@ def test_terms_of_use_have_to_be_accepted(index, monkeypatch, capsys):
 @pytest.mark.model
 def test_smollm2_decodes_in_drives_as_it_does_without(smollm2, capsys, monkeypatch):
     words = ("run", "--model", "smollm2", "--prompt", "The capital of France is", "--max-new-tokens", "6")
-    code, out, _ = vcsd(capsys, monkeypatch, *words, "--attention", "dense", "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, *words, "--method", "dense", "-o", "json")
     said = json.loads(out)
     assert code == 0 and said["agreement"]["tokens_equal"]
     assert "Paris" in said["text"]

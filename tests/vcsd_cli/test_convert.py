@@ -10,7 +10,7 @@ def test_a_llama2c_model_becomes_a_folder_that_decodes(capsys, monkeypatch, data
     out = tmp_path / "out"
     code, said, _ = vcsd(capsys, monkeypatch, "convert", "llama2c", *files, str(out), "-o", "json")
     assert (code, json.loads(said)["layers"]) == (0, 5)
-    words = ("run", "--model", str(out), "--prompt", "Tom had", "--max-new-tokens", "4", "--attention", "dense")
+    words = ("run", "--model", str(out), "--prompt", "Tom had", "--max-new-tokens", "4", "--method", "dense")
     code, said, _ = vcsd(capsys, monkeypatch, *words, "-o", "json")
     assert json.loads(said)["agreement"]["tokens_equal"]
     code, said, err = vcsd(capsys, monkeypatch, "convert", "llama2c", *files, str(out))

@@ -101,13 +101,6 @@ def test_every_experiment_can_be_asked_for_help(capsys, monkeypatch, word):
     assert "Usage" in out
 
 
-def test_output_is_new_tokens_where_it_was_and_a_format_elsewhere(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    helps = [vcsd(capsys, monkeypatch, "eval", name, "--help")[1] for name in ("throughput", "claims")]
-    assert "--output-tokens,--output" in helps[0].replace(" ", "")
-    assert "--output-o" in helps[1].replace(" ", "")
-
-
 def test_numbers_with_commas():
     assert numbers("batch_sizes", "4,16") == [4, 16]
     assert numbers("compression", "5.333", float) == [5.333]

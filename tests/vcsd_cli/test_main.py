@@ -36,7 +36,19 @@ def test_help_needs_no_torch():
 
 
 def test_kept_drives_have_logs(capsys, monkeypatch, tmp_path):
-    vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "4", "--keep", str(tmp_path), "-o", "json")
+    vcsd(
+        capsys,
+        monkeypatch,
+        "run",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "4",
+        "--data-dir",
+        str(tmp_path),
+        "-o",
+        "json",
+    )
     code, out, _ = vcsd(capsys, monkeypatch, "log", "wear", str(tmp_path / "drive1"), "-o", "json")
     assert code == 0
     assert json.loads(out)["pages_groups"] > 0
@@ -59,7 +71,7 @@ def test_kept_drives_have_logs(capsys, monkeypatch, tmp_path):
             {"iops", "mean_latency_us", "p99_latency_us", "simulated_s"},
         ),
         (["--requests", "3", "--capacity-gb", "4"], {"pages_per_wall_s", "map_bytes_per_page", "peak_rss_bytes"}),
-        (["--workload", "churn", "--erase-mean", "0.2"], {"waf", "erase_max", "erase_min", "erase_mean"}),
+        (["--workload", "churn", "--target-pe-cycles", "0.2"], {"waf", "erase_max", "erase_min", "erase_mean"}),
     ],
 )
 def test_bench_ftl_prints_its_keys(capsys, monkeypatch, args, keys):
@@ -69,7 +81,7 @@ def test_bench_ftl_prints_its_keys(capsys, monkeypatch, args, keys):
 
 
 def test_bench_crash_prints_its_keys(capsys, monkeypatch):
-    code, out, _ = vcsd(capsys, monkeypatch, "bench", "crash", "--cuts", "100", "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "bench", "power-loss", "--min-power-cuts", "100", "-o", "json")
     result = json.loads(out)
     assert (code, result["lost"], result["wrong"]) == (0, 0, 0)
     assert result["recovered"] == result["cuts"] >= 100
@@ -84,7 +96,7 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
         (["bench", "ftl", "--workload", "randread", "--preset", "x"], "preset = 'x'"),
         (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "--block-bytes"),
         (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
-        (["bench", "ftl", "--qd", "0"], "--qd"),
+        (["bench", "ftl", "--iodepth", "0"], "--iodepth"),
         (["bench", "decode", "--tokens", "5000"], "tokens = 5000"),
         (["bench", "nothing"], "nothing"),
     ],
@@ -96,7 +108,7 @@ def test_other_commands_refuse_bad_input_in_one_line(capsys, monkeypatch, args, 
     assert reason in err
 
 
-@pytest.mark.parametrize("words", [["bench", "flips"], ["bench", "crash"], ["bench", "exceptions"], ["run"]])
+@pytest.mark.parametrize("words", [["bench", "bit-flips"], ["bench", "power-loss"], ["bench", "exceptions"], ["run"]])
 def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
     """Workers went on, and a compiled call made a page of errors of it."""
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

@@ -121,8 +121,20 @@ def test_run_json_has_step_times_of_methods(capsys, monkeypatch):
 def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch):
     results = []
     for method in ("sparf", "sparq"):
-        args = ("run", "--prompt", PROMPT, "--r", "8", "--k", "64", "--l", "16", "--max-new-tokens", "30")
-        _, out, _ = vcsd(capsys, monkeypatch, *args, "--attention", method, "-o", "json")
+        args = (
+            "run",
+            "--prompt",
+            PROMPT,
+            "--sparf-channels",
+            "8",
+            "--sparf-tokens",
+            "64",
+            "--sparf-recent",
+            "16",
+            "--max-new-tokens",
+            "30",
+        )
+        _, out, _ = vcsd(capsys, monkeypatch, *args, "--method", method, "-o", "json")
         results.append(json.loads(out))
     sparf, sparq = results
     assert sparf["tokens"] == sparq["tokens"]
@@ -138,10 +150,10 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--drives", "5"], "4 KV heads"),
         (["--compression", "0.5"], "--compression"),
         (["--compression", "nan"], "--compression"),
-        (["--r", "65", "--k", "8"], "r = 65"),
-        (["--r", "8"], "--k"),
-        (["--r", "8", "--k", "8", "--l", "9"], "l = 9"),
-        (["--r", "8", "--k", "8", "--compression", "2"], "exclude"),
+        (["--sparf-channels", "65", "--sparf-tokens", "8"], "r = 65"),
+        (["--sparf-channels", "8"], "--sparf-tokens"),
+        (["--sparf-channels", "8", "--sparf-tokens", "8", "--sparf-recent", "9"], "l = 9"),
+        (["--sparf-channels", "8", "--sparf-tokens", "8", "--compression", "2"], "exclude"),
         (["--prompt", "x" * 4000], "context of 4096"),
         (["--prompt", ""], "empty"),
         (["--prompt", "  \n"], "empty"),
@@ -149,14 +161,14 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--prompt-file", "/nowhere.txt"], "/nowhere.txt"),
         (["--max-new-tokens", "0"], "--max-new-tokens"),
         (["--batch", "0"], "--batch"),
-        (["--attention", "magic"], "magic"),
+        (["--method", "magic"], "magic"),
         (["--drives", "two"], "--drives"),
-        (["--embedding-bits", "9"], "--embedding-bits"),
+        (["--layout", "9"], "--layout"),
         (["--layout", "latent"], "V is not a part of K"),
-        (["--storage", "fp4"], "--storage"),
-        (["--attention", "sparf", "--layout", "progressive"], "use progressive-exact"),
-        (["--attention", "ours", "--layout", "int4"], "layout int4 has one precision, use layout progressive"),
-        (["--methods", "/nowhere.py"], "/nowhere.py"),
+        (["--kv-dtype", "fp4"], "--kv-dtype"),
+        (["--method", "sparf", "--layout", "progressive"], "use progressive-exact"),
+        (["--method", "ours", "--layout", "int4"], "layout int4 has one precision, use layout progressive"),
+        (["--methods-file", "/nowhere.py"], "/nowhere.py"),
         (["--device", "abacus"], "abacus"),
         (["--colour"], "colour"),
     ],
@@ -189,8 +201,8 @@ def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeyp
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), original(fd)))
     counts = []
     for durability in ("process", "host"):
-        words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--keep", str(tmp_path / durability))
-        assert vcsd(capsys, monkeypatch, "run", *words, "--durability", durability, "-o", "json")[0] == 0
+        words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--data-dir", str(tmp_path / durability))
+        assert vcsd(capsys, monkeypatch, "run", *words, "--flush-durability", durability, "-o", "json")[0] == 0
         counts.append(len(synced))
     assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
 
@@ -199,7 +211,7 @@ def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeyp
 def test_where_flash_pages_are_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
     words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "-o", "json")
     figures = []
-    for more in ((), ("--medium", medium, "--keep", str(tmp_path), "--host-memory-mib", "1")):
+    for more in ((), ("--medium", medium, "--data-dir", str(tmp_path), "--page-buffer-mib", "1")):
         code, out, _ = vcsd(capsys, monkeypatch, *words, *more)
         assert code == 0
         figures.append({name: value for name, value in json.loads(out).items() if name != "wall_s"})
@@ -212,7 +224,7 @@ def test_a_medium_in_files_needs_files(capsys, monkeypatch):
 
 
 def test_another_durability_is_refused(capsys, monkeypatch):
-    code, _, err = vcsd(capsys, monkeypatch, "run", "--durability", "ever")
+    code, _, err = vcsd(capsys, monkeypatch, "run", "--flush-durability", "ever")
     assert (code, "'process', 'host'" in err) == (2, True)
 
 
@@ -220,9 +232,9 @@ def test_another_durability_is_refused(capsys, monkeypatch):
     ("words", "says"),
     [
         (["--model", "nosuch"], "no model at nosuch"),
-        (["--drive", "nosuch.yaml"], "nosuch.yaml: No such file"),
-        (["--methods", "nosuch.py"], "nosuch.py"),
-        (["--keep", "kept"], "holds a drive with channels = 4"),
+        (["--drive-config", "nosuch.yaml"], "nosuch.yaml: No such file"),
+        (["--methods-file", "nosuch.py"], "nosuch.py"),
+        (["--data-dir", "kept"], "holds a drive with channels = 4"),
         (["--transport", "process"], "MiB are free"),
     ],
 )

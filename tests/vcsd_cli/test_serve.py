@@ -36,7 +36,7 @@ def test_create_list_serve_delete(tmp_path):
     for name in ("", ".", ".."):
         assert "letters" in vcsd("create", name).stderr
     assert "letters" in vcsd("create", "a/b").stderr
-    assert "nowhere.yaml" in vcsd("create", "two", "--drive", "/nowhere.yaml").stderr
+    assert "nowhere.yaml" in vcsd("create", "two", "--drive-config", "/nowhere.yaml").stderr
     server = subprocess.Popen([sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--quiet"])
     try:
         until(lambda: json.loads(vcsd("list", "-o", "json").stdout)["drives"][0]["served"])
@@ -53,7 +53,7 @@ def test_create_list_serve_delete(tmp_path):
 
 
 def test_what_a_drive_is_given_stays_with_it_and_may_be_asked_for():
-    words = ("--durability", "host", "--medium", "direct", "--host-memory-mib", "3", "--threads", "2")
+    words = ("--flush-durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--kernel-threads", "2")
     assert vcsd("create", "one", *words).returncode == 0
     config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}

@@ -13,7 +13,7 @@ from vcsd_cli.main import app
     [
         ["eval", "accuracy", "--task", "squad", "--method", "dense", "--method", "sparf"],
         ["run", "--restart", "--no-restart"],
-        ["log", "smart", "x", "-o", "json", "--output", "json"],
+        ["log", "smart", "x", "-o", "json", "--output-format", "json"],
     ],
 )
 def test_an_option_that_is_given_twice_is_refused(capsys, monkeypatch, words):

@@ -36,7 +36,7 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
     mib = [f"--{name}-mib={size}" for name, size in sizes.items()]
     result = run(
         capsys, monkeypatch, "--policy", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
-        "--batch", str(batch), "--files", str(tmp_path),
+        "--batch", str(batch), "--file-tier", str(tmp_path),
     )  # fmt: skip
     assert result["agreement"]["tokens_equal"]
     said = result["residency"]
@@ -60,14 +60,14 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
 )
 def test_auto_chooses_by_what_fits_and_says_why(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
     mib = [f"--{name}-mib={size * LAYER_MIB}" for name, size in tiers.items()]
-    result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--files", str(tmp_path))
+    result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--file-tier", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
     assert chosen in result["residency"]["why"]
 
 
 def test_for_people(capsys, monkeypatch, tmp_path) -> None:
     code, out, _ = vcsd(
-        capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--files", str(tmp_path)
+        capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--file-tier", str(tmp_path)
     )
     assert code == 0
     for words in ("KV cache in tiers: split", "Moved in 8 forwards", "direct>device", "greedy tokens equal"):
@@ -85,39 +85,30 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         "        for x in t.blocks(layer): t.move(x, HOST)\n"
         "POLICIES['mine'] = mine\n"
     )
-    for given in (("--policy", "mine", "--policies", str(mine)), ("--policy", f"{mine}:mine")):
+    for given in (("--policy", "mine", "--policies-file", str(mine)), ("--policy", f"{mine}:mine")):
         result = run(capsys, monkeypatch, *given)
         assert result["agreement"]["tokens_equal"]
         assert {path["name"] for path in result["residency"]["routes"]} == {"device>host", "host>device"}
-
-
-def test_policy_former_name_works_with_a_warning(capsys, monkeypatch) -> None:
-    code, out, err = vcsd(capsys, monkeypatch, *RUN, "--residency", "reactive", "-o", "json")
-    assert code == 0 and json.loads(out)["residency"]["policy"] == "reactive"
-    assert "vcsd: warning: --residency is now --policy" in err
-    code, out, _ = vcsd(capsys, monkeypatch, "run", "--help")
-    assert code == 0 and "--policy" in out and "--residency" not in out
 
 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
         (["--policy", "lru"], "policy = 'lru': must be one of reactive, flexgen"),
-        (["--device-mib", "3"], "tiers have no effect in drives: add --policy POLICY"),
-        (["--policy", "flexgen", "--device-mib", "-1"], "--device-mib"),
-        (["--policy", "flexgen", "--device-mib", "nan"], "--device-mib"),
-        (["--policy", "flexgen", "--device-mib", "0.1"], "one layer take"),
+        (["--device-kv-mib", "3"], "tiers have no effect in drives: add --policy POLICY"),
+        (["--policy", "flexgen", "--device-kv-mib", "-1"], "--device-kv-mib"),
+        (["--policy", "flexgen", "--device-kv-mib", "nan"], "--device-kv-mib"),
+        (["--policy", "flexgen", "--device-kv-mib", "0.1"], "one layer take"),
         (
-            ["--policy", "flexgen", "--files", "/nowhere"],
+            ["--policy", "flexgen", "--file-tier", "/nowhere"],
             "files = /nowhere: there is no such folder",
         ),
-        (["--policy", "flexgen", "--files", "/dev/null"], "/dev/null"),
-        (["--policy", "flexgen", "--attention", "dense"], "--attention is a drive option"),
-        (["--policy", "tutti", "--storage", "bf16"], "--storage is a drive option"),
-        (["--policy", "tutti", "--l", "4"], "--l is a drive option"),
-        (["--policy", "tutti", "--residency", "tutti"], "--residency is the deprecated name of --policy"),
-        (["--policy", "flexgen", "--policies", "/nowhere.py"], "/nowhere.py"),
-        (["--policy", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
+        (["--policy", "flexgen", "--file-tier", "/dev/null"], "/dev/null"),
+        (["--policy", "flexgen", "--method", "dense"], "--method is a drive option"),
+        (["--policy", "tutti", "--kv-dtype", "bf16"], "--kv-dtype is a drive option"),
+        (["--policy", "tutti", "--sparf-recent", "4"], "--sparf-recent is a drive option"),
+        (["--policy", "flexgen", "--policies-file", "/nowhere.py"], "/nowhere.py"),
+        (["--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", "/dev/shm"], "no direct I/O"),
     ],
 )
 def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
@@ -130,11 +121,11 @@ def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
 def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> None:
     disk = Path(tmp_path, "disk.img")
     disk.write_bytes(b"precious" * (1 << 20))
-    args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(disk))
+    args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(disk))
     code, _, err = vcsd(capsys, monkeypatch, *args)
     assert code == 1 and "only written to by force" in err
     assert disk.read_bytes() == b"precious" * (1 << 20)
-    code, _, err = vcsd(capsys, monkeypatch, *args, "--force")
+    code, _, err = vcsd(capsys, monkeypatch, *args, "--allow-overwrite")
     assert code == 0, err
     assert disk.read_bytes() != b"precious" * (1 << 20)
 
@@ -144,7 +135,9 @@ def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) 
     """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
     with open_drives(DriveSet(count=1, transport="fuse")) as (drive,):
         (namespace,) = run_dir().glob("run-*/mount*/namespace")
-        result = run(capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace))
+        result = run(
+            capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(namespace)
+        )
         assert result["agreement"]["tokens_equal"]
         moved = {path["name"]: path["bytes"] for path in result["residency"]["routes"]}
         assert moved["direct>device"] > moved["device>direct"] > 0

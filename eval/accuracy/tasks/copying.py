@@ -30,7 +30,7 @@ def _repetition(file: Path | None, room: Room, count: int, seed: int) -> tuple[l
         start = draw.randrange(len(text) - CONTEXT + 1)
         context = _shortened(text[start : start + CONTEXT], room.tokens - PROMPT - NEXT - len(room.encode(BREAK)), room)
         if len(context) < 2 * (PROMPT + NEXT):
-            raise ValueError(f"--max-context = {room.tokens}: too few for a repetition, which needs 1,200 tokens")
+            raise ValueError(f"--max-model-len = {room.tokens}: too few for a repetition, which needs 1,200 tokens")
         at = draw.randrange(len(context) - PROMPT - NEXT + 1)
         wanted = context[at + PROMPT : at + PROMPT + NEXT]
         prompt = room.encode(context + BREAK + context[at : at + PROMPT])
@@ -68,7 +68,7 @@ def _passkey(file: Path | None, room: Room, count: int, seed: int) -> tuple[list
         told = _KEY.format(key, key)
         space = length - most - len(room.encode(f"{_TOLD}\n\n{told}\n\n{_ASKED}")) - 4  # tokens may join otherwise
         if space < 16:
-            raise ValueError(f"--max-context = {room.tokens}: too few for a pass key; give 1,100 or more")
+            raise ValueError(f"--max-model-len = {room.tokens}: too few for a pass key; give 1,100 or more")
         text = _filled(filler, space, draw.randrange(len(filler)) if file else 0, room)
         cut = text.rfind(" ", 0, round(depth * len(text))) + 1 if depth < 1 else len(text)
         prompt = room.encode(f"{_TOLD}\n{text[:cut]}\n{told}\n{text[cut:]}\n{_ASKED}")

@@ -26,7 +26,7 @@ def fitted(write: Callable[[int], str], room: Room, most: int) -> list[int]:
     """Token ids of the longest prompt that leaves `most` tokens; write(n): the prompt with n lines of haystack."""
     low, high = 1, room.tokens  # a line has at least one token
     if len(room.encode(write(low))) > room.tokens - most:
-        raise ValueError(f"--max-context = {room.tokens}: too few for this task; give 1,024 or more")
+        raise ValueError(f"--max-model-len = {room.tokens}: too few for this task; give 1,024 or more")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if len(room.encode(write(middle))) <= room.tokens - most else (low, middle)

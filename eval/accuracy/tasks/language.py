@@ -24,7 +24,7 @@ def _wikitext(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     path = needs_file(file, "wikitext", "a text, such as WikiText-2's wiki.test.raw")
     ids, length = room.encode(read_text(path)), room.tokens
     if length < 2 * FORCED:
-        raise ValueError(f"--max-context = {length}: at least {2 * FORCED} tokens are needed")
+        raise ValueError(f"--max-model-len = {length}: at least {2 * FORCED} tokens are needed")
     if len(ids) < length + count:
         raise ValueError(f"{path}: {len(ids)} tokens, too few for {count} windows of {length}")
     starts = np.linspace(0, len(ids) - length, count).astype(int)
@@ -67,7 +67,7 @@ def _code(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sa
         raise ValueError(f"--data = {file}: has no effect on code, which reads the standard library; leave it out")
     folder, length, draw = Path(sysconfig.get_path("stdlib")), room.tokens, random.Random(seed)
     if length < 2 * FORCED:
-        raise ValueError(f"--max-context = {length}: at least {2 * FORCED} tokens are needed")
+        raise ValueError(f"--max-model-len = {length}: at least {2 * FORCED} tokens are needed")
     files = sorted(folder.glob("*.py"))
     samples: list[Sample] = []
     for path in draw.sample(files, k=len(files)):
@@ -77,7 +77,7 @@ def _code(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sa
             cut = at + length - FORCED
             samples.append(Sample(ids[at:cut], forced=tuple(ids[cut : at + length])))
     if not samples:
-        raise ValueError(f"--max-context = {length}: no file of {folder} has that length, give fewer")
+        raise ValueError(f"--max-model-len = {length}: no file of {folder} has that length, give fewer")
     source = f"modules of Python {platform.python_version()}'s standard library"
     return samples, f"{source}, a window each: prefix of {length - FORCED} tokens, the next {FORCED} forced"
 

@@ -134,8 +134,8 @@ def _samples(questions: list[Question], path: Path, room: Room, count: int, seed
         while len(prompt := room.encode(_prompt(asked, shots, confusions, place))) + MAX_TOKENS > room.tokens:
             if not (confusions or shots):
                 raise ValueError(
-                    f"--max-context = {room.tokens}: question {number} of {path} has {len(prompt)} tokens without any "
-                    f"shot or confusing background, and {MAX_TOKENS} more are generated"
+                    f"--max-model-len = {room.tokens}: question {number} of {path} has {len(prompt)} tokens without "
+                    f"any shot or confusing background, and {MAX_TOKENS} more are generated"
                 )
             confusions.pop() if confusions else shots.pop(0)
         used.append((len(shots), len(confusions)))

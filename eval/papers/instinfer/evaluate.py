@@ -76,7 +76,7 @@ PLACES = ((64, 1), (64, 2), (256, 1), (256, 2), (256, 20))
 
 UNLIKE = (
     "ratios over InstI compare unlike systems: InstI is serial with a call for each sequence and layer, ours is "
-    "overlapped with batched commands; output errors differ too (vcsd eval selectors)"
+    "overlapped with batched commands; output errors differ too (vcsd eval methods)"
 )
 
 

@@ -64,9 +64,9 @@ class Sweep:
     """A sweep on a Ray cluster, and one that continues after it was killed."""
 
     ray: RayAddress = None
-    progress_dir: Annotated[Path | None, typer.Option(help="where a killed run leaves what it has simulated")] = Path(
-        "build/scaling"
-    )
+    progress_dir: Annotated[
+        Path | None, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has simulated")
+    ] = Path("build/scaling")
 
 
 def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = Sweep(progress_dir=None)) -> Runs:
@@ -84,11 +84,11 @@ def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = 
 class Work:
     """What is stored where."""
 
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
-    prompt: Annotated[int, typer.Option("--input", min=1, max=1 << 20, help="tokens of a prompt")] = 1024
-    new: Annotated[
-        int, typer.Option("--output-tokens", "--output", min=2, max=1 << 20, help="new tokens of a sequence")
-    ] = 1024
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
+    ] = None
+    prompt: Annotated[int, typer.Option("--prompt-tokens", min=1, max=1 << 20, help="tokens of a prompt")] = 1024
+    new: Annotated[int, typer.Option("--new-tokens", min=2, max=1 << 20, help="new tokens of a sequence")] = 1024
 
     def setup(self, machine: MachineOptions, simulated: Simulated, compression: float = 8) -> Setup:
         """The machine with this work."""

@@ -56,7 +56,9 @@ NOT_BUILT = (
 class Combinations:
     """Settings to compare, each with each."""
 
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")] = None
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
+    ] = None
     drives: DriveCounts = "4,8,20"
     batch_sizes: BatchSizes = "16,256"
     tokens: Annotated[str, typer.Option(help="tokens stored of each sequence, with commas")] = "2048,32768"

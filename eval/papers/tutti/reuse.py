@@ -39,7 +39,9 @@ COLUMNS = {
 
 def experiment(
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b",
-    drive: Annotated[Path | None, typer.Option(help="YAML description of the drives (default: InstCSD)")] = None,
+    drive: Annotated[
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")
+    ] = None,
     drives: Annotated[str, typer.Option(help="numbers of drives, with commas")] = "8",
     new: Annotated[str, typer.Option(help="tokens of a question, with commas")] = "1,16,64,256",
     prefix: Annotated[str, typer.Option(help="stored tokens, with commas")] = "8192,32768,131072",

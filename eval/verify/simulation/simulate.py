@@ -111,16 +111,16 @@ def bench_simulate(
 def experiment(
     seeds: Annotated[int, typer.Option(min=1, max=10_000_000, help="runs, at most")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.01, max=100_000, help="time after which no run is begun")] = 8,
-    first: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="the first seed")] = 0,
+    first: Annotated[int, typer.Option("--first-seed", min=0, max=MAX_SEED, help="the first seed")] = 0,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="what hosts do in a run")] = STEPS,
     plant: Annotated[
-        Plant, typer.Option(help="a bug to plant: it has to be found, and the first seed ends it")
+        Plant, typer.Option("--inject-bug", help="a bug to plant: it has to be found, and the first seed ends it")
     ] = Plant.NONE,
     workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
 ) -> Outcome:
     """Hosts, windows, firmware, FTL and disks in one thread with a virtual clock, under every fault that a seed draws.
 
-    What failed is replayed by --first SEED --seeds 1, and given with the fewest steps that show it.
+    What failed is replayed by --first-seed SEED --seeds 1, and given with the fewest steps that show it.
     """
     with progress("seeds", seeds) as tick:
         result = bench_simulate(range(first, first + seeds), minutes, steps, plant.value, workers, tick)

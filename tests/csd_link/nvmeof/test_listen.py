@@ -32,7 +32,7 @@ def test_an_address_that_others_reach_needs_leave():
     for text in ("0.0.0.0:4420", "[::]:4420"):
         with pytest.raises(ValueError, match="--listen-remote"):
             Listen.parse(text, ("a",), is_remote_allowed=False)
-        with pytest.raises(ValueError, match="add --hosts FILE"):
+        with pytest.raises(ValueError, match="add --hosts-file FILE"):
             Listen.parse(text, ("a",), is_remote_allowed=True)
         with pytest.raises(ValueError, match="or --tls-ca FILE"):
             Listen.parse(text, ("a",), is_remote_allowed=True, tls=Credentials("cert", "key"))

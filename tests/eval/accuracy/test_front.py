@@ -23,7 +23,7 @@ from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
 
-SMALL = ("--tokens", "256", "--steps", "1", "--sequences", "1")
+SMALL = ("--tokens", "256", "--steps", "1", "--num-passages", "1")
 
 
 def point(name, nbytes, error):
@@ -109,7 +109,7 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: few)
     other = tmp_path / "other.txt"
     other.write_text("Once more unto the breach, dear friends. " * 20)
-    words = ("eval", "front", *SMALL, "--compression", "2", "--report", str(other))
+    words = ("eval", "pareto", *SMALL, "--compression", "2", "--holdout-text", str(other))
     code, out, err = vcsd(capsys, monkeypatch, *words, "--plot", str(tmp_path / "front.png"), "-o", "json")
     assert code == 0, err
     result = json.loads(out)
@@ -127,8 +127,8 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     ("words", "says"),
     [
         (("--text", "nowhere.txt"), "nowhere.txt: No such file"),
-        (("--report", "nowhere.txt"), "nowhere.txt: No such file"),
-        (("--report", "short.txt"), "short.txt: the text has 5 tokens"),
+        (("--holdout-text", "nowhere.txt"), "nowhere.txt: No such file"),
+        (("--holdout-text", "short.txt"), "short.txt: the text has 5 tokens"),
         (("--text", "short.txt"), "short.txt, first half: the text has 2 tokens"),
         (("--plot", "nowhere/front.png"), "nowhere/front.png: there is no folder"),
         (("--plot", "front.gif"), "front.gif: a picture's name ends in"),
@@ -140,7 +140,7 @@ def test_what_is_wrong_is_one_line(capsys, monkeypatch, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 2000)
-    code, out, err = vcsd(capsys, monkeypatch, "eval", "front", *SMALL, *words)
+    code, out, err = vcsd(capsys, monkeypatch, "eval", "pareto", *SMALL, *words)
     assert (code, out) == (1, "")
     (line,) = err.splitlines()
     assert line.startswith("vcsd: ")

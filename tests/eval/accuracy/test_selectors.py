@@ -183,6 +183,6 @@ def test_what_is_wrong_is_one_line(capsys, monkeypatch, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VCSD_DATA", raising=False)
     monkeypatch.setenv("VCSD_MODELS", str(tmp_path))
-    code, out, err = vcsd(capsys, monkeypatch, "eval", "selectors", "--tokens", "64", *words)
+    code, out, err = vcsd(capsys, monkeypatch, "eval", "methods", "--tokens", "64", *words)
     assert (code, out) == (1, "")
     assert says in err.splitlines()[-1]

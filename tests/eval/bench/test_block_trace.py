@@ -122,5 +122,5 @@ def test_the_command_line_records_and_replays(capsys, monkeypatch, tmp_path):
     assert (code, result["preset"]) == (0, "nvmevirt-970pro")
     took_s = result["parse_wall_s"] + result["simulate_wall_s"]
     assert result["requests_per_wall_s"] == pytest.approx(result["requests"] / took_s)
-    code, _, err = vcsd(capsys, monkeypatch, *words, "--attention", "zz")
+    code, _, err = vcsd(capsys, monkeypatch, *words, "--method", "zz")
     assert (code, "'zz'" in err) == (1, True)

@@ -1,4 +1,4 @@
-"""`vcsd bench plan`: instances, and a judge that looks at all placements.
+"""`vcsd bench planner`: instances, and a judge that looks at all placements.
 
 partner of: eval/bench/plan.py
 """

@@ -1,0 +1,83 @@
+"""Old names of commands and options work, with a warning; a name has one meaning.
+
+partner of: vcsd_cli/renamed.py
+"""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from typer.core import TyperOption
+
+from tests.vcsd_cli.test_main import vcsd
+from vcsd_cli.main import app
+from vcsd_cli.renamed import COMMANDS, OPTIONS, new_options
+
+TWO_MEANINGS = {
+    "--drive-config": "a file, or for `create` also the name of a preset",
+    "--model": "a folder of a model to run, or the name of a profile to model",
+}
+
+
+@pytest.fixture(scope="module")
+def options():
+    """Options of all commands: by command, then by name."""
+    return {
+        words: {name: each for each in leaf.params if isinstance(each, TyperOption) for name in each.opts}
+        for words, leaf in app.leaves()
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "old", "new"), [(g, old, new) for g, names in COMMANDS.items() for old, new in names.items()]
+)
+def test_old_command_works_with_warning(capsys, monkeypatch, group, old, new):
+    code, out, err = vcsd(capsys, monkeypatch, group, old, "--help")
+    assert code == 0 and "Usage" in out
+    assert f"{group} {old} is now {group} {new}" in err
+    assert old not in app.load(group).list_commands(None)
+
+
+@pytest.mark.parametrize(("old", "new"), OPTIONS.items())
+def test_old_option_is_option_of_some_command(options, old, new):
+    having = [names for names in options.values() if new in names and old not in names]
+    assert having, f"no command has {new}"
+
+
+@pytest.mark.parametrize(("old", "new"), OPTIONS.items())
+def test_old_option_is_replaced_with_warning(capsys, old, new):
+    assert new_options([old, "3", f"{old}=4", "--", old], {new}) == [new, "3", f"{new}=4", "--", old]
+    assert capsys.readouterr().err.count(f"warning: {old} is now {new}") == 2
+
+
+def test_option_of_that_name_is_not_replaced():
+    assert new_options(["--threads", "2"], {"--threads", "--kernel-threads"}) == ["--threads", "2"]
+    assert new_options(["--threads", "2"], {"--other"}) == ["--threads", "2"]
+
+
+def test_old_option_runs(capsys, monkeypatch, tmp_path):
+    code, _, err = vcsd(capsys, monkeypatch, "create", "one", "--durability", "host", "--host-memory-mib", "0")
+    assert code == 2 and "--page-buffer-mib" in err and "--durability is now --flush-durability" in err
+    code, _, err = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--first", "0", "--inputs", "0")
+    assert code == 2 and "is now" not in err
+
+
+def test_old_and_new_option_together_are_given_twice(capsys, monkeypatch):
+    code, _, err = vcsd(capsys, monkeypatch, "run", "--keep", "a", "--data-dir", "b")
+    assert code == 2 and "--data-dir is given twice" in err
+
+
+def test_option_name_means_same_kind_of_value_everywhere(options):
+    kinds = defaultdict(set)
+    for names in options.values():
+        for name, option in names.items():
+            kinds[name].add("path" if option.type_descriptor.annotation is Path else "value")
+    assert {name for name, found in kinds.items() if len(found) > 1} == set(TWO_MEANINGS)
+
+
+def test_flag_is_flag_everywhere(options):
+    flags = defaultdict(set)
+    for names in options.values():
+        for name, option in names.items():
+            flags[name].add(option.is_flag)
+    assert not {name for name, found in flags.items() if len(found) > 1}
