@@ -153,7 +153,9 @@ class Driver:
                 recorder.add_prompt(layer, rows, lengths, k, v)
             return self._submit(
                 [
-                    KvAppend(seqs, layer, lengths, _heads(k, mine.kv_heads), _heads(self._shipped(v), mine.kv_heads))
+                    KvAppend(
+                        seqs, layer, lengths, _heads(k, mine.kv_heads), _heads(self._sent_values(v), mine.kv_heads)
+                    )
                     for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True)
                 ],
                 submit_ns,
@@ -201,7 +203,7 @@ class Driver:
             heads, grouped = mine.kv_heads, (len(mine.kv_heads), mine.group)
             queries = _heads(q, mine.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
             told = None if terms is None else _heads(terms.reshape(1, -1, 4), mine.q_heads).reshape(*grouped, 4)
-            given = queries, _heads(k, heads), _heads(self._shipped(v), heads)
+            given = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
             commands.append(Attend(seqs, layer, *given, method, *params, told))
         done = self._carry_out(mini_batch, commands)
         batch.lengths[rows, layer] = lengths
@@ -283,7 +285,7 @@ class Driver:
         each = lengths.tolist()
         self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
 
-    def _shipped(self, v: F16) -> F16:
+    def _sent_values(self, v: F16) -> F16:
         """Values as sent to drives: none for latent attention, where they are part of the keys."""
         return v[..., :0] if self.shape.latent else v
 

@@ -71,7 +71,7 @@ def _nodes(nqn: str) -> dict[int, Path]:
         found = {}
         for entry in Path("/sys/class/nvme-generic").glob("ng*"):
             if (entry / "device/subsysnqn").read_text().strip() == nqn:
-                node = awaited(Path("/dev") / entry.name)
+                node = wait_for_node(Path("/dev") / entry.name)
                 found[_nsid(node)] = node
         if {BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID} <= found.keys():
             return found
@@ -87,7 +87,7 @@ def _nsid(node: Path) -> int:
         os.close(fd)
 
 
-def awaited(node: Path) -> Path:
+def wait_for_node(node: Path) -> Path:
     """Wait for a device file."""
     deadline = time.monotonic() + _PATIENCE_S
     while not node.exists():

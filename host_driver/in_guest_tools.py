@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, VALUES_NSID, awaited, nvme, run
+from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, VALUES_NSID, nvme, run, wait_for_node
 
 _FILE_BYTES = 4 << 20
 _FIO = (
@@ -78,7 +78,7 @@ def _command(node: Path, opcode: int, *words: str) -> list[str]:
 def _filesystem(node: Path, libc: Any) -> dict[str, Any]:
     """Create ext4 on a block namespace, write and remove a file, trim; returns the namespace's NUSE at each step."""
     block, where = str(node.with_name(node.name.replace("ng", "nvme", 1))), "/tmp/mounted"
-    awaited(Path(block))
+    wait_for_node(Path(block))
     run(
         "/usr/sbin/mke2fs",
         "-q",

@@ -64,7 +64,7 @@ class Layers:
         np.savez(file, q=self.q, k=self.k, v=self.v)
 
     @classmethod
-    def made_up(cls, layers: int, tokens: int, heads: int, group: int, dim: int) -> Layers:
+    def random(cls, layers: int, tokens: int, heads: int, group: int, dim: int) -> Layers:
         """Random layers, the same in every call."""
         generator = np.random.default_rng(0)
         shapes = (layers, heads, group, dim), (layers, tokens, heads, dim), (layers, tokens, heads, dim)

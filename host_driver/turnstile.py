@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from threading import Condition
 
 
-class TurnBroken(RuntimeError):
+class OrderBrokenError(RuntimeError):
     """Another thread failed; its own error has the reason."""
 
 
@@ -25,7 +25,7 @@ class CommandOrder:
         with self._change:
             self._change.wait_for(lambda: self._broken or self._waiting[0] == number)
             if self._broken:
-                raise TurnBroken("another micro-batch of this step failed")
+                raise OrderBrokenError("another micro-batch of this step failed")
             yield
             self._waiting.append(self._waiting.pop(0))
             self._change.notify_all()

@@ -24,14 +24,14 @@ def carry_out(it: Iteration) -> None:
     block is there; several new tokens, and all other blocks, are attended on the device.
     """
     for block in it.blocks_at(DEVICE):
-        if _home(it, block) != DEVICE:
-            _send(it, block)
+        if _assigned_tier(it, block) != DEVICE:
+            _return_block(it, block)
     spill(it)
     it.memory["returning"] = returning(it)
     for layer in it.layers:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
-            together.setdefault(_attended(it, row, layer), []).append(row)
+            together.setdefault(_attention_tiers(it, row, layer), []).append(row)
         for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # drive calls last
             for group in _groups(it, layer, rows, at):
                 _attend(it, layer, group, at)
@@ -83,14 +83,14 @@ def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]
     lacking = sum(it.missing_bytes(x, DEVICE) for x in it.blocks(layer, rows) if at[x.index] == DEVICE)
     if DEVICE not in at or lacking + growth <= it.free_bytes(DEVICE):
         return [rows]
-    stay = [row for row in rows if all(_home(it, block) == DEVICE for block in it.blocks(layer, [row]))]
+    stay = [row for row in rows if all(_assigned_tier(it, block) == DEVICE for block in it.blocks(layer, [row]))]
     need = sum(map(it.nbytes, it.blocks(layer, stay))) + sum(map(it.new_bytes, stay)) * len(it.parts)
     if need > it.capacity(DEVICE):
         stay = []
     return [group for group in (stay, *([row] for row in rows if row not in stay)) if group]
 
 
-def _attended(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
+def _attention_tiers(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
     """Tier in which each block of a row is attended."""
     homes: Homes = it.memory["homes"]
     blocks, tiers = len(it.blocks(layer, [row])) // len(it.parts), homes(row, layer)
@@ -102,27 +102,27 @@ def _attended(it: Iteration, row: Hashable, layer: int) -> tuple[str, ...]:
 def _attend(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> None:
     """Load the blocks of a layer, attend, and return them to their tiers."""
     for block in it.blocks(layer, rows):
-        _bring(it, block, at[block.index], rows)
+        _page_in(it, block, at[block.index], rows)
     growth = sum(map(it.new_bytes, rows)) * len(it.parts) if at[-1] == DEVICE else 0
     _make_room(it, growth, layer, rows)
-    _ahead(it, layer, rows, growth)
+    _prefetch_layers(it, layer, rows, growth)
     it.attend(layer, rows, at=at)
     for block in it.blocks(layer, rows):
-        _send(it, block)
+        _return_block(it, block)
 
 
-def _bring(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> None:
+def _page_in(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) -> None:
     """Copy a block to a tier, through the device if no direct route exists."""
     if tier in it.tiers_of(block):
         return
     if not any(it.has_path(source, tier) for source in it.tiers_of(block)):
-        _bring(it, block, DEVICE, rows)
+        _page_in(it, block, DEVICE, rows)
     if tier == DEVICE:
         _make_room(it, it.missing_bytes(block, DEVICE), block.layer, rows)
     it.copy(block, tier)
 
 
-def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
+def _prefetch_layers(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
     """Prefetch the next offloaded layers of the rows while they fit.
 
     Args:
@@ -133,11 +133,11 @@ def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
     """
     buffers: Callable[[Hashable], int] = it.memory.get("buffers", lambda row: 2)
     for row in rows:
-        left = buffers(row) - bool(_passing(it, row, layer))
+        left = buffers(row) - bool(_transient_blocks(it, row, layer))
         for due in range(layer + 1, it.layers.stop):
             if left <= 0:
                 break
-            passing = _passing(it, row, due)
+            passing = _transient_blocks(it, row, due)
             away = [x for x in passing if DEVICE not in it.tiers_of(x)]
             left -= bool(passing)
             need = kept + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
@@ -147,11 +147,11 @@ def _ahead(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
                 it.copy(block, DEVICE, urgency=-due)
 
 
-def _passing(it: Iteration, row: Hashable, layer: int) -> list[BlockKey]:
+def _transient_blocks(it: Iteration, row: Hashable, layer: int) -> list[BlockKey]:
     """Blocks of a layer that are on the device only for its attention, or are still missing there."""
-    at = _attended(it, row, layer)
+    at = _attention_tiers(it, row, layer)
     here = [x for x in it.blocks(layer, [row]) if at[x.index] == DEVICE]
-    return [x for x in here if _home(it, x) != DEVICE or DEVICE not in it.tiers_of(x)]
+    return [x for x in here if _assigned_tier(it, x) != DEVICE or DEVICE not in it.tiers_of(x)]
 
 
 def _reachable(it: Iteration, block: BlockKey) -> bool:
@@ -170,12 +170,12 @@ def _make_room(it: Iteration, need: int, layer: int, rows: list[Hashable]) -> No
         if it.free_bytes(DEVICE) >= need:
             return
         if block.layer != layer or block.request not in rows:
-            _send(it, block, lower=True)
+            _return_block(it, block, lower=True)
 
 
-def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
+def _return_block(it: Iteration, block: BlockKey, lower: bool = False) -> None:
     """Move a block to its assigned tier; with `lower`, below the device if that is the device."""
-    home = _home(it, block)
+    home = _assigned_tier(it, block)
     if home == DEVICE and not lower:
         if DEVICE in it.tiers_of(block):
             it.move(block, DEVICE)
@@ -188,7 +188,7 @@ def _send(it: Iteration, block: BlockKey, lower: bool = False) -> None:
         it.move(block, to)
 
 
-def _home(it: Iteration, block: BlockKey) -> str:
+def _assigned_tier(it: Iteration, block: BlockKey) -> str:
     """Assigned tier of a block; only the last block of a row may be in drives."""
     homes: Homes = it.memory["homes"]
     tiers = homes(block.request, block.layer)

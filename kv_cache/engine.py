@@ -211,9 +211,9 @@ class Engine:
         """Advance the time to the next arrival."""
         idle_s = self.queue.idle(self.done.steps, self.now_s)
         self.done.idle_s += idle_s
-        self._pass(idle_s)
+        self._advance_time(idle_s)
 
-    def _pass(self, seconds: float) -> None:
+    def _advance_time(self, seconds: float) -> None:
         """Advance the time, including transfers in flight."""
         self.now_s += seconds
         if self.store is not None:
@@ -235,7 +235,7 @@ class Engine:
             )
         stalled_s = max(0.0, min(ends) - self.now_s)
         self.done.stalled_s += stalled_s
-        self._pass(stalled_s)
+        self._advance_time(stalled_s)
 
     def _retire(self, sequence: SequenceState) -> None:
         if sequence in self.sequences:
@@ -348,7 +348,7 @@ class Engine:
         """Account for one iteration of `took_s` seconds, `prefill_s` of it for prompts."""
         self.done.prefill_s += prefill_s
         self.done.decode_s += took_s - prefill_s
-        self._pass(took_s)
+        self._advance_time(took_s)
         if decoding:
             self.done.steps += 1
             self.changed = False

@@ -90,14 +90,14 @@ class IterationRunner:
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Keep only the first `tokens` tokens of a block without transfers in flight."""
         self.table.crop(block, tokens)
-        self._between(Action("crop", block=block, tokens=tokens))
+        self._record_action(Action("crop", block=block, tokens=tokens))
 
     def free(self, request: Hashable) -> None:
         """Remove all blocks of a request."""
         self.table.free(request)
-        self._between(Action("free", rows=(request,)))
+        self._record_action(Action("free", rows=(request,)))
 
-    def _between(self, act: Action) -> None:
+    def _record_action(self, act: Action) -> None:
         if self.recorded is not None:
             self.recorded.append(IterationRecord({}, {}, [act]))
 

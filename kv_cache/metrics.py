@@ -79,7 +79,7 @@ def _late(gaps: F64, slo_s: float) -> int:
     return late
 
 
-def by_gaps(served: RunResult) -> float:
+def tbt_attained_by_gaps(served: RunResult) -> float:
     """Fraction of tokens in time by time between tokens, including pauses and prefills of other requests."""
     gaps = _gaps(served.sequences)
     return float((gaps <= served.slo_s).mean()) if gaps.size else 1.0
@@ -143,7 +143,7 @@ def summary(served: RunResult) -> dict[str, Any]:
         "slo_s": served.slo_s,
         "tbt_attained": attained(served),
         "tbt_attained_with_deposit": attained(served, deposit=True),
-        "tbt_attained_by_gaps": by_gaps(served),
+        "tbt_attained_by_gaps": tbt_attained_by_gaps(served),
         "tpot_attained": tpot_attained(served),
         "tpot_attained_by_gaps": tpot_attained(served, real=True),
         "deadlines_met": deadlines_met(served),

@@ -16,13 +16,13 @@ def replay(
     """Execute the recorded actions of a run on a machine with the same tiers and routes."""
     acts: list[Action] = []
 
-    def again(t: Iteration) -> None:
+    def run_recorded(t: Iteration) -> None:
         transfers = dict[int, Transfer | None]()
         for number, act in enumerate(acts):
             before = [transfer for each in act.after if (transfer := transfers[each])]
             transfers[number] = _do(t, run, act, before)
 
-    run = IterationRunner(machine, like.layers, again, transfers, parts=like.parts)
+    run = IterationRunner(machine, like.layers, run_recorded, transfers, parts=like.parts)
     for each in recorded:
         if each.new:
             acts[:] = each.acts

@@ -64,10 +64,10 @@ def engine_for(
         tiers = TierLimits(min(UNLIMITED, int(cost.room_blocks * BLOCK_TOKENS * cost.layers * cost.token_bytes)))
     if isinstance(policy, TimeSlices):
         levels = levels_of(cost, tiers)
-        levels = replace(levels, longest_tokens=1 + _longest(trace, lambda tokens: levels.holds(tokens + 1)))
-        store = SequenceStore(levels.without_copies() if policy.free else levels)
+        levels = replace(levels, longest_tokens=1 + _longest_fitting(trace, lambda tokens: levels.holds(tokens + 1)))
+        store = SequenceStore(levels.with_instant_copies() if policy.free else levels)
         return Engine(policy, cost, slo_s, admission, trace, store)
-    longest = _longest(trace, lambda tokens: tokens <= cost.longest_tokens)
+    longest = _longest_fitting(trace, lambda tokens: tokens <= cost.longest_tokens)
     first_block = min(longest // 2, cost.room_blocks * BLOCK_TOKENS // admission.slots) if policy.first_block else 0
     engine = Engine(policy, cost, slo_s, admission, trace, first_block=first_block)
     if tiers.host is not None:
@@ -78,7 +78,7 @@ def engine_for(
     return engine
 
 
-def _longest(trace: Trace, fits: Callable[[int], bool]) -> int:
+def _longest_fitting(trace: Trace, fits: Callable[[int], bool]) -> int:
     """Length of the longest request that fits, tokens."""
     return max((each.tokens for each in trace.requests if fits(each.tokens)), default=0)
 

@@ -119,10 +119,10 @@ def load(path: Path, name: str = "") -> Trace:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"trace {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     if path.suffix == ".csv":
-        return _in_order(path, [_splitwise(*each) for each in _rows(path, text)])
+        return _sorted_trace(path, [_splitwise(*each) for each in _rows(path, text)])
     try:
         if path.suffix == ".jsonl":
-            return _in_order(path, [_mooncake(*each) for each in _lines(path, text)], block_tokens=MOONCAKE_BLOCK)
+            return _sorted_trace(path, [_mooncake(*each) for each in _lines(path, text)], block_tokens=MOONCAKE_BLOCK)
         return _orbitflow(path, json.loads(text), name)
     except RecursionError:
         raise ValueError(f"trace {path}: is nested too deeply") from None
@@ -209,7 +209,7 @@ def _orbitflow(path: Path, found: Any, name: str) -> Trace:
     return Trace(name=chosen, requests=requests, unit="steps", slo_tokens=slo_tokens)
 
 
-def _in_order(path: Path, requests: list[Request], block_tokens: int = 0) -> Trace:
+def _sorted_trace(path: Path, requests: list[Request], block_tokens: int = 0) -> Trace:
     if not requests:
         raise ValueError(f"trace {path}: has no requests")
     for before, after in pairwise(requests):

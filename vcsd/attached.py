@@ -33,9 +33,9 @@ from vcsd.attach_options import (
     renamed,
 )
 from vcsd.capacity_check import check_drives
-from vcsd.redundancy import protected
+from vcsd.redundancy import open_redundant
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
-from vcsd.report import Report, attended_by
+from vcsd.report import Report, method_statistics
 from vcsd.tiered import Tiered, TierSetting
 from vcsd.transport import check_method, methods_of
 
@@ -168,7 +168,7 @@ class Attached:
 
     def keep(self) -> None:
         """Save the drives' own counters for later reports, before the drives are closed."""
-        self._attended = attended_by(self.driver)
+        self._attended = method_statistics(self.driver)
 
     def redundancy_estimate(self, rows: int, tokens: int, new_tokens: int) -> Estimate:
         """Modelled cost of each redundancy if a drive is lost at the end of a decode; can be called before it.
@@ -252,7 +252,7 @@ def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
     check_not_attached(model)
     with ExitStack() as undo:
         drives = setting.drives
-        devices, replay = undo.enter_context(protected(drives, setting.redundancy, setting.network))
+        devices, replay = undo.enter_context(open_redundant(drives, setting.redundancy, setting.network))
         driver = Driver(devices, placed.shape, what, setting.flush_every)
         undo.callback(driver.close)
         if isinstance(drives, DriveSet) and drives.keep:

@@ -40,7 +40,7 @@ TOKEN_S = 0.006  # limit per token of the prompt
 KVM_S, KVM_SILENCE_S = 60.0, 20.0  # limits for KVM: boot, and silence after which KVM counts as broken
 SCRATCH_NSID = 2
 SAME = ("bytes_equal", "output_equal", "deallocated")
-MADE_UP = Layers.made_up(layers=4, tokens=2048, heads=4, group=2, dim=64)  # keys of a layer take four requests
+MADE_UP = Layers.random(layers=4, tokens=2048, heads=4, group=2, dim=64)  # keys of a layer take four requests
 FIGURES = ("outputs", "step_ns", "link_bytes", "pages_read")
 
 
@@ -123,7 +123,7 @@ def run_guest(run: GuestDecodeTest) -> dict[str, Any]:
     expected = in_process(run, LAYOUT.slot_bytes)
     decodes = answer["decodes"]
     differ = [f"{way}: {name}" for way, decode in decodes.items() for name in FIGURES if decode[name] != expected[name]]
-    passed = _passed(answer.get("passthrough"), run.layers, left_bytes)
+    passed = _passthrough_result(answer.get("passthrough"), run.layers, left_bytes)
     return {
         "drive": "nvmevirt" if run.module else "qemu",
         "accelerator": used,
@@ -151,7 +151,7 @@ def in_process(run: GuestDecodeTest, max_bytes: int) -> dict[str, Any]:
     return expected
 
 
-def _passed(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
+def _passthrough_result(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
     """Result of the passthrough round trip, compared with this process; `left_bytes`: still allocated there."""
     if found is None:
         return {}

@@ -119,7 +119,10 @@ def answer_over_fabric(
         MappedMedium.create(memory, reservation.end_bytes)
         listen = _listen(tuple(f"{folder.name}-{number}" for number in range(run.drives.count)))
         with own_server(
-            [_placed(run, listen, name, path) for name, path in zip(listen.drives, run.drives.folders, strict=True)],
+            [
+                _place_drive(run, listen, name, path)
+                for name, path in zip(listen.drives, run.drives.folders, strict=True)
+            ],
             folder,
             FACTORY.server,
         ):
@@ -151,7 +154,7 @@ def _listen(names: tuple[str, ...]) -> Listen:
                 return Listen(_LOOPBACK, first, names)
 
 
-def _placed(run: GuestDecodeTest, listen: Listen, name: str, path: Path | None) -> ServerEndpoint:
+def _place_drive(run: GuestDecodeTest, listen: Listen, name: str, path: Path | None) -> ServerEndpoint:
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, listen.port_of(name), nqn_of(name))
 

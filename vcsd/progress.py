@@ -32,7 +32,7 @@ def progress(what: str, total: int) -> Iterator[Tick]:
 @contextmanager
 def status(what: str) -> Iterator[None]:
     """Show `what` while a long block runs."""
-    with err.status(_Now(what)) if err.is_terminal else _lines(lambda: what):
+    with err.status(_SpinnerText(what)) if err.is_terminal else _lines(lambda: what):
         yield
 
 
@@ -41,7 +41,7 @@ def note(line: str) -> None:
     err.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-class _Now:
+class _SpinnerText:
     """Text of a spinner, evaluated for each frame."""
 
     def __init__(self, what: str) -> None:

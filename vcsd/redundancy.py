@@ -24,19 +24,19 @@ DRAIN_LOOK_S = 30.0  # interval of polling for draining drives: a poll takes 0.5
 RECOVERY_S: dict[Redundancy, float] = {"mirror": 0, "recompute": 5.0}  # wait for a lost drive to return, seconds
 
 
-def _partner(drives: Sequence[Device], number: int) -> Device:
+def _mirror_partner(drives: Sequence[Device], number: int) -> Device:
     """The next drive on another machine, or the next one; it stores the same heads as drive `number`."""
     later = [*drives[number + 1 :], *drives[:number], drives[number]]
     node = getattr(drives[number], "node", None)
     return next((each for each in later if node and getattr(each, "node", None) != node), later[0])
 
 
-def _as_it_is(device: Device) -> Device:
+def _identity(device: Device) -> Device:
     return device
 
 
 @contextmanager
-def _handing_over(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iterator[None]:
+def _drain_watcher(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iterator[None]:
     """Move heads away from draining drives while the block runs."""
     ended, transport = Event(), transport_of(drives)
 
@@ -60,7 +60,7 @@ def _handing_over(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Itera
 
 
 @contextmanager
-def protected(
+def open_redundant(
     drives: DriveSet | Sequence[Device], redundancy: Redundancy, network: Network | None = None
 ) -> Iterator[tuple[Sequence[Device], Replay | None]]:
     """Open drives, behind a simulated network if one is given, and tolerate their loss until the block ends.
@@ -76,7 +76,7 @@ def protected(
             opened: Sequence[Device] = undo.enter_context(open_drives(drives))
         else:
             opened = drives
-        over = partial(NetworkDevice, port=Port(network)) if network else _as_it_is
+        over = partial(NetworkDevice, port=Port(network)) if network else _identity
         opened = [over(device) for device in opened]
         if redundancy == "none":
             yield opened, None
@@ -91,13 +91,13 @@ def protected(
 
         spares = Spares(active, opened[count:], more)
         groups = [
-            ReplicatedDevice([device, _partner(active, number)][: COPIES[redundancy]], spares)
+            ReplicatedDevice([device, _mirror_partner(active, number)][: COPIES[redundancy]], spares)
             for number, device in enumerate(active)
         ]
         for group in groups:
             undo.callback(group.close)
         if isinstance(drives, DriveSet) and transport_of(drives).draining(drives) is not None:
-            undo.enter_context(_handing_over(drives, groups))
+            undo.enter_context(_drain_watcher(drives, groups))
         if redundancy == "mirror":
             yield groups, None
             return

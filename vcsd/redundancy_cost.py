@@ -275,8 +275,12 @@ class Estimate:
         }
 
     def __str__(self) -> str:
-        surviving = [f"{_named(scheme, self)} {_told(cost)}" for scheme, cost in self.costs.items() if scheme != "none"]
-        least = (f"least {words}: {_any(cheapest(self.costs, figure))}" for figure, words in _LEAST)
+        surviving = [
+            f"{_format_scheme(scheme, self)} {_format_cost(cost)}"
+            for scheme, cost in self.costs.items()
+            if scheme != "none"
+        ]
+        least = (f"least {words}: {_format_schemes(cheapest(self.costs, figure))}" for figure, words in _LEAST)
         size = f"{self.decode.batch:,} x {self.decode.tokens:,} tokens on {self.decode.drives} drives"
         return f"redundancy, modelled ({size}; {self.assumed}): {'; '.join((*surviving, *least))}"
 
@@ -284,13 +288,13 @@ class Estimate:
 _LEAST: tuple[tuple[Figure, str], ...] = (("storage_bytes", "storage"), ("degraded_s", "time to service"))
 
 
-def _named(scheme: Scheme, estimate: Estimate) -> str:
+def _format_scheme(scheme: Scheme, estimate: Estimate) -> str:
     if scheme != "parity":
         return scheme
     return f"parity {min(PARITY_DRIVES, estimate.decode.drives)}+1 (not built)"
 
 
-def _told(cost: Cost) -> str:
+def _format_cost(cost: Cost) -> str:
     room = "" if cost.fits else ", does not fit"
     return (
         f"+{cost.storage_bytes / 1e6:,.3g} MB, +{cost.step_bytes / 1e3:,.3g} kB a step, "
@@ -298,5 +302,5 @@ def _told(cost: Cost) -> str:
     )
 
 
-def _any(schemes: Sequence[Scheme]) -> str:
+def _format_schemes(schemes: Sequence[Scheme]) -> str:
     return " or ".join(schemes) or "none fits"

@@ -57,7 +57,7 @@ class Report:
         Args:
             driver: The driver; its drives are asked for `attended` unless that is given.
             placed: Placement of the model's layers; default: all in drives.
-            attended: Result of `attended_by`, if the drives are closed.
+            attended: Result of `method_statistics`, if the drives are closed.
         """
         traffic, total, steps = driver.traffic, driver.traffic.total, max(1, driver.traffic.step_count)
         flash = total.flash
@@ -99,7 +99,7 @@ class Report:
             layout=layout.name,
             token_bytes=token_bytes(form, driver.shape.kv_heads),
             copies=len(driver.devices) if driver.shape.latent else 1,
-            attended=attended_by(driver) if attended is None else attended,
+            attended=method_statistics(driver) if attended is None else attended,
             losses=[asdict(event) for device in driver.devices for event in getattr(device, "events", ())],
         )
 
@@ -140,7 +140,7 @@ class Report:
 
     def __rich__(self) -> Group:
         parts = [self._traffic_table(), self._time_table(), self._drive_table()]
-        if self.placed.mixed:
+        if self.placed.is_mixed:
             parts.append(self._layer_table())
         if self.losses:
             parts.append(self._loss_table())
@@ -229,7 +229,7 @@ class Report:
         return table
 
 
-def attended_by(driver: Driver) -> dict[str, float]:
+def method_statistics(driver: Driver) -> dict[str, float]:
     """Statistics of the driver's method from all drives that answer: means over rows, and the worst row."""
     method, programs = driver.attention.method, []
     for device in driver.devices:

@@ -56,12 +56,12 @@ class LazyGroup(TyperGroup):
         place = self.places[name]
         return _load(name, place) if isinstance(place, str) else place
 
-    def leaves(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+    def leaf_commands(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Import every command below this group; yields its words and the command."""
         for name in self.places:
             command = self.load(name)
             if isinstance(command, LazyGroup):
-                yield from (((name, *words), leaf) for words, leaf in command.leaves())
+                yield from (((name, *words), leaf) for words, leaf in command.leaf_commands())
             elif isinstance(command, TyperGroup):
                 yield from (((name, word), leaf) for word, leaf in command.commands.items())
             else:
@@ -83,7 +83,7 @@ def _load(name: str | None, place: str) -> Any:
             each.cls = StrictCommand
         return typer.main.get_group(found)
     app = typer.Typer(add_completion=False)
-    app.command(name, cls=StrictCommand)(as_command(found))
+    app.command(name, cls=StrictCommand)(make_command(found))
     return typer.main.get_command(app)
 
 
@@ -103,7 +103,7 @@ def _help(module: str, attribute: str) -> str | None:
     return None
 
 
-def as_command(function: Callable[..., Any]) -> Callable[..., None]:
+def make_command(function: Callable[..., Any]) -> Callable[..., None]:
     """Convert a function for typer: an argument that is a dataclass becomes an option for each of its fields.
 
     If it returns an `Outcome`, that is printed in the format of -o; the exit code is 1 if it failed.

@@ -116,7 +116,7 @@ def _run() -> NoReturn:
         code = INTERRUPTED
     except Exception as error:
         if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
-            sys.exit(_say_interrupted())
+            sys.exit(_print_interrupted())
         from csd_spec import DeviceError  # imports numpy and pydantic, which help does not need
 
         if not isinstance(error, ValueError | OSError | DeviceError):
@@ -124,9 +124,9 @@ def _run() -> NoReturn:
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         sys.exit(1)
-    sys.exit(_say_interrupted() if code == INTERRUPTED else code or 0)
+    sys.exit(_print_interrupted() if code == INTERRUPTED else code or 0)
 
 
-def _say_interrupted() -> int:
+def _print_interrupted() -> int:
     print("vcsd: interrupted", file=sys.stderr)
     return INTERRUPTED

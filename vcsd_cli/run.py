@@ -231,7 +231,7 @@ def run(
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
     recorder = FirstSteps() if text.compare else None
     stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
-    with _following(stream, output, text.max_new_tokens) as on_token:
+    with _show_progress(stream, output, text.max_new_tokens) as on_token:
         done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, recorder)
     if output is Output.NORMAL:
         stream.end(done.text)
@@ -309,7 +309,7 @@ def _show(done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | No
 
 
 @contextmanager
-def _following(stream: _TextStream, output: Output, tokens: int) -> Iterator[OnToken]:
+def _show_progress(stream: _TextStream, output: Output, tokens: int) -> Iterator[OnToken]:
     """Stream the text to a terminal; otherwise show progress, and the text is printed as a whole."""
     with ExitStack() as waiting:
         if output is Output.NORMAL and sys.stdout.isatty():

@@ -119,7 +119,7 @@ def serve(
         elif not quiet:
             where = drive.device or window_path(drive.name, drive.tenants[0])
             mounted = f", mounted at {drive.mount}" if drive.mount else ""
-            said = f"drive {drive.name}: window {where}{mounted}{_heard_at(drive)}"
+            said = f"drive {drive.name}: window {where}{mounted}{_listen_address(drive)}"
             emit("drive_started", said, drive=drive.name)
 
     set_format(log_format.value)
@@ -176,7 +176,7 @@ def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Creden
     return found
 
 
-def _heard_at(drive: ServedDrive) -> str:
+def _listen_address(drive: ServedDrive) -> str:
     """NVMe/TCP address of a drive, as text."""
     if not drive.listen:
         return ""

@@ -87,7 +87,7 @@ class Program:
     def __init__(self) -> None:
         (entry,) = entry_points(group="console_scripts", name="vcsd")
         self.main = entry.load()
-        self.commands = list(sys.modules[self.main.__module__].app.leaves())
+        self.commands = list(sys.modules[self.main.__module__].app.leaf_commands())
         for name in PRELOADED:
             importlib.import_module(name)
         for place in CUT:

@@ -158,7 +158,7 @@ class CsdCache(ExternalCache):
         self.batch = self._release = self.pending = None
         self._torn = False
 
-    def give_away(self) -> Batch:
+    def detach(self) -> Batch:
         """Return the sequences and give up their ownership: dropping the cache no longer frees them."""
         assert self.batch is not None and self._release is not None
         self._release.detach()

@@ -22,7 +22,7 @@ from host_driver.hf.staging import stage
 def can_fill(model: PreTrainedModel, placed: LayerPlacement) -> bool:
     """Whether `filled` supports a model: all layers are in drives, which store the same rows as a plain cache."""
     adapted = model.config.get_text_config(decoder=True).model_type in ADAPTERS
-    return not (placed.mixed or placed.shape.latent or adapted)
+    return not (placed.is_mixed or placed.shape.latent or adapted)
 
 
 @torch.inference_mode()

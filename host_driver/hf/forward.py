@@ -23,7 +23,7 @@ from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layer
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
 from host_driver.hf.shape import LayerPlacement, Unsupported
-from host_driver.turnstile import TurnBroken
+from host_driver.turnstile import OrderBrokenError
 
 _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # inputs of cross-attention
 
@@ -104,7 +104,7 @@ def csd_forward(
     """`forward` of a model with a `CsdCache` instead of an empty cache. `replay`: see `in_drives`."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
-    if placed.mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
+    if placed.is_mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
         mini_batches = 1  # the model keeps per-sequence state between forwards
 
     def make(given: Cache | None) -> CsdCache:
@@ -148,13 +148,13 @@ def own_forward(
             out = run(uncompiled_forward, cache, given | {"past_key_values": cache})
         if own is not None:
             cache.replace_layers(own)
-        return _with_cache(out, cache if own is None else own, given)
+        return _replace_cache(out, cache if own is None else own, given)
 
     uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)
     return uncompiled
 
 
-def _with_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
+def _replace_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
     """Output of a forward with the caller's cache in it."""
     if isinstance(out, tuple):
         return tuple(cache if isinstance(each, ExternalCache) else each for each in out)
@@ -179,12 +179,12 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
         parts = [cache.part(mine, mini_batch) for mine, mini_batch in zip(rows, each, strict=True)]
-        outs = _side_by_side(forward, given, parts, batch)
+        outs = _run_micro_batches(forward, given, parts, batch)
         cache.merge(parts)
     return _concatenate(outs)
 
 
-def _side_by_side(
+def _run_micro_batches(
     forward: Callable[..., Any], given: dict[str, Any], parts: list[CsdCache], batch: int
 ) -> list[ModelOutput]:
     """Run each micro-batch in its own thread: while one waits for drives, another uses the model."""
@@ -206,7 +206,7 @@ def _side_by_side(
         futures = [pool.submit(run, part) for part in parts]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
-        raise next((error for error in errors if not isinstance(error, TurnBroken)), errors[0])
+        raise next((error for error in errors if not isinstance(error, OrderBrokenError)), errors[0])
     return [future.result() for future in futures]
 
 

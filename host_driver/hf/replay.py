@@ -197,7 +197,7 @@ class Replay:
                     driver.attention, mask = each.attention, each.mask_after(mask)
                     given = each.given | ({"attention_mask": mask} if each.has_mask else {})
                     again = forward(**given, past_key_values=again, use_cache=True, return_dict=True).past_key_values
-                batch = again.give_away() if again else driver.create(len(cache.valid), cache.max_tokens)
+                batch = again.detach() if again else driver.create(len(cache.valid), cache.max_tokens)
                 for replica, ours, theirs in zip(replicas.values(), cache.batch.handles, batch.handles, strict=True):
                     replica.handles |= dict(zip(ours.tolist(), theirs.tolist(), strict=True))
         finally:

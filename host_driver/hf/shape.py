@@ -48,7 +48,7 @@ class LayerPlacement:
     windows: tuple[Window, ...]
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """Whether some layers stay with the model."""
         return self.shape.layers < len(self.kinds)
 

@@ -152,7 +152,7 @@ class TieredCache(TieredObject, ExternalCache):
         Both get the number of channels of the wider one.
         """
         if self._release is None:
-            batch, heads, *channels, dtype = self._states = _like(keys, values)
+            batch, heads, *channels, dtype = self._states = _shape_of(keys, values)
             self.request = next(_numbers)
             self.kv.open(self.request, Shape((batch, heads, max(channels)), dtype))
             self._release = weakref.finalize(self, self.kv.free, self.request)
@@ -162,7 +162,7 @@ class TieredCache(TieredObject, ExternalCache):
         """Raise Unsupported if keys and values, (B, H, new, ...), differ from the first ones in shape or dtype."""
         if keys.device != self.kv.device:
             raise Unsupported(f"keys are on {keys.device}, this session's tiers are for {self.kv.device}")
-        given = _like(keys, values)
+        given = _shape_of(keys, values)
         if given != self._states:
             was, is_now = ("{} x {} x {} and {} of {}".format(*each) for each in (self._states, given))
             raise Unsupported(
@@ -198,7 +198,7 @@ class TieredCache(TieredObject, ExternalCache):
 _numbers = itertools.count()
 
 
-def _like(keys: torch.Tensor, values: torch.Tensor) -> tuple[Any, ...]:
+def _shape_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[Any, ...]:
     """Sequences, heads, channels of keys and values, and dtype."""
     return (*keys.shape[:2], keys.shape[3], values.shape[3], keys.dtype)
 

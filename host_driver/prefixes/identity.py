@@ -54,7 +54,7 @@ class ModelIdentity:
     check: Check = "sampled"
 
     @classmethod
-    def of_words(cls, words: str) -> ModelIdentity:
+    def from_text(cls, words: str) -> ModelIdentity:
         """An identity in the caller's words, which must change when the model does."""
         return cls(name=words, config=canonical({"words": words}))
 
@@ -107,13 +107,13 @@ def files_of(path: Path, check: Check = "sampled", prefix: str = "") -> tuple[Fi
         ValueError: There are no weights.
         OSError: A file cannot be read.
     """
-    files = {path.name: path} if path.is_file() else dict(_below(path))
+    files = {path.name: path} if path.is_file() else dict(_walk_files(path))
     if not any(name.endswith(WEIGHTS) for name in files):
         raise ValueError(f"{path}: contains no weights ({', '.join(WEIGHTS)})")
     return tuple(_identity(prefix + name, files[name], check) for name in sorted(files))
 
 
-def _below(folder: Path) -> Iterator[tuple[str, Path]]:
+def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Weights and texts with their path below a folder; links are followed, each folder is read once."""
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):

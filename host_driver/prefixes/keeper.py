@@ -81,7 +81,7 @@ class AsyncPrefixStore:
             taken = not self._closing  # after closing the thread may have exited
             self._counts["stores" if taken else "stores_dropped"] += 1
             if taken:
-                self._stores.append(lambda: self._keep(keys, k, v, first))
+                self._stores.append(lambda: self._store_blocks(keys, k, v, first))
                 self._wake.notify()
         return taken
 
@@ -141,7 +141,7 @@ class AsyncPrefixStore:
                 job()
             except Exception:  # the thread must go on: callers wait for their futures
                 _LOG.exception("prefixes: unexpected error; reconnecting to the drives")
-                self._lose("internal error")
+                self._disconnect("internal error")
 
     def _next(self) -> Callable[[], None] | None:
         with self._wake:
@@ -163,13 +163,13 @@ class AsyncPrefixStore:
         try:
             found = self._store.load(keys, first) if self._store else None
         except (DeviceError, OSError) as error:
-            self._lose(str(error))
+            self._disconnect(str(error))
         finally:
             tokens = found[0].shape[1] if found else 0
             self._count(began, "load_us", loads=1, loaded_tokens=tokens, loads_failed=int(found is None))
             future.set_result(found)
 
-    def _keep(self, keys: Sequence[bytes], k: F16, v: F16, first: int) -> None:
+    def _store_blocks(self, keys: Sequence[bytes], k: F16, v: F16, first: int) -> None:
         began, new, failed = time.perf_counter_ns(), 0, 0
         try:
             if self._store:
@@ -180,7 +180,7 @@ class AsyncPrefixStore:
         except (DeviceError, OSError) as error:
             failed = 1
             if not isinstance(error, DeviceError) or error.status is Status.PATH_LOST:
-                self._lose(str(error))
+                self._disconnect(str(error))
             else:
                 _LOG.warning("prefixes: not stored: %s", error)
         self._unflushed |= new > 0
@@ -192,7 +192,7 @@ class AsyncPrefixStore:
             went = bool(self._store and self._store.remove(keys))
             self._note_changes()
         except (DeviceError, OSError) as error:
-            self._lose(str(error))
+            self._disconnect(str(error))
         finally:
             future.set_result(went)
 
@@ -202,9 +202,9 @@ class AsyncPrefixStore:
             if self._store:
                 self._store.flush()
         except (DeviceError, OSError) as error:
-            self._lose(str(error))
+            self._disconnect(str(error))
 
-    def _lose(self, reason: str) -> None:
+    def _disconnect(self, reason: str) -> None:
         """Disconnect from lost drives: nothing is found until they return."""
         lost, self._store = self._store, None
         if lost:

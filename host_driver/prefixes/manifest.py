@@ -40,7 +40,7 @@ def list_keys(device: Device) -> dict[bytes, Place]:
     count = max(1, min(LISTED, max_bytes_of(device) // LISTED_BYTES))
     after = bytes(KEY_BYTES)
     while True:
-        data: Any = done_by(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
+        data: Any = check_completion(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
         keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
         there = sum(each > 0 for each in tokens)
         found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
@@ -63,12 +63,12 @@ def write_manifest(device: Device, names: PrefixNames) -> None:
     text = text.ljust(tokens * 2 * d * FP16_BYTES)
     k, v = np.frombuffer(text, np.float16).reshape(2, tokens, 1, d)
     handle = int(
-        done_by(0, device.submit(SeqCreate(1, 1, 1, d, tokens, LAYOUTS["opaque"].code), 0).result()).data[0][0]
+        check_completion(0, device.submit(SeqCreate(1, 1, 1, d, tokens, LAYOUTS["opaque"].code), 0).result()).data[0][0]
     )
     try:
-        done_by(0, device.submit(KvAppend((handle,), 0, np.array([tokens]), k, v), 0).result())
+        check_completion(0, device.submit(KvAppend((handle,), 0, np.array([tokens]), k, v), 0).result())
         key = keys_of([names.manifest_key])
-        done_by(0, device.submit(KvName((handle,), np.array([tokens]), key), 0).result())
+        check_completion(0, device.submit(KvName((handle,), np.array([tokens]), key), 0).result())
     except DeviceError as error:
         if error.status is not Status.PATH_LOST:
             device.submit(KvFree((handle,)), 0).result()
@@ -91,14 +91,14 @@ def read_manifests(device: Device) -> list[dict[str, Any]]:
 def _read(device: Device, handle: int, tokens: int) -> dict[str, Any]:
     done = device.submit(KvGather((handle,), np.array([0]), np.array([tokens]), 0, 1), 0).result()
     try:
-        rows: tuple[F16, F16] = done_by(0, done).data  # type: ignore[assignment]
+        rows: tuple[F16, F16] = check_completion(0, done).data  # type: ignore[assignment]
         values: dict[str, Any] = json.loads(b"".join(np.ascontiguousarray(part).tobytes() for part in rows))
         return values
     except (DeviceError, ValueError):
         return {}
 
 
-def done_by(drive: int, done: Completion) -> Completion:
+def check_completion(drive: int, done: Completion) -> Completion:
     """Return a successful completion; raises DeviceError for any other."""
     if done.status is not Status.SUCCESS:
         raise DeviceError(drive, done.status, done.reason)

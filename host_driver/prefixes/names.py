@@ -51,10 +51,10 @@ class PrefixNames:
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
             raise ValueError(f"block_tokens = {self.block_tokens}: must be at least 1")
-        text = json.dumps([self._public(), self.model.digest, self.salt], sort_keys=True)
+        text = json.dumps([self._key_fields(), self.model.digest, self.salt], sort_keys=True)
         object.__setattr__(self, "_root", blake2b(text.encode(), digest_size=KEY_BYTES).digest())
 
-    def _public(self) -> dict[str, int]:
+    def _key_fields(self) -> dict[str, int]:
         """Numbers that every key depends on."""
         s, named = self.shape, ("drives", "seed", "layout", "block_tokens")
         return {name: getattr(self, name) for name in named} | {
@@ -66,7 +66,7 @@ class PrefixNames:
     @property
     def manifest(self) -> str:
         """Description of the model of these keys as JSON, without the salt."""
-        return json.dumps({"model": self.model.to_dict(), "rank": self.rank} | self._public())
+        return json.dumps({"model": self.model.to_dict(), "rank": self.rank} | self._key_fields())
 
     @property
     def manifest_key(self) -> bytes:

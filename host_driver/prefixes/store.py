@@ -35,7 +35,7 @@ from csd_spec import (
 from csd_spec.arrays import F16, keys_of
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
-from host_driver.prefixes.manifest import blocks_of, done_by, list_keys, write_manifest
+from host_driver.prefixes.manifest import blocks_of, check_completion, list_keys, write_manifest
 from host_driver.prefixes.names import PrefixNames
 from host_driver.sharding import split_heads
 
@@ -201,7 +201,7 @@ class PrefixStore:
     def _written(self, hit: Hit, k: F16, v: F16, keys: Sequence[bytes]) -> BlockChain:
         """Append rows to the chain of a hit; evicts the oldest blocks if a drive is full."""
         while True:
-            chain = self._chain_behind(hit)
+            chain = self._chain_after(hit)
             try:
                 self._append(chain, k, v)
                 return chain
@@ -220,9 +220,9 @@ class PrefixStore:
             self._evict(key)
         keys, tokens = keys_of([*ends, *checks]), np.array([*ends.values(), *ends.values()])
         try:
-            self._all([KvName((handle,), tokens, keys) for handle in chain.handles])
+            self._submit_all([KvName((handle,), tokens, keys) for handle in chain.handles])
         except DeviceError:
-            self._all([KvDrop(keys) for _ in self.devices])
+            self._submit_all([KvDrop(keys) for _ in self.devices])
             self._cut(chain)
             raise
         for (key, end), check in zip(ends.items(), checks, strict=True):
@@ -243,7 +243,7 @@ class PrefixStore:
         """Append rows (layers, tokens, kv_heads, d) to a chain, without names."""
         lengths = np.array([k.shape[1]])
         for layer in range(len(k)):
-            self._all(
+            self._submit_all(
                 [
                     KvAppend((handle,), layer, lengths, _of(heads, k[layer]), _of(heads, v[layer]))
                     for handle, heads in zip(chain.handles, self._heads, strict=True)
@@ -261,17 +261,17 @@ class PrefixStore:
         ]
         for drive, future in enumerate(submit_reads(reads, 0)):
             place = _cut_of(self._heads[drive])
-            k[:, :, place], v[:, :, place] = done_by(drive, future.result()).data
+            k[:, :, place], v[:, :, place] = check_completion(drive, future.result()).data
         return k, v
 
     def _cut(self, chain: BlockChain) -> None:
         """Cut a chain to its last named block; free it if it has none."""
         if not chain.ends:
-            self._all([KvFree((handle,)) for handle in chain.handles])
+            self._submit_all([KvFree((handle,)) for handle in chain.handles])
             return
         left = np.array([max(chain.ends)])
         for layer in range(self.names.shape.layers):
-            self._all([KvCrop((handle,), layer, left) for handle in chain.handles])
+            self._submit_all([KvCrop((handle,), layer, left) for handle in chain.handles])
 
     def remove(self, keys: Sequence[bytes]) -> bool:
         """Remove blocks from the last one on, while they are stored, unpinned and at the end of a chain.
@@ -299,9 +299,9 @@ class PrefixStore:
 
     def flush(self) -> None:
         """Flush all drives; on return everything stored survives a power loss."""
-        self._all([Flush() for _ in self.devices])
+        self._submit_all([Flush() for _ in self.devices])
 
-    def _chain_behind(self, hit: Hit) -> BlockChain:
+    def _chain_after(self, hit: Hit) -> BlockChain:
         """A chain that ends where a hit does: the same one, or a fork."""
         if hit.chain is None:
             s, layout = self.names.shape, self.names.layout
@@ -335,14 +335,14 @@ class PrefixStore:
         """Drop data stored under other names, such as another model's; False if there is none."""
         others, self._others = self._others, set()
         if others:
-            self._all([KvDrop(keys_of(others)) for _ in self.devices])
-            self._all([SeqSweep() for _ in self.devices])
+            self._submit_all([KvDrop(keys_of(others)) for _ in self.devices])
+            self._submit_all([SeqSweep() for _ in self.devices])
         return bool(others)
 
     def _evict(self, key: bytes) -> None:
         block = self._remove(key)
         self.evicted += 1
-        self._all([KvDrop(keys_of([key, block.check])) for _ in self.devices])
+        self._submit_all([KvDrop(keys_of([key, block.check])) for _ in self.devices])
         self._cut(block.chain)
 
     def _is_last(self, key: bytes) -> bool:
@@ -359,7 +359,7 @@ class PrefixStore:
 
     def _recover(self) -> None:
         """Find blocks of an earlier host that all drives have; the deepest are the least recent."""
-        self._all([SeqSweep() for _ in self.devices])
+        self._submit_all([SeqSweep() for _ in self.devices])
         listed = [list_keys(device) for device in self.devices]
         self._others = {key for each in listed for key in each if not self.names.owns(key)}
         first, *others = tables = [blocks_of(each) for each in listed]
@@ -371,8 +371,8 @@ class PrefixStore:
         for device, each, table in zip(self.devices, listed, tables, strict=True):
             known = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}
             if half := [key for key in each if key not in known]:
-                done_by(0, device.submit(KvDrop(keys_of(half)), 0).result())
-        self._all([SeqSweep() for _ in self.devices])  # sequences that only had keys of partial blocks
+                check_completion(0, device.submit(KvDrop(keys_of(half)), 0).result())
+        self._submit_all([SeqSweep() for _ in self.devices])  # sequences that only had keys of partial blocks
         self._described = all(self.names.manifest_key in each for each in listed)
         chains: dict[tuple[int, ...], BlockChain] = {}
         for key in sorted(whole, key=lambda key: -first[key][1]):
@@ -383,12 +383,12 @@ class PrefixStore:
             self._cut(chain)  # unnamed rows at its end
 
     def _handles(self, commands: Sequence[Command]) -> list[int]:
-        return [int(done.data[0][0]) for done in self._all(commands)]
+        return [int(done.data[0][0]) for done in self._submit_all(commands)]
 
-    def _all(self, commands: Sequence[Command]) -> list[Completion]:
+    def _submit_all(self, commands: Sequence[Command]) -> list[Completion]:
         """Submit one command to each drive concurrently; raises DeviceError for the first that fails."""
         submitted = [device.submit(command, 0) for device, command in zip(self.devices, commands, strict=True)]
-        return [done_by(drive, future.result()) for drive, future in enumerate(submitted)]
+        return [check_completion(drive, future.result()) for drive, future in enumerate(submitted)]
 
 
 def _cut_of(heads: range) -> slice:

@@ -83,7 +83,11 @@ class _Model:
             *(self._own(option) for option in range(1, self.options)),
             self._chain(np.array(good), ends),
         ]
-        rows = [*(self._one_of(request) for request in range(self.R)), self._room(), *map(self._at_least, self.known)]
+        rows = [
+            *(self._one_of(request) for request in range(self.R)),
+            self._capacity(),
+            *map(self._bound, self.known),
+        ]
         cut = gap / (1 + gap)
         self.solver = _solver(rows, self.choices, self.scale * float(ends[-1]) * (1 - max(cut, _TOLERANCE)), cut)
 
@@ -97,10 +101,10 @@ class _Model:
         row[request * self.options : (request + 1) * self.options] = 1
         return row, 1.0, 1.0
 
-    def _room(self) -> Row:
+    def _capacity(self) -> Row:
         return np.append(self.problem.held.ravel() / self.problem.costs.room, 0.0), -np.inf, 1.0
 
-    def _at_least(self, fetches: list[tuple[int, int]]) -> Row:
+    def _bound(self, fetches: list[tuple[int, int]]) -> Row:
         """Constraint: the step is at least as long as these stretches of fetches plus the layers outside of them.
 
         Args:
@@ -136,13 +140,13 @@ class _Model:
         """Add the longest chain of a choice if its step is longer than in the model; False if nothing was added."""
         ends = self.problem.ends(chosen.tolist())
         chain = self._chain(chosen, ends)
-        if chain in self.known or ends[-1] <= self._thought_s() + _TOLERANCE * ends[-1]:
+        if chain in self.known or ends[-1] <= self._objective_s() + _TOLERANCE * ends[-1]:
             return False  # for a known chain, the difference is the solver's tolerance
         self.known.append(chain)
-        _add(self.solver, [self._at_least(chain)])
+        _add(self.solver, [self._bound(chain)])
         return True
 
-    def _thought_s(self) -> float:
+    def _objective_s(self) -> float:
         return float(self.solver.getSolution().col_value[self.choices]) / self.scale
 
     def _chain(self, chosen: I64, ends: F64) -> list[tuple[int, int]]:

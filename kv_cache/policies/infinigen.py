@@ -95,10 +95,10 @@ def _attend_whole(it: Iteration, layer: int, due: int | None, read: float) -> No
             it.copy(block, DEVICE, urgency=-due)
     it.attend(layer, read=read)
     for block in it.blocks(layer):
-        _send_home(it, block, homes[block])
+        _write_back(it, block, homes[block])
 
 
-def _send_home(it: Iteration, block: BlockKey, home: str) -> None:
+def _write_back(it: Iteration, block: BlockKey, home: str) -> None:
     it.move(block, home if it.free_bytes(home) >= it.missing_bytes(block, home) else DIRECT)
 
 

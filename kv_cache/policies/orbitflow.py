@@ -185,13 +185,13 @@ class OrbitFlow(PlacementPolicy):
         alone, next_one = len(running) == 1 or not self.pauses, s.cost.costs(tokens, 1)
         if not alone and self._late(s, running, next_one.min_latency_s) > self.late:
             return None
-        best = self._best(s.cost.costs(tokens, WINDOWS[0])) or self._best(next_one)
+        best = self._best_placement(s.cost.costs(tokens, WINDOWS[0])) or self._best_placement(next_one)
         if best is None or not (alone or self._late(s, running, best.latency_s) <= self.late):
             return None
         ends = [each for each in WINDOWS if _fits(s.cost.costs(tokens, each), best.chosen)]  # window of least latency
         return _Plan(running, best.chosen, s.step + (ends[-1] if ends else 1))
 
-    def _best(self, costs: StepCosts) -> PlacementResult | None:
+    def _best_placement(self, costs: StepCosts) -> PlacementResult | None:
         """Placement with the shortest step; approximate if there are more than `EXACT` placements."""
         stay = [Offload(0)] * costs.requests
         if _fits(costs, stay) and (costs.attend is None or costs.attend.min() >= 0):

@@ -14,11 +14,11 @@ def reactive(it: Iteration) -> None:
     for layer in it.layers:
         need = it.layer_bytes() - sum(it.nbytes(x) for x in it.blocks(layer) if DEVICE in it.tiers_of(x))
         make_room(it, DEVICE, need, keep=layer)
-        it.wait(*[bring(it, block, layer) for block in it.blocks(layer)])
+        it.wait(*[page_in(it, block, layer) for block in it.blocks(layer)])
         it.attend(layer)
 
 
-def bring(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:
+def page_in(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:
     """Move a block to the device, through the host if no direct route exists."""
     if DEVICE in it.tiers_of(block):
         return None

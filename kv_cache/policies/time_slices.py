@@ -118,11 +118,11 @@ class TimeSlices(Policy):
         while not self.active:
             if self.store.running or s.coming:
                 return None
-            self._give_up_last()
+            self._drop_last()
             self._decide()
-        entering = [kv for kv in self.active if kv.absent]
+        entering = [kv for kv in self.active if kv.is_absent]
         self.counts.recomputed_tokens += sum(kv.tokens for kv in entering if kv.uses > 1)
-        stored = [kv for kv in self._kvs.values() if not kv.absent or kv in entering]
+        stored = [kv for kv in self._kvs.values() if not kv.is_absent or kv in entering]
         return SchedulerOutput(
             num_scheduled_tokens={kv.sequence.number: kv.sequence.num_missing_tokens for kv in self.active},
             placement={kv.sequence.number: self._placement(kv, s.cost.layers) for kv in stored},
@@ -156,11 +156,11 @@ class TimeSlices(Policy):
                 self.copy_ahead()
                 self.enter_next()  # new requests need no copy, and enter as soon as they fit
             except DeadlockError:
-                self._give_up_last()
+                self._drop_last()
             else:
                 return
 
-    def _give_up_last(self) -> None:
+    def _drop_last(self) -> None:
         """Drop the KV cache of the last queued sequence; it is recomputed in its next slice."""
         waiting = [kv for kv in reversed(self.queue) if kv.move or kv.level is not None]
         if not waiting:
@@ -186,7 +186,7 @@ class TimeSlices(Policy):
         self.counts.stays += 1
         if kv.uses:
             self.counts.entries += 1
-            self.counts.hits += kv.is_here and not kv.absent
+            self.counts.hits += kv.is_here and not kv.is_absent
         self.counts.longest_wait_s = max(self.counts.longest_wait_s, self.store.now_s - kv.left_s)
         kv.pinned, kv.turn, kv.staged, kv.entered_s = True, 0, False, self.store.now_s
         kv.uses += 1
@@ -239,7 +239,7 @@ class TimeSlices(Policy):
             if step is to or urgency > NOW or not self.make_room(to, kv, urgency, kv):
                 return False
             step = to
-        kv.staged = urgency > NOW and not kv.absent
+        kv.staged = urgency > NOW and not kv.is_absent
         self.store.move(kv, step, urgency)
         return True
 
@@ -283,7 +283,7 @@ class TimeSlices(Policy):
         return True
 
     def _is_dropped(self, kv: Kv, down: Level) -> bool:
-        return kv.absent or self.recomputes(kv, down)
+        return kv.is_absent or self.recomputes(kv, down)
 
     def _can_bypass_host(self, kv: Kv, urgency: int) -> bool:
         """Whether a KV cache may be copied from the device directly to flash, which occupies both links.

@@ -56,7 +56,7 @@ class Levels:
         """Bytes of a KV cache, in whole blocks."""
         return -(-tokens // self.block_tokens) * self.block_tokens * self.token_bytes
 
-    def rooms(self) -> list[int]:
+    def capacities(self) -> list[int]:
         """Capacities by tier, bytes."""
         return [self.device_bytes, self.host_bytes, self.flash_bytes]
 
@@ -71,19 +71,19 @@ class Levels:
             return self.host_start_s + size / self.host_bytes_per_s
         return self.flash_start_s + size / self.flash_bytes_per_s
 
-    def without_copies(self) -> Levels:
+    def with_instant_copies(self) -> Levels:
         """Copy with links that take no time."""
         fast = math.nextafter(math.inf, 0)
         return replace(self, host_bytes_per_s=fast, flash_bytes_per_s=fast, host_start_s=0.0, flash_start_s=0.0)
 
     def holds(self, tokens: int) -> bool:
         """Whether each tier can hold a request of `tokens` tokens."""
-        return self.bytes_of(tokens) <= min(self.rooms())
+        return self.bytes_of(tokens) <= min(self.capacities())
 
     def check(self, tokens: int, number: int) -> None:
         """Raise ValueError if a tier cannot hold a request of `tokens` tokens."""
         size = self.bytes_of(tokens)
-        for level, capacity in zip(Level, self.rooms(), strict=True):
+        for level, capacity in zip(Level, self.capacities(), strict=True):
             if size > capacity:
                 raise ValueError(
                     f"request {number}: {size / 1e6:,.2f} MB of KV cache, and the tier {level.name.lower()} has "
@@ -126,7 +126,7 @@ class Kv:
         return self.sequence.num_tokens
 
     @property
-    def absent(self) -> bool:
+    def is_absent(self) -> bool:
         """Whether nothing of it is stored: not computed yet, or dropped."""
         return not self.sequence.num_computed_tokens
 
@@ -152,7 +152,7 @@ class Move:
         return (self.urgency, self.number) < (other.urgency, other.number)
 
     @property
-    def goes_down(self) -> bool:
+    def is_spill(self) -> bool:
         return self.kv.level is not None and self.to > self.kv.level
 
 
@@ -183,12 +183,12 @@ class SequenceStore:
     _number: int = 0
 
     def __post_init__(self) -> None:
-        self.free = self.levels.rooms()
+        self.free = self.levels.capacities()
 
     def set_levels(self, levels: Levels) -> None:
         """Change the capacities. A tier above its new capacity accepts nothing until enough KV caches have left it."""
-        before, self.levels = self.levels.rooms(), levels
-        self.free = [free + now - old for free, now, old in zip(self.free, levels.rooms(), before, strict=True)]
+        before, self.levels = self.levels.capacities(), levels
+        self.free = [free + now - old for free, now, old in zip(self.free, levels.capacities(), before, strict=True)]
         self._start()
 
     def size(self, kv: Kv, level: Level) -> int:
@@ -200,7 +200,7 @@ class SequenceStore:
         leaving = sum(
             self.size(move.kv, level)
             for move in (*self.running, *self.waiting)
-            if move.kv.level is level and (move.end_s is not None or move.goes_down)
+            if move.kv.level is level and (move.end_s is not None or move.is_spill)
         )
         return self.free[level] + leaving - sum(self.size(move.kv, level) for move in self.waiting if move.to is level)
 

@@ -104,7 +104,7 @@ class SimulatedTransfers:
         def go() -> None:
             copy.waits -= 1
             if copy.waits <= 0:
-                self._go(copy)
+                self._start(copy)
 
         for transfer in before:
             transfer.when_done.append(go)
@@ -113,7 +113,7 @@ class SimulatedTransfers:
         if fifo:
             self._last[route.name] = copy
         if not copy.waits:
-            self._go(copy)
+            self._start(copy)
         return copy
 
     def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
@@ -172,7 +172,7 @@ class SimulatedTransfers:
         cache = self.caches.get(tier)
         return (cache.read_bytes, cache.hit_bytes) if cache else None
 
-    def _go(self, copy: SimulatedTransfer) -> None:
+    def _start(self, copy: SimulatedTransfer) -> None:
         """Start a copy: cut it into pieces that enter the first link one after the other."""
         copy_range, route = copy.copy_range, copy.route
         copy.began_ns = self.now_ns

@@ -8,7 +8,7 @@ from csd_io.direct import open_queue
 from host_driver.passthrough import Layers, attend, digests, round_trip
 from tests.csd_io.test_extents import sim_queue
 
-SMALL = Layers.made_up(layers=2, tokens=33, heads=3, group=2, dim=16)
+SMALL = Layers.random(layers=2, tokens=33, heads=3, group=2, dim=16)
 
 
 def test_the_attention_is_that_of_the_reference():
@@ -43,7 +43,7 @@ def test_a_failing_read_is_an_error(monkeypatch):
 
 
 def test_a_file_does_as_well_as_a_namespace(tmp_path):
-    layers = Layers.made_up(layers=2, tokens=2048, heads=8, group=1, dim=64)
+    layers = Layers.random(layers=2, tokens=2048, heads=8, group=1, dim=64)
     queue = open_queue(tmp_path, 16 << 20)
     queue.max_bytes = 256 << 10
     found, expected = round_trip(queue, layers), digests(layers, layers.tensors())

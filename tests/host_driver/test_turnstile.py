@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from host_driver.turnstile import CommandOrder, TurnBroken
+from host_driver.turnstile import CommandOrder, OrderBrokenError
 
 
 def test_turns_alternate():
@@ -36,5 +36,5 @@ def test_a_failure_wakes_the_others():
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(turnstile.turn(1).__enter__)
         turnstile.leave(0, failed=True)
-        with pytest.raises(TurnBroken):
+        with pytest.raises(OrderBrokenError):
             waiting.result(timeout=5)

@@ -8,7 +8,7 @@ import pytest
 
 from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration, IterationRunner, Link, Machine, PolicyError, Route, Tier
 from kv_cache.block_table import BlockKey
-from kv_cache.carry_out import _ahead, _make_room, carry_out
+from kv_cache.carry_out import _make_room, _prefetch_layers, carry_out
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 LAYERS, ROW = 4, 8
@@ -173,14 +173,14 @@ class Room:
 @pytest.mark.parametrize(("need", "leave"), [(100, 0), (101, 2)])
 def test_nothing_leaves_while_what_comes_fits_to_the_last_byte(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
     sent: list[BlockKey] = []
-    monkeypatch.setattr("kv_cache.carry_out._send", lambda it, block, lower: sent.append(block))
+    monkeypatch.setattr("kv_cache.carry_out._return_block", lambda it, block, lower: sent.append(block))
     _make_room(Room(), need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(sent) == leave
 
 
 @pytest.mark.parametrize(("kept", "comes"), [(20, 1), (21, 0)])
 def test_the_next_layer_comes_ahead_if_it_fits_to_the_last_byte(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("kv_cache.carry_out._attended", lambda it, row, layer: (DEVICE,))
+    monkeypatch.setattr("kv_cache.carry_out._attention_tiers", lambda it, row, layer: (DEVICE,))
     room = Room()
-    _ahead(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration
+    _prefetch_layers(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(room.copied) == comes

@@ -13,7 +13,7 @@ import pytest
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DriveModel, ServingCost
-from kv_cache.metrics import RunResult, attained, by_gaps, deadlines_met, summary
+from kv_cache.metrics import RunResult, attained, deadlines_met, summary, tbt_attained_by_gaps
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, PlacementPolicy
@@ -141,7 +141,7 @@ def test_tokens_by_three_countings():
     one = live([0, 0.5, 1.0, 4.0, 4.5, 5.0], [9, 0.5, 0.5, 0.5, 0.5, 0.5])
     served = RunResult(slo_s=1.0, sequences=[one], end_s=5.0)
     assert attained(served) == 1.0  # steps were short: a pause is in none of them
-    assert by_gaps(served) == 4 / 5
+    assert tbt_attained_by_gaps(served) == 4 / 5
     assert deadlines_met(served) == 3 / 5  # the third and the fourth came at 4 and 4.5
     slow = RunResult(slo_s=1.0, sequences=[live([0, 0.2, 0.4, 2.0, 3.8, 4.0], [9, 0.2, 0.2, 1.6, 1.8, 0.2])], end_s=4.0)
     assert attained(slow) == 3 / 5 and attained(slow, deposit=True) == 1.0  # what came early masks it

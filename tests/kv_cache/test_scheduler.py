@@ -148,7 +148,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
                 one.remove(turn // 4)  # whatever state it is in
         assert one.schedule() is None and not one.sequences and one.prompt is None and not one.queue
         if one.store is not None:
-            assert one.store.free == LEVELS.rooms()
+            assert one.store.free == LEVELS.capacities()
 
 
 def test_what_was_not_computed_makes_no_token() -> None:

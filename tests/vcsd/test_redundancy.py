@@ -14,7 +14,7 @@ from csd_spec import DeviceError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.mortal import MortalDevice
 from vcsd.loading import CHECKPOINT, PROMPT, load
-from vcsd.redundancy import protected
+from vcsd.redundancy import open_redundant
 
 NEW = 12
 
@@ -163,7 +163,7 @@ class OnNode(MortalDevice):
 
 def test_mirrored_heads_are_on_different_machines():
     drives = [OnNode(node) for node in ("x", "x", "y", "x")]
-    with protected(drives, "mirror") as (groups, _):
+    with open_redundant(drives, "mirror") as (groups, _):
         assert [[drive.node for drive in group.drives] for group in groups] == [
             ["x", "y"],
             ["x", "y"],

@@ -28,7 +28,7 @@ def test_an_option_for_a_list_is_taken_more_than_once(capsys, monkeypatch):
 
 
 def test_every_number_has_a_range():
-    commands = dict(app.leaves())
+    commands = dict(app.leaf_commands())
     assert {("run",), ("bench", "ftl"), ("nvmevirt", "check")} <= set(commands)
     numbers = [
         (path, option)

@@ -88,7 +88,7 @@ class VcsdBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: Sequence[Any]) -> list[Any]:
         """Load all chunks concurrently; None for those no longer stored."""
-        return [self._object(each) for each in [self._keeper.load([self._key(key)]) for key in keys]]
+        return [self._memory_object(each) for each in [self._keeper.load([self._key(key)]) for key in keys]]
 
     def pin(self, key: Any) -> bool:
         return self._keeper.pin([self._key(key)])
@@ -119,7 +119,7 @@ class VcsdBackend(StoragePluginInterface):
         k, v = bits.reshape(2, s.layers, self._tokens, s.kv_heads, s.head_dim).copy()
         return k, v
 
-    def _object(self, future: Future[Rows | None]) -> Any:
+    def _memory_object(self, future: Future[Rows | None]) -> Any:
         """Chunk in LMCache's memory; None if it could not be loaded or allocated."""
         if (rows := future.result()) is None:
             return None
@@ -142,7 +142,7 @@ def _identity(metadata: Any, settings: Settings) -> ModelIdentity:
                 "vcsd: the model of the KV cache is unknown outside of a vLLM worker: "
                 'set "identity" to words that change when the model does'
             )
-        return ModelIdentity.of_words(f"{settings.identity}, {metadata.kv_dtype}")
+        return ModelIdentity.from_text(f"{settings.identity}, {metadata.kv_dtype}")
     if engine.lora_config is not None:
         raise ValueError(
             "vcsd: LMCache's keys do not tell LoRA adapters apart: run without --enable-lora, or use VcsdConnector"

@@ -130,7 +130,7 @@ class PrefixScheduler:
         if known is None or known.loaded == request.num_preemptions:
             return 0
         known.computed = computed
-        tokens = self._there(self._keys(known, len(request.all_token_ids) - 1))
+        tokens = self._stored_tokens(self._keys(known, len(request.all_token_ids) - 1))
         return max(0, tokens - computed)
 
     def add_load(self, request: Request, blocks: Sequence[int], tokens: int) -> None:
@@ -163,7 +163,7 @@ class PrefixScheduler:
         prompt = min(r.num_computed_tokens + tokens, r.num_prompt_tokens)
         keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
         keys = keys[: self._admission.admitted(keys) // self._step_keys * self._step_keys]
-        first, end = max(known.saved, self._there(keys)), len(keys) * self._names.block_tokens
+        first, end = max(known.saved, self._stored_tokens(keys)), len(keys) * self._names.block_tokens
         if end <= first:
             return None
         known.saved, size = end, self._block_tokens
@@ -181,7 +181,7 @@ class PrefixScheduler:
             known.keys = self._names.keys(ids, known.extra, known.keys)
         return known.keys[:whole]
 
-    def _there(self, keys: Sequence[bytes]) -> int:
+    def _stored_tokens(self, keys: Sequence[bytes]) -> int:
         """Tokens of the longest prefix that all workers have, in whole blocks of the engine."""
         found = takewhile(lambda key: all(key in each for each in self._stored), keys)
         return len(list(found)) // self._step_keys * self._step_tokens

@@ -242,7 +242,7 @@ def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Prefix
     content = getattr(spec, "state_content_size_bytes", 0)
     if not content or content % (2 * FP16_BYTES) or spec.page_size_bytes != spec.num_heads * spec.block_size * content:
         raise ValueError(f"{type(spec).__name__}: unsupported, its layers do not hold keys and values of each token")
-    apart = _keeps_tokens_apart(spec, cache.cache_dtype, device)
+    apart = _separates_tokens(spec, cache.cache_dtype, device)
     form = {"device": device} | ({} if apart else {"engine_block_tokens": str(cache.block_size)})
     return PrefixNames(
         shape=shape_of(len(group.layer_names), spec.num_heads, content // (2 * FP16_BYTES)),
@@ -254,7 +254,7 @@ def _names(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Prefix
     )
 
 
-def _keeps_tokens_apart(spec: Any, cache_dtype: str, device: str) -> bool:
+def _separates_tokens(spec: Any, cache_dtype: str, device: str) -> bool:
     """Whether tokens of a block are stored separately, so that blocks can be converted to another size.
 
     True only for known formats: attention backends for CPUs and some for ROCm interleave the tokens of a block, and so

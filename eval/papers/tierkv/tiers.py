@@ -80,7 +80,7 @@ def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tok
     assert isinstance(policy, TimeSlices)
     policy.slice_tokens = slice_tokens
     longest = max(each.tokens + 1 for each in trace.requests)
-    store = SequenceStore(replace(levels.without_copies() if policy.free else levels, longest_tokens=longest))
+    store = SequenceStore(replace(levels.with_instant_copies() if policy.free else levels, longest_tokens=longest))
     done = Engine(policy, cost, trace=trace, store=store).run()
     counts, tokens = policy.counts, sum(each.output_tokens for each in trace.requests)
     return {

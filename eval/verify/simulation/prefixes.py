@@ -32,7 +32,7 @@ class PrefixHost:
         """Raises DriveLostError if a drive does not answer."""
         self.draw, heads = draw, HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=heads, kv_heads=heads, head_dim=DIM)
-        model = ModelIdentity.of_words("simulated")
+        model = ModelIdentity.from_text("simulated")
         self.names = PrefixNames(shape=shape, model=model, drives=len(connects), block_tokens=BLOCK_TOKENS)
         self.store = PrefixStore([connect() for connect in connects], self.names, MOST_BLOCKS)
         self.held: list[list[bytes]] = []

@@ -26,7 +26,7 @@ LAYOUT = WindowLayout(depth=3, slot_blocks=16)
 TOKEN = 4 * SHAPE.kv_heads * SHAPE.head_dim  # bytes of K and V in a layer, on one drive
 FITS = (LAYOUT.slot_bytes - 16) // TOKEN  # tokens of one sequence in a slot
 PROMPTS = (FITS - 1, FITS, FITS + 1, FITS + 2, 9 * FITS)  # one more is read than is appended; more parts than depth
-MODEL = ModelIdentity.of_words("m")
+MODEL = ModelIdentity.from_text("m")
 WAYS = ["process", "fuse", "window:{}/windows", "nvme+tcp"]
 
 

@@ -113,7 +113,7 @@ def test_a_traceback_beside_the_command_is_seen_too(ends):
 
 
 def test_inputs_are_the_same_every_time_and_of_every_command_and_document():
-    commands = list(app.leaves())
+    commands = list(app.leaf_commands())
     inputs = [make_input(commands, 5, number) for number in range(3000)]
     assert inputs == [make_input(commands, 5, number) for number in range(3000)]
     assert inputs != [make_input(commands, 6, number) for number in range(3000)]
@@ -128,6 +128,6 @@ def test_commands_hold_and_the_keys_are_there(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--inputs", str(INPUTS), "--seed", "3", "-o", "json")
     result = json.loads(out)
     assert (code, result["found"]) == (0, []), out
-    assert (result["inputs"], result["commands"]) == (INPUTS, len(list(app.leaves())))
+    assert (result["inputs"], result["commands"]) == (INPUTS, len(list(app.leaf_commands())))
     assert [result[key] for key in ("tracebacks", "signals", "silent", "hangs")] == [0, 0, 0, 0]
     assert 0 < result["accepted"] < INPUTS

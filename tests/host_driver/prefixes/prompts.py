@@ -8,7 +8,7 @@ from host_driver.prefixes.names import PrefixNames
 
 SHAPE = ModelShape(name="tiny", layers=2, q_heads=4, kv_heads=4, head_dim=16)
 BLOCK = 8
-NAMES = PrefixNames(shape=SHAPE, drives=2, model=ModelIdentity.of_words("m"), block_tokens=BLOCK)
+NAMES = PrefixNames(shape=SHAPE, drives=2, model=ModelIdentity.from_text("m"), block_tokens=BLOCK)
 
 
 def rows(tokens):

@@ -95,4 +95,4 @@ def test_equal_configurations_have_equal_text():
     other = {"3": kind.A, "names": {"a", "b"}, "heads": [1, 2], "rope": {"type": "yarn", "theta": 1e4, "_x": 1}}
     assert canonical(one) == canonical(other)
     assert len({canonical({"x": value}) for value in (1e4, 1e5, True, None, kind.A, kind.B, "text")}) == 7
-    assert ModelIdentity.of_words("a").digest != ModelIdentity.of_words("b").digest
+    assert ModelIdentity.from_text("a").digest != ModelIdentity.from_text("b").digest

@@ -20,7 +20,7 @@ from host_driver.prefixes.names import AdmissionFilter
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
 
-OTHER = ModelIdentity.of_words("other")
+OTHER = ModelIdentity.from_text("other")
 
 
 @pytest.fixture

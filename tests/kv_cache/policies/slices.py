@@ -45,7 +45,7 @@ def served(given, levels, name, slice_tokens, policy=None, **more):
     """All requests of a trace under a policy: the policy, and what became of them."""
     policy = policy or policy_of(name)
     policy.slice_tokens = slice_tokens
-    at = levels.without_copies() if policy.free else levels
+    at = levels.with_instant_copies() if policy.free else levels
     longest = max(each.tokens + 1 for each in given.requests)
     for each in given.requests:
         levels.check(each.tokens + 1, each.number)

@@ -19,7 +19,7 @@ def watched(name, seen):
     def copy_ahead():
         ahead()
         store, kvs = policy.store, [*policy.queue, *policy.active]
-        for level, room in zip(Level, store.levels.rooms(), strict=True):
+        for level, room in zip(Level, store.levels.capacities(), strict=True):
             inside = sum(store.size(kv, level) for kv in kvs if kv.level is level)
             coming = sum(store.size(move.kv, level) for move in store.running if move.to is level)
             assert 0 <= store.free[level] == room - inside - coming
@@ -38,7 +38,7 @@ def test_rooms_hold_and_all_requests_end(name, seed):
     seen = []
     policy, done = served(requests, at, name, slice_tokens, watched(name, seen), prefill_tokens_per_s=per_s)
     assert seen and not policy.queue and not policy.active
-    assert policy.store.free == at.rooms()
+    assert policy.store.free == at.capacities()
     assert all(each.finished for each in done.sequences) and len(done.sequences) == len(requests.requests)
     assert done.end_s >= requests.requests[-1].arrival
     again, same = served(requests, at, name, slice_tokens, prefill_tokens_per_s=per_s)

@@ -40,7 +40,7 @@ def test_two_tiers_give_up_what_three_keep():
         one = waiting(name, 5, Level.HOST)
         victim = one.queue[0]
         assert one._displace(victim, NOW, one.queue[1])
-        assert (bool(victim.move), victim.absent) == (kept, not kept)
+        assert (bool(victim.move), victim.is_absent) == (kept, not kept)
 
 
 def test_a_full_flash_is_one_line():

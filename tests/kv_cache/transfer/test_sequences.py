@@ -75,7 +75,7 @@ def test_device_to_flash_occupies_both_links_as_long_as_the_slower_needs():
     assert store.step()
     assert store.now_s == pytest.approx(0.02)
     assert [each.busy_s for each in store.link_stats.values()] == pytest.approx([0.02, 0.02])
-    assert store.free == [*store.levels.rooms()[:2], store.levels.flash_bytes - 20_000]
+    assert store.free == [*store.levels.capacities()[:2], store.levels.flash_bytes - 20_000]
 
 
 def test_new_requests_need_room_and_no_copy():
@@ -94,9 +94,9 @@ def test_a_copy_has_a_start_and_a_rate():
     one = machine(host_start_s=0.5, flash_start_s=0.25)
     assert one.copy_s(Level.HOST, 10**7) == pytest.approx(1.5)
     assert one.copy_s(Level.FLASH, 10**6) == pytest.approx(1.25)
-    free = one.without_copies()
+    free = one.with_instant_copies()
     assert free.copy_s(Level.HOST, 10**12) < 1e-9
-    assert free.rooms() == one.rooms()
+    assert free.capacities() == one.capacities()
 
 
 def test_what_is_off_is_named():
