@@ -198,7 +198,7 @@ def test_systemd_reads_the_unit(tmp_path):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_a_server_as_deployed_logs_json_serves_metrics_and_stops_in_good_order():
+def test_deployed_server_logs_metrics_and_stop():
     assert subprocess.run([*MAIN, "create", "one"], capture_output=True, check=False).returncode == 0
     port = free_port()
     with served("--log-format", "json", "--metrics", f"127.0.0.1:{port}") as server:

@@ -37,7 +37,7 @@ def decisions(recorded: Sequence[IterationRecord]) -> list[tuple[list[int], list
     return found
 
 
-def test_a_policy_decides_the_same_in_modelled_time_with_bytes_and_in_a_server(tmp_path: Path) -> None:
+def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:
     assert len(FILE.read_text().splitlines()) <= 30
     with torch.inference_mode():
         model = sharpen(llama()).eval()

@@ -23,7 +23,7 @@ def test_lines_are_counted_by_folder_and_wing():
     assert house.by_folder(sizes) == {"eval": 5, "eval/papers": 6, "ftl": 7}
 
 
-def test_every_module_has_a_test_of_its_name_or_one_that_names_it():
+def test_every_module_has_a_test():
     assert house.without_partner() == []
     assert house.unknown_partners() == []
 

@@ -141,7 +141,7 @@ def test_everything_selected_is_dense(scale):
         same_weight(rows[stream], reference.dense_rows(*args[:2]))
 
 
-def test_with_all_channels_the_weight_of_some_tokens_is_that_of_all():
+def test_score_all_channels_gives_exact_weights():
     """Where scores are exact, the mean of V stands for just the weight that is left."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 3, 2, 200, 64)
@@ -244,7 +244,7 @@ def test_what_was_not_selected_never_counts():
     np.testing.assert_allclose(out, clean, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_without_embedding_pages_is_scored_from_token_pages():
+def test_group_without_embedding_pages_uses_token_pages():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 300, 64)
     outs = [run_sparf(view_of(K, V, 7, 4, generator, each), q, K, V, 8, 40, 10)[0] for each in (False, True)]

@@ -113,7 +113,7 @@ def test_useful_bytes_keep_the_budget(small_drive, name, layout):
     assert fetched_and_useful(step)[1] <= budget + slack
 
 
-def test_scores_in_few_bits_leave_a_share_of_a_small_budget_to_tokens(small_drive):
+def test_small_budget_keeps_share_for_tokens(small_drive):
     for r, all_channels in ((D // 16, False), (D // 2, True)):
         step = Drive(small_drive, [400], layout="int4").step(r=r, share=32)
         METHODS["spending"](step)

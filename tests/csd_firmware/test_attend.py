@@ -52,7 +52,7 @@ def test_rows_are_the_oracles(small_drive, method):
             np.testing.assert_allclose(rows[b, h], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_method_that_attends_otherwise_may_say_what_its_output_weighs(small_drive):
+def test_custom_method_returns_weight_of_its_output(small_drive):
     for method, expected in (("means", [0, 0]), ("weighed", [3, 7])):
         done, _ = Bench(small_drive, LENGTHS, methods=MINE).attend(method)
         np.testing.assert_array_equal(done.data[1], np.broadcast_to(np.float32(expected), (3, H, G, 2)))

@@ -81,7 +81,7 @@ def assert_as_flushed(drive, path, medium, handle):
     ],
 )
 @pytest.mark.parametrize("medium", MEDIA)
-def test_a_write_that_fails_is_one_line_and_what_was_flushed_is_there(drive, tmp_path, monkeypatch, medium, code, what):
+def test_failed_write_one_line_error_keeps_flushed_data(drive, tmp_path, monkeypatch, medium, code, what):
     """The disk fails in the middle of a write, at one write after the other."""
     for writes in range(8):
         path, pwrite, left = tmp_path / str(writes), os.pwrite, [writes]
@@ -106,7 +106,7 @@ def test_a_write_that_fails_is_one_line_and_what_was_flushed_is_there(drive, tmp
 
 
 @pytest.mark.parametrize("medium", MEDIA)
-def test_a_disk_without_room_is_refused_before_anything_is_written(drive, tmp_path, monkeypatch, medium):
+def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium):
     handle = filled(device := InProcessDevice(drive, tmp_path, medium=medium))
     with monkeypatch.context() as patched:
         patched.setattr(disk.DiskFolder, "free_bytes", lambda self: 1 << 20)
@@ -153,7 +153,7 @@ def small_disk(request, tmp_path):
 
 @pytest.mark.parametrize("medium", MEDIA)
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_full_file_system_is_an_error_and_what_was_flushed_is_there(drive, small_disk, monkeypatch, medium, asked):
+def test_full_file_system_error_keeps_flushed_data(drive, small_disk, monkeypatch, medium, asked):
     """asked: whether the drive sees in time that the disk has no room; it may be filled by others meanwhile."""
     geometry = replace(drive.geometry, blocks_per_plane=2048)
     drive, path = replace(drive, geometry=geometry), small_disk / "drive0"

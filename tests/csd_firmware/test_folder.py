@@ -86,7 +86,7 @@ def test_a_served_folder_is_not_formatted_copied_or_served_again(served, capsys,
     assert (code, json.loads(out)["pages_groups"] > 0) == (0, True)  # who only looks may look
 
 
-def test_a_created_drive_that_is_served_under_another_name_is_not_deleted(capsys, monkeypatch, tmp_path):
+def test_delete_drive_served_under_other_name_refused(capsys, monkeypatch, tmp_path):
     assert vcsd(capsys, monkeypatch, "create", "mine")[0] == 0
     folder = tmp_path / "home" / "mine"
     config = tmp_path / "drives.yaml"
@@ -113,7 +113,7 @@ def test_a_folder_is_free_again_when_its_process_is_killed(kept, capsys, monkeyp
 
 
 @pytest.mark.parametrize("transport", ["inproc", "process"])
-def test_a_drive_of_another_geometry_is_refused_and_nothing_is_cut(kept, capsys, monkeypatch, tmp_path, transport):
+def test_other_geometry_refused_files_unchanged(kept, capsys, monkeypatch, tmp_path, transport):
     values = yaml.safe_load((SHIPPED / "instcsd-zynq7045-8ch.yaml").read_text())
     values["geometry"]["blocks_per_plane"] = 64
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
@@ -162,7 +162,7 @@ def test_a_new_description_is_put_in_place_whole(kept, capsys, monkeypatch, tmp_
     assert json.loads((kept / "drive.json").read_text())["timing"]["read_ns"] == 40_000
 
 
-def test_a_folder_of_format_1_is_brought_up_to_date_and_reads_back(tmp_path):
+def test_format_1_folder_is_upgraded_and_reads_back(tmp_path):
     """Made by version 1: three sequences, the first cropped, the second freed, the third appended to."""
     with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -210,7 +210,7 @@ def test_a_disk_without_room_refuses_before_anything_is_written(tmp_path, capsys
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_is_one_line_and_what_was_flushed_is_there(kept, error, capsys, monkeypatch):
+def test_failing_disk_one_line_error_keeps_flushed_data(kept, error, capsys, monkeypatch):
     before, write, count = say_smart(capsys, monkeypatch, kept), DiskFile.write, itertools.count()
 
     def failing(self, offset, data):

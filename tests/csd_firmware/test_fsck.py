@@ -95,7 +95,7 @@ def test_a_wrong_bit_is_mended_and_the_old_one_kept(say, kept, before):
 
 
 @pytest.mark.parametrize("name", ["content.bin", "spare.bin", "blocks.bin"])
-def test_a_missing_file_opens_for_those_who_only_look_and_is_reported_once(say, kept, name, capsys, monkeypatch):
+def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monkeypatch):
     (kept.folder / name).unlink()
     code, out, err = vcsd(capsys, monkeypatch, "format", str(kept.folder), "--yes")
     assert (code, out, f"{name} is missing: vcsd fsck" in err) == (1, "", True)

@@ -92,7 +92,7 @@ def test_a_drive_that_refuses_is_named(small_drive, tmp_path, monkeypatch):
     device.close()
 
 
-def test_a_command_in_the_callers_thread_comes_behind_what_is_queued(small_drive, monkeypatch):
+def test_call_in_own_thread_runs_after_queued_commands(small_drive, monkeypatch):
     device, order, begun, go = InProcessDevice(small_drive), [], Event(), Event()
 
     def step(command, submit_ns):

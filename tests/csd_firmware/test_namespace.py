@@ -69,7 +69,7 @@ def test_what_was_flushed_is_there_after_a_loss_of_power():
     assert again.read(100, 7000) == b"flushed" * 1000
 
 
-def test_counters_of_what_was_flushed_do_not_go_back_with_a_loss_of_power():
+def test_power_loss_keeps_flushed_counters():
     firmware = Firmware(SMALL)
     namespace = Namespace(firmware, threading.Lock())
     for number in range(700):
@@ -108,7 +108,7 @@ def closed_loop(namespace, start_ns, nbytes, depth):
     return nbytes * 1e9 / (max(flying) - start_ns)
 
 
-def test_requests_in_flight_together_overlap_on_the_flash_and_share_the_link():
+def test_concurrent_reads_overlap_flash_share_link():
     link = replace(INSTCSD_ZYNQ7045_8CH.link, bytes_per_s=8_000_000_000)
     spec = replace(INSTCSD_ZYNQ7045_8CH, link=link)
     one, four, many = (closed_loop(*filled(spec, 8 << 20), 8 << 20, depth) for depth in (1, 4, 32))
@@ -116,7 +116,7 @@ def test_requests_in_flight_together_overlap_on_the_flash_and_share_the_link():
     assert 0.9 * link.bytes_per_s < many <= link.bytes_per_s
 
 
-def test_reads_that_are_submitted_one_after_the_other_take_as_long_either_way():
+def test_sequential_reads_take_same_time_both_ways():
     namespace, now_ns = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other._now_ns = now_ns
@@ -127,7 +127,7 @@ def test_reads_that_are_submitted_one_after_the_other_take_as_long_either_way():
     assert namespace.latency["read"] == other.latency["read"]
 
 
-def test_a_write_waits_for_room_in_the_buffer_once_programs_are_behind():
+def test_write_waits_if_program_buffer_is_full():
     namespace = Namespace(
         Firmware(replace(INSTCSD_ZYNQ7045_8CH, link=replace(INSTCSD_ZYNQ7045_8CH.link, bytes_per_s=10**12))),
         threading.Lock(),

@@ -313,7 +313,7 @@ def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec
     assert (int(handles[0]), int(tokens[0])) == (0, 0)
 
 
-def test_cropped_rows_of_a_layout_that_rounds_are_the_same_after_a_death(small_drive: DriveSpec) -> None:
+def test_cropped_rounded_rows_survive_restart(small_drive: DriveSpec) -> None:
     """A crop opens a full group, whose rows are rounded by then."""
     mortal = Mortal(small_drive)
     device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_v_is_read_under_the_logits_of_k(small_drive):
     assert serial == pytest.approx(3 + 2 * (READ + CHANNEL) + 20_000 + 5, abs=10)  # both kernels
 
 
-def test_flash_of_one_stream_goes_under_the_arithmetic_of_another(small_drive):
+def test_flash_time_hidden_under_other_streams_compute(small_drive):
     work = [Read("flash_embed", pages(4, 4)), kernel("logit", 90_000, 90_000)]
     total, parts = run("overlapped", work, units_of(small_drive, kernels=1))
     first = READ + 2 * CHANNEL

@@ -191,7 +191,7 @@ def test_a_query_without_any_of_the_chosen_channels_is_attended(small_drive, met
             np.testing.assert_allclose(done.data[0][0, head], reference.sparf(*args, 4, 40, 10)[0], atol=2e-3)
 
 
-def test_a_step_that_loses_data_of_one_sequence_takes_back_the_others_token(small_drive, monkeypatch):
+def test_step_with_lost_sequence_undoes_other_tokens(small_drive, monkeypatch):
     bench = Bench(small_drive, [200, 100])
     ftl = bench.firmware.ftl
 
@@ -238,7 +238,7 @@ def test_a_range_of_tokens_is_read_and_no_page_besides(small_drive, first, token
     assert done.link_bytes == 64 + sum(data.nbytes for data in done.data)
 
 
-def test_reads_of_one_submit_time_share_the_flash_and_take_turns_on_the_link(small_drive):
+def test_reads_of_same_time_share_flash_serialize_link(small_drive):
     bench, start_ns = Bench(small_drive, [320]), 10**9
     spec, chunks = bench.firmware.spec, [(first, 32) for first in range(0, 320, 32)]
     alone = bench.do(KvRead(bench.seqs, 1, *chunks[0]), start_ns)

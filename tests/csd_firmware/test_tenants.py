@@ -18,7 +18,7 @@ def test_a_handle_leads_back_to_its_number(secret, tenant, number):
     assert handles.decrypt(handles.encrypt(number)) == number
 
 
-def test_handles_look_drawn_and_differ_between_tenants_and_drives():
+def test_handles_differ_between_tenants_and_drives():
     each = [HandleCipher(secret, name) for secret in (b"one", b"two") for name in ("alice", "bob")]
     handles = [maker.encrypt(number) for maker in each for number in range(1, 2001)]
     assert len(set(handles)) == len(handles)
@@ -52,7 +52,7 @@ def test_handles_outlive_the_process_with_the_secret(small_drive, tmp_path):
     assert secret_of(None) != secret_of(None)
 
 
-def test_a_number_that_power_loss_took_back_is_not_its_old_tenants(small_drive):
+def test_number_lost_with_power_not_reused_by_old_tenant(small_drive):
     firmware = Firmware(small_drive)
     stale = Tenant(firmware, b"secret", "alice").step(CREATE, 0).data[0].tolist()[0]
     again = Firmware(small_drive, firmware.ftl.nand)

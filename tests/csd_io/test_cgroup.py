@@ -54,7 +54,7 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_a_budget_of_version_1_is_the_limit_less_what_is_no_cache(machine):
+def test_cgroup_v1_budget_is_limit_minus_non_cache(machine):
     machine.v1("jobs", 100 * MIB, f"cache 7\nrss 5\ntotal_rss {30 * MIB}\ntotal_shmem {6 * MIB}\ntotal_cache 9\n")
     group = cgroup_of(proc=machine.proc)
     assert group == Cgroup(V1, machine.memory / "jobs", machine.memory)
@@ -107,7 +107,7 @@ def test_a_hierarchy_that_is_mounted_from_within_is_found(machine):
     assert group.folder == machine.memory and group.limit_bytes == 40 * MIB
 
 
-def test_a_group_of_our_own_limits_a_process_and_is_gone_afterwards():
+def test_created_cgroup_limits_process_and_is_removed():
     if os.geteuid():
         missing("cgroup", "control groups are root's")
     program = "import sys; input(); kept = bytearray(8 << 20); print(len(kept)); input(); bytearray(300 << 20)"

@@ -162,7 +162,7 @@ def test_nothing_is_left_after_a_kill(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_system_without_nameless_files_keeps_no_name_either(tmp_path, monkeypatch):
+def test_no_tmpfile_support_leaves_no_name(tmp_path, monkeypatch):
     really = os.open
 
     def refuse(path, flags, *rest, **options):

@@ -24,7 +24,7 @@ def sim_queue(seed=0, blocks=BLOCKS):
     return SimQueue(SimDisk("disk", "process", draw), "blocks", blocks * SECTOR, draw)
 
 
-def test_tensors_follow_each_other_in_the_order_in_which_they_come():
+def test_tensors_are_packed_in_given_order():
     extents = Extents(sim_queue())
     found = [extents.bind((layer, kind), 3 * SECTOR - 1) for layer in range(3) for kind in "kv"]
     assert found == [Extent(3 * number, 3) for number in range(6)]
@@ -82,7 +82,7 @@ def test_a_device_that_cannot_be_told_is_not_an_error(monkeypatch):
     rest=st.integers(0, 10),
     limit=st.integers(4096, 40000),
 )
-def test_requests_are_all_of_a_part_in_order_and_no_larger_than_allowed(block, first, at, count, rest, limit):
+def test_requests_cover_part_in_order_within_size_limit(block, first, at, count, rest, limit):
     extent = Extent(first, at + count + rest)
     found = list(translate(extent, block, at * block, count * block, limit))
     end = (first + at) * block

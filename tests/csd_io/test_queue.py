@@ -46,7 +46,7 @@ def test_fewer_may_be_in_flight_than_the_queue_allows(queue):
 
 
 @pytest.mark.parametrize(("fault", "code"), [("bad", errno.EIO), ("short", errno.EIO)])
-def test_one_that_fails_is_the_error_of_all_and_none_stays_in_flight(queue, fault, code):
+def test_failed_request_raises_and_leaves_none_in_flight(queue, fault, code):
     setattr(queue, fault, 0.1)
     with pytest.raises(OSError) as raised:
         carry_out(queue, requests("read", aligned(SIZE)))

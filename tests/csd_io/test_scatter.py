@@ -41,7 +41,7 @@ def test_what_fails_says_so_and_the_rest_goes_on(path, ring):
     assert results.tolist() == [BLOCK, 0, -errno.EFAULT]
 
 
-def test_gaps_are_bridged_smallest_first_within_what_may_come_along():
+def test_smallest_gaps_bridged_first_within_overread_limit():
     numbers = np.array([0, 1, 3, 4, 9, 10, 11, 20])
     assert [each.tolist() for each in coalesce_ranges(numbers, 0, 9)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
     assert [each.tolist() for each in coalesce_ranges(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]

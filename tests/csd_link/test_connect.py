@@ -13,7 +13,7 @@ from tests.served import kill, serving, until
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
-def test_a_served_drive_is_known_by_its_name_and_reached_both_ways(tmp_path):
+def test_served_drive_found_by_name_over_both_transports(tmp_path):
     assert find_server("csd0") is None
     with serving(tmp_path, "csd0", restarts=False):
         assert find_server("csd0").name == "csd0"

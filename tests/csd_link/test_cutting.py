@@ -107,12 +107,12 @@ def test_other_commands_are_cut_by_rows(name, slot):
         "no command",
     ],
 )
-def test_what_has_no_parts_and_what_is_no_good_is_left_to_the_drive(command):
+def test_indivisible_or_invalid_command_is_not_split(command):
     (left,) = parts_of(command, 100)
     assert left is command
 
 
-def test_a_token_that_fits_nowhere_is_left_to_the_drive_and_refused_before():
+def test_oversized_token_is_refused():
     (left,) = parts_of(append([3]), TOKEN + 15)
     assert len(left.k) == 3
     device = type("Small", (), {"name": "csd0", "max_bytes": TOKEN + 15})()

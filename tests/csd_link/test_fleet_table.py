@@ -42,7 +42,7 @@ def test_names_are_those_of_drives_then_of_spares():
     assert FleetPlan(drives=2, spares=1).names == ["drive0", "drive1", "spare0"]
 
 
-def test_state_is_lost_with_the_node_and_draining_for_one_generation_alone():
+def test_state_lost_with_node_draining_per_generation():
     rows = member("drive0"), member("drive1", node="b"), member("drive2", generation=2), member("spare0")
     drains = {"drain/drive0": "1", "drain/drive2": "1", "drain/drive1": "1"}
     found = parse_table(content(*rows, names=["drive0", "drive1", "drive2", "drive3", "spare0"], **drains))
@@ -57,7 +57,7 @@ def test_state_is_lost_with_the_node_and_draining_for_one_generation_alone():
     assert parse_table({"keys": {}, "nodes": ["a"]}) is None
 
 
-def test_a_cluster_is_found_by_address_then_the_local_file_then_the_environment(monkeypatch):
+def test_cluster_address_order_of_sources(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert find_cluster() == ClusterAddress("auto")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")

@@ -190,7 +190,7 @@ def test_an_opcode_that_the_drive_does_not_know():
     assert host.poll().status is Status.INVALID_OPCODE
 
 
-def test_a_drive_that_begins_anew_is_lost_and_knows_no_old_request():
+def test_restarted_drive_is_lost_without_old_requests():
     medium = Blocks()
     drive, host = attached(medium, tenant())
     host.submit(encode(Flush()), 0)
@@ -333,7 +333,7 @@ class Clock:
             self.drive.serve()
 
 
-def test_a_drive_of_which_nothing_is_known_is_given_up_after_long_silence(monkeypatch):
+def test_silent_unknown_drive_lost_after_long_timeout(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
     drive = clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
@@ -348,9 +348,7 @@ def test_a_drive_of_which_nothing_is_known_is_given_up_after_long_silence(monkey
 
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize(("state", "within"), [("ended", 1), ("stopped", LOST_TIMEOUT_S + 1)])
-def test_a_drive_whose_process_has_ended_is_lost_within_a_second_and_one_that_stands_still_is_not(
-    monkeypatch, state, within
-):
+def test_dead_process_lost_within_1s_stopped_one_kept(monkeypatch, state, within):
     clock, medium = Clock(monkeypatch), Blocks()
     process = subprocess.Popen(["sleep", "60"])
     drive_dir(IDENTITY.name).mkdir()
@@ -406,7 +404,7 @@ def test_a_slot_is_not_free_before_its_data_was_read():
     assert host.has_free_slot
 
 
-def test_a_drive_that_is_lost_while_a_completion_is_read_ends_every_command_once(monkeypatch):
+def test_loss_during_completion_ends_commands_once(monkeypatch):
     """One thread reads a completion while another one finds in `submit` that the drive is gone."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
@@ -458,7 +456,7 @@ class Impatient:
     def close(self): ...
 
 
-def test_a_drive_that_does_not_answer_and_of_which_no_process_is_known_is_given_up_soon(own_run_dir, monkeypatch):
+def test_silent_drive_without_process_lost_soon(own_run_dir, monkeypatch):
     monkeypatch.setattr("csd_link.host_end.HEARTBEAT_TIMEOUT_S", 0.01)
     medium = Blocks()
     WindowController(medium, IDENTITY, tenant())

@@ -40,7 +40,7 @@ def test_a_window_lies_within_its_file(tmp_path, place):
         MappedMedium(tmp_path / "file", *place)
 
 
-def test_only_a_new_file_zeros_or_windows_become_a_file_for_windows(tmp_path):
+def test_window_file_must_be_new_zero_or_windows(tmp_path):
     file = tmp_path / "windows"
     make_window_file(file, 3 * BLOCK_BYTES)
     file.write_bytes(MAGIC + bytes(BLOCK_BYTES))

@@ -28,14 +28,14 @@ def test_rates_of_ports_are_below_those_of_the_wire():
         network_named("1gbe")
 
 
-def test_messages_of_a_direction_follow_each_other_and_those_of_the_other_one_do_not_wait():
+def test_directions_of_port_are_independent():
     port = Port(SLOW)
     assert port.send(500, 0) == 1500
     assert port.send(500, 100) == 2000
     assert port.receive(200, 0) == 1200
 
 
-def test_a_message_dated_far_ahead_leaves_the_port_free_before_it():
+def test_future_message_leaves_port_free_before():
     port = Port(SLOW)
     assert port.send(100, 10_000) == 11_100
     assert port.send(100, 0) == 1100
@@ -49,7 +49,7 @@ def test_a_port_never_moves_two_messages_at_once(messages):
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-def test_a_port_that_has_forgotten_transfers_stays_taken_for_their_time():
+def test_forgotten_transfers_still_occupy_port():
     port = Port(SLOW)
     assert max(port.send(1000, 0) for _ in range(200)) == 200 * 1000 + 1000
 

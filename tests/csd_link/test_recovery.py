@@ -73,7 +73,7 @@ class Reborn:
 
 
 @pytest.mark.parametrize("dies_in", range(1, 6))
-def test_a_crop_keeps_rounded_rows_rounded_whenever_the_drive_dies(tmp_path, dies_in):
+def test_crop_keeps_rounded_rows_after_any_kill(tmp_path, dies_in):
     """In a layout that rounds full groups: rows that were given again would not be."""
     rows = np.random.default_rng(0).standard_normal((400, 1, 64)).astype(np.float16)
     create = SeqCreate(1, 1, 1, 64, 512, LAYOUTS["progressive"].code)

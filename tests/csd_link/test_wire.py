@@ -175,7 +175,7 @@ def test_any_bytes_are_a_completion_or_refused(body):
     assert sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in head.shapes) == head.data_bytes
 
 
-def test_an_entry_that_leaves_out_no_channels_of_v_has_all_of_them():
+def test_entry_without_v_channels_has_all():
     command = KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8))
     request = encode(command)
     assert decode(replace(request, parameters=request.parameters[:-1])).v.shape == (2, 3, 8)  # of an older host

@@ -5,7 +5,7 @@ import pytest
 from csd_spec.units import ENGINE_UNITS, FLASH_UNITS, MAX_UNIT_BYTES, STEP_UNITS, UNITS, check_unit
 
 
-def test_units_are_told_apart_by_what_a_completion_has_of_their_names():
+def test_units_differ_in_completion_names():
     assert len({unit.encode()[:MAX_UNIT_BYTES] for unit in UNITS}) == len(UNITS) == len(set(UNITS))
     assert max(map(len, UNITS)) <= MAX_UNIT_BYTES
     assert {*FLASH_UNITS, *ENGINE_UNITS} < set(STEP_UNITS) < set(UNITS)

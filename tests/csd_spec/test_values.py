@@ -83,7 +83,7 @@ def test_compression_below_one_is_refused(c):
         Compression(c)
 
 
-def test_fixed_budget_shrinks_to_short_sequences_and_refuses_wide_r():
+def test_fixed_budget_short_sequence_and_wide_r():
     budget = Fixed(SparFParams(8, 100, 25))
     assert budget.at(10, 64) == SparFParams(8, 10, 10)
     with pytest.raises(ValueError, match="r = 8"):
@@ -137,7 +137,7 @@ def test_a_status_has_nvmes_type_and_code():
     assert Status.UNKNOWN_SEQUENCE >> 8 == 7  # vendor specific
 
 
-def test_what_attends_has_its_budgets_parameters_and_a_layouts_name():
+def test_attention_has_budget_and_layout_name():
     assert Attention("dense", Compression(1)).at(100, 64) == SparFParams(64, 100, 25)
     with pytest.raises(ValueError, match="layout = 0"):
         Attention(layout=0)

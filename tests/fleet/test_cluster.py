@@ -188,7 +188,7 @@ def test_a_spare_is_reached_and_a_drained_drive_is_not(fleet):
     assert members(fleet)["spare0"].state == "draining" and ray.more(drives, used) is None
 
 
-def test_a_node_that_is_gone_is_one_error_and_its_drive_begins_anew(fleet, cluster):
+def test_lost_node_one_error_and_new_drive(fleet, cluster):
     head, _, remove = cluster
     drives = DriveSet(count=2, transport=f"ray://{fleet}", recovery_s=6.0)
 
@@ -228,7 +228,7 @@ def local_fleet(drives):
         vcsd("fleet", "down")
 
 
-def test_a_local_fleet_ends_with_its_process_and_leaves_nothing_but_other_fleets(ray_here):
+def test_local_fleet_ends_with_its_process(ray_here):
     other = run_dir() / "fleet-0ther"
     before = set(run_dir().iterdir()) | {other}
     other.mkdir()

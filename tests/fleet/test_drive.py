@@ -37,7 +37,7 @@ def assignment(tmp_path, server=SERVER, **fields):
     return Assignment(**values | {"hosted": hosted, "server": ("-c", server)} | fields)
 
 
-def test_a_drive_keeps_its_place_on_its_node_and_begins_anew_on_another(tmp_path):
+def test_drive_keeps_folder_on_same_node_only(tmp_path):
     given = assignment(tmp_path, flash=str(tmp_path / "flash"))
     first = place(given, None, "node-a", "127.0.0.1")
     assert (first.generation, first.node, first.state, first.is_spare) == (1, "node-a", "starting", False)

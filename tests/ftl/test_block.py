@@ -86,7 +86,7 @@ def test_addresses_beyond_the_namespace_are_refused(small_drive):
         ftl.blocks.resize(5)
 
 
-def test_an_overwrite_that_a_flush_acknowledged_is_never_older_in_silence(small_drive):
+def test_flushed_overwrite_never_silently_older(small_drive):
     ftl, page = Ftl(small_drive), np.ones((1, small_drive.geometry.page_bytes), np.uint8)
     ftl.blocks.resize(8)
     for value in (1, 2):
@@ -112,7 +112,7 @@ def firsts(ftl):
     return ftl.blocks.read(np.arange(ftl.blocks.pages), 0)[0][:, 0].tolist()
 
 
-def test_what_is_discarded_reads_as_zeros_at_once_and_after_a_flush_for_ever(small_drive):
+def test_discarded_pages_read_as_zeros(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(6)
     ftl.blocks.write(np.arange(6), numbered(small_drive, 1, 2, 3, 4, 5, 6), 0)
@@ -130,7 +130,7 @@ def test_what_is_discarded_reads_as_zeros_at_once_and_after_a_flush_for_ever(sma
         ftl.flush(0)
 
 
-def test_a_discard_that_was_not_flushed_may_be_undone_but_nothing_else(small_drive):
+def test_unflushed_discard_may_be_undone_only(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(4)
     for value in (1, 2):
@@ -141,7 +141,7 @@ def test_a_discard_that_was_not_flushed_may_be_undone_but_nothing_else(small_dri
     assert firsts(Ftl(small_drive, ftl.nand)) == [2] * 4
 
 
-def test_a_torn_write_does_not_bring_back_what_was_discarded_before_it(small_drive):
+def test_torn_write_does_not_undo_earlier_discard(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(4)
     ftl.blocks.write(np.arange(4), numbered(small_drive, 1, 1, 1, 1), 0)
@@ -209,7 +209,7 @@ def test_writer_shares_no_block_with_another(small_drive):
     assert even.isdisjoint(odd)
 
 
-def test_first_record_on_a_full_drive_leaves_blocks_for_its_second_place(small_drive):
+def test_full_drive_keeps_blocks_for_second_record(small_drive):
     """Journal extents take a block of each channel then, and not all lanes for bandwidth."""
     geometry = replace(small_drive.geometry, channels=8, dies_per_channel=4, planes_per_die=2, blocks_per_plane=64)
     ftl = Ftl(replace(small_drive, geometry=geometry, dram_bytes=1 << 20), Nand(geometry, payload=False))

@@ -13,7 +13,7 @@ steps = st.lists(st.tuples(st.booleans(), st.integers(0, PAGES - 1), st.integers
 
 
 @given(steps)
-def test_what_was_undone_is_what_was_written_before_the_last_discard(steps):
+def test_undone_discards_were_written_before(steps):
     discards, undone, written, now = Discards(), np.zeros(PAGES, int), np.zeros(PAGES, int), 0
     for write, first, count in steps:
         end, now = min(PAGES, first + count), now + 1

@@ -355,7 +355,7 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
         assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
 
 
-def test_a_commit_that_fails_half_way_is_not_taken_for_a_later_one(small_drive, monkeypatch):
+def test_failed_commit_not_mistaken_for_later_one(small_drive, monkeypatch):
     ftl, layout = make(small_drive)
     (handle,) = ftl.create(1, LAYERS, HEADS, layout)
     k = rows(np.random.default_rng(0), 120)

@@ -52,7 +52,7 @@ def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
     assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
 
 
-def test_the_judge_sees_a_direct_medium_that_shows_what_a_page_held_before(monkeypatch):
+def test_judge_detects_stale_page_of_direct_medium(monkeypatch):
     monkeypatch.setattr(DirectPageStore, "write", lambda self, ppns, data: None)
     monkeypatch.setattr(DirectPageStore, "discard", lambda self, first, count: None)
     monkeypatch.setattr(random_host, "FORMS", random_host.FORMS[:3])  # others trust what a page says of its form
@@ -121,7 +121,7 @@ def test_what_was_flushed_survives_and_what_was_not_is_forgotten():
     np.testing.assert_array_equal(again.read_back(kept, 1)[0], k)
 
 
-def test_pages_of_an_earlier_sequence_with_the_same_owner_number_are_not_found():
+def test_pages_of_earlier_owner_not_found():
     """A damaged page is lost, even if an older page has the same tag, as one in a block that is not erased yet."""
     ftl, generator, handles = Ftl(DRIVE), np.random.default_rng(0), []
     for _ in range(2):
@@ -147,7 +147,7 @@ def test_pages_of_an_earlier_sequence_with_the_same_owner_number_are_not_found()
     assert again.sequences[handle].failed and len(again.findings) == 1
 
 
-def test_a_group_of_a_copy_that_ends_within_one_of_k_keeps_its_owner():
+def test_partial_copy_group_keeps_owner():
     form = LAYOUTS["int4"].paged(512, 16, 16)
     assert (form.n, form.T) == (16, 56)  # neither divides the other
     ftl, k = Ftl(DRIVE), rows(np.random.default_rng(0), 58)
@@ -227,7 +227,7 @@ def test_forks_share_pages_until_both_are_gone():
     assert int(ftl.placement.valid.sum()) == ftl.journal.pages.size
 
 
-def test_of_pages_with_the_same_tag_the_newest_that_is_whole_is_found():
+def test_newest_intact_page_of_same_tag_found():
     nand, lanes = Nand(DRIVE.geometry), DRIVE.geometry.lanes
     ppns = np.arange(2 * lanes, dtype=np.uint32)
     tags = np.sort(tag.block_tags(ppns % 5)) + np.uint64(10)
@@ -285,13 +285,13 @@ def test_sums_of_v_come_back_as_they_were_recorded():
     np.testing.assert_array_equal(Ftl(DRIVE, ftl.nand).sequence(handle).v_sums, ftl.sequence(handle).v_sums)
 
 
-def test_of_an_array_that_says_nothing_but_that_a_file_is_missing_that_is_found():
+def test_missing_file_alone_is_reported():
     nand = Nand(DRIVE.geometry)
     nand.damage.files.append("spare.bin: is missing")
     assert "spare.bin: is missing" in Ftl(DRIVE, nand).findings
 
 
-def test_blocks_that_hold_nothing_are_garbage_unless_something_is_lost():
+def test_empty_blocks_are_garbage_unless_data_lost():
     """What shows a loss stays until it was reported."""
     ftl = Ftl(DRIVE)
     (handle,) = ftl.create(1, 1, 2, LAYOUT)

@@ -77,7 +77,7 @@ def test_a_step_is_attention_over_all_rows(drives):
         assert np.array_equal(found, np.concatenate([whole[20:31], whole[51:53]]))
 
 
-def test_outputs_and_counts_are_the_same_for_any_number_of_drives_and_mini_batches():
+def test_outputs_equal_for_drives_and_batches():
     runs = [Talk(drives) for drives in (1, 2, 4)]
     outs = [talk.step()[0] for talk in runs]
     assert all(np.array_equal(out, outs[0]) for out in outs)
@@ -195,7 +195,7 @@ def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
 
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS, r=st.sampled_from([4, 16]), k=st.sampled_from([4, 20, 60]))
-def test_parts_of_which_some_tokens_are_attended_err_by_what_they_miss(seed, lengths, r, k):
+def test_sparse_parts_error_equals_missed_mass(seed, lengths, r, k):
     """What is merged and what dense attention gives are both means of V with weights; they differ by no more than the
     range of V times the weight that lies elsewhere: among the parts, and in each part beyond what both give the tokens
     attended. With all channels every part knows its weight."""

@@ -33,7 +33,7 @@ def test_queries_go_with_their_kv_heads():
     assert {part.group for part in parts} == {3}
 
 
-def test_a_latent_stream_is_in_every_drive_and_its_queries_are_shared_out():
+def test_latent_stream_in_all_drives_queries_split():
     latent = ModelShape(name="latent", layers=1, q_heads=7, kv_heads=1, head_dim=8, latent=True)
     parts = assign_heads(latent, 3)
     assert [part.kv_heads for part in parts] == [range(1)] * 3

@@ -72,7 +72,7 @@ def test_every_request_gets_its_tokens_in_order(name, unit):
 
 
 @pytest.mark.parametrize("name", ["heuristic", "flexgen-half", "orbitflow"])
-def test_steps_in_one_loop_are_those_that_a_policy_was_asked_for_one_by_one(name):
+def test_loop_steps_equal_single_steps(name):
     class OneByOne(PlacementPolicy):
         policy = Policy.of(ALL[name])
 
@@ -116,7 +116,7 @@ def test_a_request_longer_than_the_device_is_refused():
         simulate(long, COST, FlexGenHalf(), 0.02)
 
 
-def test_a_policy_that_lets_nobody_run_or_takes_too_much_is_found():
+def test_policy_without_runner_or_too_large_detected():
     class Idle(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return None

@@ -84,5 +84,5 @@ def test_no_path_no_copy() -> None:
 
 
 @pytest.mark.parametrize(("new", "is_prefill"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 2}, True)])
-def test_a_turn_in_which_a_request_gets_several_tokens_is_prefill(new, is_prefill):  # type: ignore[no-untyped-def]
+def test_iteration_with_several_tokens_is_prefill(new, is_prefill):  # type: ignore[no-untyped-def]
     assert Iteration.prefill.fget(SimpleNamespace(new=new)) == is_prefill  # type: ignore[attr-defined]  # a property's

@@ -171,7 +171,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
         engine(policy_of("lru")).check(request(1, 160, 60))
 
 
-def test_plans_are_made_again_where_steps_take_longer_than_predicted() -> None:
+def test_replan_if_steps_slower_than_predicted() -> None:
     seen: list[tuple[bool, float]] = []
 
     class Seeing(PlacementPolicy):

@@ -92,7 +92,7 @@ def test_host_memory_holds_no_more_than_it_has_room_for() -> None:
         (lambda s: 5, "schedule returned 5"),
     ],
 )
-def test_a_decision_about_nobody_is_an_error_that_names_the_policy(tokens, reason) -> None:  # type: ignore[no-untyped-def]
+def test_decision_without_request_names_policy(tokens, reason) -> None:  # type: ignore[no-untyped-def]
     class Odd(Policy):
         def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
             found = tokens(s)

@@ -21,7 +21,7 @@ def states(findings):
     return {finding.what: finding.ok for finding in findings}
 
 
-def test_a_reservation_says_what_the_kernel_and_the_module_are_told():
+def test_reservation_gives_kernel_and_module_arguments():
     reservation = Reservation(start_bytes=4 << 30, size_bytes=1 << 30, cpus=(2, 3))
     assert reservation.kernel_argument == "memmap=1024M$4096M"
     assert reservation.isolation_argument == "isolcpus=2,3"

@@ -118,7 +118,7 @@ def test_a_drive_that_was_never_served_is_copied_empty(capsys, monkeypatch, tmp_
     assert say(capsys, monkeypatch, "log", "smart", str(tmp_path / "copy"))["sequences"] == 0
 
 
-def test_a_created_drive_has_a_namespace_of_the_size_that_was_asked_for(capsys, monkeypatch, tmp_path):
+def test_created_drive_has_requested_namespace_size(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
     assert vcsd(capsys, monkeypatch, "create", "new", "--namespace-mib", "64")[0] == 0
     assert say(capsys, monkeypatch, "id-ns", "new") == {"nsze": 16384, "ncap": 16384, "nuse": 0, "lba_bytes": 4096}

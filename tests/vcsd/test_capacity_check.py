@@ -64,7 +64,7 @@ def test_mirror_needs_room_for_both_copies(monkeypatch):
         Setting(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
 
 
-def test_drives_elsewhere_and_drives_in_files_are_not_asked_for_memory(little_memory, tmp_path):
+def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
     what = Attention(), SHAPE, 64, 4096
     for drives in (
         DriveSet(transport="window:/dev/shm/somebody"),

@@ -71,7 +71,7 @@ def test_metrics_of_a_drive_are_those_of_its_log_pages(small_drive):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_a_served_drive_is_scraped_and_counts_connections_and_refused_hosts(tmp_path, small_drive):
+def test_metrics_count_connections_and_refused_hosts(tmp_path, small_drive):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     listen = Listen("127.0.0.1", 0, ("csd0",), (AllowedHost(HOST),))

@@ -54,7 +54,7 @@ def test_real_text(shipped, data_dir):
     assert done.top1_rate > 0.98
 
 
-def test_rows_of_a_batch_are_padded_on_the_left_and_follow_the_seed(shipped):
+def test_batch_rows_left_padded_by_seed(shipped):
     model, tokenizer = shipped
     rows = [encode(model, tokenizer, "abcdefgh" * 8, 3, 4, seed)["attention_mask"] for seed in (1, 1, 2)]
     assert torch.equal(rows[0], rows[1])

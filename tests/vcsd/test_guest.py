@@ -79,7 +79,7 @@ def test_a_module_that_is_none_is_refused():
     assert "/nowhere.ko" in done.stderr
 
 
-def test_what_the_kernels_command_line_says_reaches_the_first_program(tmp_path):
+def test_kernel_command_line_reaches_init(tmp_path):
     module = tmp_path / "nvmev.ko"
     module.write_bytes(b"")
     reservation = Reservation()
@@ -136,7 +136,7 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
     assert f"size={Reservation().end_bytes}" in " ".join(command)
 
 
-def test_made_up_numbers_are_the_same_every_time_and_cost_the_same():
+def test_random_data_and_cost_are_deterministic():
     results = []
     for _ in range(2):
         with open_drives(DriveSet(count=2)) as devices:

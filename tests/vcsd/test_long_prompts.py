@@ -49,7 +49,7 @@ def expected(model):
 
 
 @pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/windows"])
-def test_long_prompts_have_the_same_tokens_and_times_on_every_transport(model, expected, transport, tmp_path, request):
+def test_long_prompts_equal_on_all_transports(model, expected, transport, tmp_path, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
     assert len(expected[0]) == NEW + 30 + NEW

@@ -40,9 +40,7 @@ def in_process(tmp_path_factory):
 
 
 @pytest.mark.parametrize("transport", ["inproc", "process", "fuse", "window:{}/new"])
-def test_the_documentations_method_is_the_same_on_every_transport(
-    capsys, monkeypatch, tmp_path, request, in_process, transport
-):
+def test_documented_method_equal_on_all_transports(capsys, monkeypatch, tmp_path, request, in_process, transport):
     if transport == "fuse":
         request.getfixturevalue("fuse")
     file, expected = in_process
@@ -86,7 +84,7 @@ def test_served_drives_know_what_their_operator_loaded(capsys, monkeypatch, oper
     assert json.loads(out)["programs"][-1]["name"] == "strided"
 
 
-def test_a_drive_refuses_what_it_does_not_know_before_anything_is_stored(small_drive, in_process):
+def test_unknown_method_refused_before_storing(small_drive, in_process):
     file, _ = in_process
     firmware, knows = Firmware(small_drive), Firmware(small_drive, methods=load_methods(file))
     rows = np.ones((20, 2, 16), np.float16)

@@ -147,7 +147,7 @@ def test_what_is_not_taken_says_why(model) -> None:
         server.submit([1] * 40, 30)
 
 
-def test_a_model_that_serves_is_nobody_elses_but_computes_as_before(model) -> None:
+def test_serving_model_is_exclusive_forward_unchanged(model) -> None:
     ids = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids)
     mask[1, :6] = 0
@@ -186,7 +186,7 @@ class Failing(InProcessDevice):
         return super().submit(command, submit_ns)
 
 
-def test_a_drive_that_fails_ends_those_that_it_attended_and_no_others(model, prompts, alone) -> None:
+def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     drive = Failing(INSTCSD_ZYNQ7045_8CH)
     with serve(model, setting("in-storage", drives=[drive], slots=3), background=False) as server:
         streams = ask_all(server, prompts)

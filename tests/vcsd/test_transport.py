@@ -52,7 +52,7 @@ LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with
         ("window:{}/window.bin", "direct"),
     ],
 )
-def test_media_and_threads_are_the_same_on_every_way_and_change_nothing(tmp_path, transport, medium, request):
+def test_media_and_threads_change_no_result(tmp_path, transport, medium, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
     given = {"keep": tmp_path / "kept", "medium": Medium(medium, 1 << 20), "threads": 2}
@@ -68,7 +68,7 @@ def test_media_and_threads_are_the_same_on_every_way_and_change_nothing(tmp_path
     assert figures == same
 
 
-def test_what_served_drives_are_given_is_not_asked_for_by_who_uses_them(tmp_path):
+def test_options_of_served_drives_not_requested(tmp_path):
     path = tmp_path / "windows"
     with open_drives(DriveSet(transport=f"window:{path}")), pytest.raises(ValueError, match="set by their operator"):
         methods_of(DriveSet(transport=f"window:{path}", threads=2))

@@ -43,7 +43,7 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     assert result["wall_s"] > 0
 
 
-def test_a_steady_step_of_a_context_takes_the_same_in_short_and_long_runs(capsys, monkeypatch):
+def test_steady_step_time_equal_in_short_and_long_runs(capsys, monkeypatch):
     found = {}
     for tokens in (8, 60):
         words = ("run", "--max-new-tokens", str(tokens), "--no-compare", "-o", "json")
@@ -249,7 +249,7 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
 
 
 @pytest.mark.parametrize("drives", [1, 2, 3])
-def test_a_run_asks_nothing_of_the_machine_of_drives_that_others_serve(drives, tmp_path):
+def test_run_needs_no_memory_for_served_drives(drives, tmp_path):
     assert not DriveOptions(drives=str(drives), transport="window:served").value(HostingCliOptions()).has_overrides
     where = DriveOptions(drives=str(drives), keep=tmp_path)
     assert where.value(HostingCliOptions(medium="direct")).medium == Medium("direct", (512 << 20) // drives)

@@ -52,7 +52,7 @@ def test_create_list_serve_delete(tmp_path):
     assert "no drive 'one'" in vcsd("delete", "one").stderr
 
 
-def test_what_a_drive_is_given_stays_with_it_and_may_be_asked_for():
+def test_hosting_options_of_drive_are_kept():
     words = ("--flush-durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--kernel-threads", "2")
     assert vcsd("create", "one", *words).returncode == 0
     config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))

@@ -17,7 +17,7 @@ def rounded(rows, levels):
 
 
 @pytest.mark.parametrize("levels", [3, 15])
-def test_k_has_a_scale_for_each_channel_and_v_for_each_token_and_32_channels(levels):
+def test_codes_scale_per_key_channel_and_value_token(levels):
     rows = np.random.default_rng(0).standard_normal((2, 8, 48)).astype(np.float16).astype(np.float32)
     rows[0, :, 5] = 1.5  # a channel that never changes
     coded = by_channel(rows, levels)
@@ -33,7 +33,7 @@ def test_k_has_a_scale_for_each_channel_and_v_for_each_token_and_32_channels(lev
 
 
 @pytest.mark.parametrize("name", BITS)
-def test_output_is_attention_over_the_codes_and_the_unfinished_group_in_full(small_drive, name):
+def test_output_uses_codes_and_exact_unfinished_group(small_drive, name):
     """Over steps in which groups become full, of sequences of different lengths, one shorter than a group."""
     drive, levels = Drive(small_drive, [90, 40, 7]), (1 << BITS[name]) - 1
     for _ in range(20):

@@ -146,7 +146,7 @@ def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
         device.close()
 
 
-def test_without_restart_the_error_names_drive_and_heads_and_others_go_on(tmp_path):
+def test_no_restart_error_names_drive_others_continue(tmp_path):
     with serving(tmp_path, "csd0", "csd1", flash=tmp_path, restarts=False):
         devices = [RecoveringDevice(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices)
@@ -204,7 +204,7 @@ def test_files_are_their_owners_only(tmp_path):
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_second_host_of_a_window_is_refused_until_the_first_closes(tmp_path):
+def test_window_second_host_refused_until_first_closes(tmp_path):
     with serving(tmp_path, "csd0"):
         first = window_of("csd0")()
         for second in (window_of("csd0"), partial(open_window, window_path("csd0"))):
@@ -277,7 +277,7 @@ def supervised(monkeypatch, child, meanwhile=lambda pid: None):
         return code, lines.read().splitlines()
 
 
-def test_a_drive_that_dies_at_once_is_restarted_so_often_and_no_more(monkeypatch):
+def test_restart_limit_of_drive_that_dies_at_once(monkeypatch):
     code, lines = supervised(monkeypatch, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
     again = ["drive csd0 was killed (SIGKILL); it is restarted"] * (MAX_CRASH_LOOP - 1)
     assert lines == [*again, "drive csd0 was killed (SIGKILL); it is not restarted"]

@@ -97,7 +97,7 @@ def device(kernel):
     assert kernel.is_closed
 
 
-def test_a_device_is_what_the_drive_says_and_takes_what_the_kernel_moves(device):
+def test_node_size_matches_drive_and_kernel_limits(device):
     assert (device.name, device.spec, device.lost) == ("csd0", INSTCSD_ZYNQ7045_8CH, None)
     assert device.max_bytes == LINE_BYTES - FIELDS_BYTES
 
@@ -108,7 +108,7 @@ def test_commands_under_way_together_end_in_order(device, drive):
     assert drive.seen == [0, 1, 2, 3, 4]
 
 
-def test_an_append_beyond_a_command_is_cut_and_a_completion_beyond_a_buffer_comes_in_parts(device, drive):
+def test_large_append_and_completion_are_split(device, drive):
     rows = np.zeros((3000, 1, 64), np.float16)
     assert device.submit(KvAppend((1,), 0, np.array([3000]), rows, rows), 7).result().status is Status.SUCCESS
     assert len(drive.seen) > 5
@@ -116,7 +116,7 @@ def test_an_append_beyond_a_command_is_cut_and_a_completion_beyond_a_buffer_come
     assert large.data[0].tobytes() == bytes([9]) * (5 * LINE_BYTES // 2)
 
 
-def test_a_path_that_comes_back_loses_nothing_and_repeats_nothing(device, drive, kernel, monkeypatch):
+def test_reconnected_path_loses_and_repeats_nothing(device, drive, kernel, monkeypatch):
     monkeypatch.setattr(node_module, "_RETRY_S", 0)
     draw = random.Random(1)
     for number in range(200):
@@ -128,7 +128,7 @@ def test_a_path_that_comes_back_loses_nothing_and_repeats_nothing(device, drive,
     assert drive.seen == list(range(200))
 
 
-def test_a_drive_that_began_anew_is_lost_and_so_is_a_path_for_good(device, drive, kernel, monkeypatch):
+def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypatch):
     monkeypatch.setattr(node_module, "RECONNECT_S", 0)
     kernel.faults = [(HOST_PATH_ERROR, False)] * 9
     done = device.submit(KvFree((20,)), 0).result()

@@ -139,7 +139,7 @@ def test_a_completion_is_fetched_whole_or_in_parts(namespace):
         assert decode_frame(bytearray(broken)).status is Status.TRANSFER_ERROR
 
 
-def test_an_entry_that_is_none_is_answered_and_counted_as_executed(namespace, service):
+def test_invalid_entry_answered_and_counted(namespace, service):
     session = attach(namespace)
     for number, bad in enumerate((b"", bytes(10), b"\xff" * 64, flush_entry(0) + b"x", flush_entry(1 << 60))):
         namespace.execute(sqe(Op.SUBMIT, number, session), bad, HOST)
@@ -183,7 +183,7 @@ def test_a_device_has_several_commands_in_flight_of_any_size(namespace, service,
 
 @settings(max_examples=examples(8), deadline=None)
 @given(st.integers(0, 2**32))
-def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(seed):
+def test_cut_connections_lose_and_repeat_nothing(seed):
     service, draw = Counting(), random.Random(seed)
     namespace = SequenceNamespace(lambda host: service, IDENTITY, bytes(16))
     with target_with(namespace) as target:

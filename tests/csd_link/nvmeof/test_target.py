@@ -136,7 +136,7 @@ def test_a_connect_that_is_wrong_is_refused_with_its_field(target, options, stat
         assert host.connect().status == 0
 
 
-def test_an_io_queue_belongs_to_the_host_that_enabled_its_controller(target):
+def test_io_queue_refused_for_other_host(target):
     with raw(target) as admin, raw(target) as io:
         admin.initialize()
         cntlid = admin.connect().result
@@ -155,7 +155,7 @@ def test_an_io_queue_belongs_to_the_host_that_enabled_its_controller(target):
         assert io.ended() is None, "with the admin queue the others go"
 
 
-def test_commands_before_a_connection_and_after_a_reset_are_sequence_errors(target):
+def test_commands_before_connect_are_sequence_errors(target):
     with raw(target) as host:
         host.initialize()
         assert host.command(Sqe(0x06, cdw10=1)).status & 0x7FF == Code.SEQUENCE_ERROR
@@ -180,7 +180,7 @@ def test_sgl_descriptors_that_do_not_fit_are_refused(target):
         assert io.command(write(0, 1), bytes(4096)).status == 0
 
 
-def test_data_in_flight_beyond_the_limit_is_refused_and_may_be_tried_again(target):
+def test_data_above_in_flight_limit_refused_retryable(target):
     with raw_queues(target) as (_, first), raw_queues(target) as (_, second):
         first.capsule(write(0, 256), sgl_type=0x5A, sgl_bytes=1 << 20)
         head, _ = first.stream.receive()
@@ -223,7 +223,7 @@ def test_a_wrong_data_digest_fails_the_command_and_nothing_else(target, blocks):
         ([pack_ic(IcReq()), head_of(PduType.CAPSULE_CMD, 0, 72, 72, 72 + 8193)], Fes.DATA_LIMIT_EXCEEDED),
     ],
 )
-def test_a_host_that_breaks_the_protocol_hears_why_and_is_dropped(target, parts, fes):
+def test_protocol_error_is_reported_and_connection_closed(target, parts, fes):
     with raw(target) as host:
         host.send(*parts)
         assert host.ended().fes == fes
@@ -290,7 +290,7 @@ def test_a_keep_alive_timeout_ends_the_association(blocks):
         assert len(target.controllers) == 0
 
 
-def test_connections_and_controllers_beyond_the_limit_are_refused(blocks):
+def test_connections_above_limit_are_refused(blocks):
     limits = replace(SMALL, connections=3, controllers=1)
     with target_of(subsystem_of(blocks), limits) as target:
         with raw_queues(target) as (admin, _), raw(target) as third:

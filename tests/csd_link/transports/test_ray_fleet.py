@@ -46,7 +46,7 @@ def test_an_address_that_is_none_is_refused(text):
         transport_of(DriveSet(transport=text))
 
 
-def test_drives_of_a_fleet_decode_as_those_in_process_and_admit_its_host_alone(tmp_path, table, capsys, monkeypatch):
+def test_fleet_decodes_equal_and_admits_its_host_only(tmp_path, table, capsys, monkeypatch):
     monkeypatch.setattr(ray_fleet, "KEPT_S", 600.0)
     with open_drives(DriveSet(count=2)) as devices:
         _, _, step = decoder(devices)

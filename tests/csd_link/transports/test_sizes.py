@@ -75,9 +75,7 @@ def expected():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_sizes_around_a_slot_and_far_above_are_the_same_on_every_transport(
-    way, expected, small_slots, tmp_path, request
-):
+def test_payload_sizes_equal_on_all_transports(way, expected, small_slots, tmp_path, request):
     if way == "fuse":
         request.getfixturevalue("fuse")
     with open_drives(DriveSet(transport=way.format(tmp_path))) as devices:
@@ -88,7 +86,7 @@ def test_sizes_around_a_slot_and_far_above_are_the_same_on_every_transport(
         assert figures == same, "times and bytes are those of parts of the same size in this process"
 
 
-def test_a_command_of_more_parts_than_the_ring_holds_is_begun_in_full(small_slots):
+def test_command_with_more_parts_than_ring_entries(small_slots):
     with open_drives(DriveSet(transport="process")) as devices:
         window, under_way = devices[0]._device, []
         submit = window._end.submit
@@ -104,7 +102,7 @@ def test_a_command_of_more_parts_than_the_ring_holds_is_begun_in_full(small_slot
 
 
 @pytest.mark.parametrize("when", [1, 2, 5])
-def test_a_drive_may_be_killed_in_the_middle_of_a_cut_append_and_of_a_cut_read(when, tmp_path):
+def test_kill_during_split_append_and_read(when, tmp_path):
     generator = np.random.default_rng(1)
     before, more = (half(generator, tokens, 4, 16) for tokens in (40, 6 * FITS))
     with serving(tmp_path, "csd0", layout=LAYOUT), closing(RecoveringDevice(window_of("csd0"))) as device:

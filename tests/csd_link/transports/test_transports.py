@@ -140,7 +140,7 @@ def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypat
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize("stalled_s", [1.5, 4.0])
 @pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/windows", "nvme+tcp"])
-def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, stalled_s, tmp_path, request):
+def test_simulated_time_ignores_stopped_process(transport, stalled_s, tmp_path, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
 
@@ -169,7 +169,7 @@ def test_modelled_time_does_not_know_how_long_a_process_stands_still(transport, 
 
 
 @pytest.mark.usefixtures("own_run_dir", "fuse")
-def test_a_mounted_drive_may_be_killed_in_a_decode_and_at_its_end(tmp_path):
+def test_mounted_drive_killed_in_decode_and_at_end(tmp_path):
     def pid():
         return int(next(run_dir().glob("*/pid")).read_text())
 
@@ -188,7 +188,7 @@ def test_a_mounted_drive_may_be_killed_in_a_decode_and_at_its_end(tmp_path):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_served_drives_are_found_by_their_address_and_decode_as_in_process(tmp_path, capsys, monkeypatch):
+def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     listen = Listen("127.0.0.1", port, ("csd0", "csd1"))

@@ -21,7 +21,7 @@ def weights(name):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_a_scenario_has_the_shape_that_the_table_says_and_is_drawn_by_its_seed(name):
+def test_scenario_shape_and_seed(name):
     _, G, d = SCENARIOS[name]
     layer = scenario(name, TOKENS, 2, 0)
     assert layer.recorded.q.shape == (1, HEADS * G, TOKENS + 2, d)

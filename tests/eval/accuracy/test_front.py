@@ -41,7 +41,7 @@ def test_the_front_is_what_nothing_else_beats():
     assert on_front([], set()) == []
 
 
-def test_the_best_within_each_budget_with_and_without_what_no_drive_has():
+def test_best_method_within_each_budget():
     points = [point("a", 0.5, 0.1), point("a", 0.2, 0.4), point("b", 0.25, 0.3), point("oracle", 0.1, 0.0)]
     points += [point("array", 0.2, 0.2) | {"counted_by": "element"}]
     rows = by_budget(points, [2, 4], {"oracle"})

@@ -50,7 +50,7 @@ def greedy(prefilled, steps):
 
 
 @torch.inference_mode()
-def test_decoding_from_what_was_prefilled_gives_generates_tokens_and_can_be_repeated(model):
+def test_decode_from_prefill_equals_generate_repeatedly(model):
     expected = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
@@ -69,7 +69,7 @@ def test_decoding_from_what_was_prefilled_gives_generates_tokens_and_can_be_repe
 
 
 @pytest.mark.slow
-def test_sparf_and_sparq_agree_sample_by_sample_and_compression_one_is_dense(model):
+def test_sparf_equals_sparq_and_compression_1_is_dense(model):
     result = measure_accuracy(*model, plan(methods="dense,sparf,sparq,ours", compressions=(1.0, 4.0)))
     rows = {(row["method"], row["compression"], row["metric"]): row for row in result["rows"]}
     for c in (1.0, 4.0):

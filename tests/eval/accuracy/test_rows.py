@@ -99,7 +99,7 @@ def test_groups_have_rows_of_their_own():
     assert found["accuracy, long"]["lost"] == 2
 
 
-def test_likelihoods_are_ratios_of_sums_and_the_reference_is_no_row():
+def test_likelihood_ratios_exclude_reference_row():
     of_dense = [(2.0, 1.0), (2.0, 3.0)]
     counted = turn("dense", of_dense, metric="perplexity")
     for n, each in enumerate(counted.samples):

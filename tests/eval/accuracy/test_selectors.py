@@ -102,7 +102,7 @@ def test_normal_rows_have_little_that_weighs_more():
         assert (mine.tokens, mine.steps) == (theirs.tokens, theirs.steps)
 
 
-def test_both_conventions_of_sparf_are_there_and_the_papers_uses_more(result):
+def test_sparf_has_both_conventions_paper_reads_more(result):
     mine, papers = rows_of(result, "sparf")[8], rows_of(result, "sparf", "paper")[8]
     assert mine["bytes_useful_share"] == pytest.approx(1 / 8, rel=0.02)
     assert papers["bytes_useful_share"] == pytest.approx(1.5 / 8, rel=0.02)

@@ -68,7 +68,7 @@ def small(monkeypatch):
     monkeypatch.setattr(mooncake_guest, "_LOOK_S", 0.001)
 
 
-def test_every_object_is_read_back_and_most_of_them_from_the_disk():
+def test_objects_read_back_mostly_from_disk():
     found = exercise(Store(), 300, 7)
     assert (found["objects"], found["wrong"], found["lost"]) == (300, 0, 0)
     assert found["removed"] > 0 and found["evicted"] > 200 and found["read_while_written"] > 20
@@ -125,7 +125,7 @@ def test_without_mooncake_a_line_says_how_to_get_it(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
-def test_mooncake_in_the_guest_reads_back_what_a_killed_drive_holds(monkeypatch):
+def test_mooncake_in_guest_reads_from_killed_drive(monkeypatch):
     if find_spec("mooncake") is None:
         pytest.skip("Mooncake is not installed: pip install 'vcsd[mooncake]'")
     monkeypatch.setattr(mooncake, "BOOTS_S", 22.0)

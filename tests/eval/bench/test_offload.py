@@ -57,7 +57,7 @@ def test_a_way_that_fails_says_why_in_one_line(tmp_path):
         offload._child(job, None)
 
 
-def test_neighbouring_tokens_resemble_each_other_as_much_as_is_asked():
+def test_token_correlation_is_as_requested():
     shape = Shape(layers=1, kv_heads=2, queries=1, head_dim=128, tokens=400)
     for drift in (0.0, 0.9):
         for rows in rows_of(shape, 0, drift):

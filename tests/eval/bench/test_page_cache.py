@@ -21,7 +21,7 @@ def refuse(limit_bytes):
     raise PermissionError(13, "not for this user")
 
 
-def test_without_a_control_group_a_cache_of_our_own_shows_the_same(tmp_path, monkeypatch):
+def test_page_cache_without_cgroup_gives_same_result(tmp_path, monkeypatch):
     monkeypatch.setattr(page_cache, "limited", refuse)
     result = bench_page_cache(Load(**SMALL, limits="0.375,0.875", folder=tmp_path))
     assert result["how"] == "lru" and "not for this user" in result["why"]

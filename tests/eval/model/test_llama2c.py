@@ -97,7 +97,7 @@ def test_a_converted_model_computes_the_same(files, tmp_path, vocabulary):
     np.testing.assert_allclose(logits, forward(shape, weights_of(shape), ids), atol=1e-4)
 
 
-def test_a_converted_tokenizer_joins_by_score_and_falls_back_to_bytes(files, tmp_path):
+def test_converted_tokenizer_merges_and_byte_fallback(files, tmp_path):
     convert_model(*files(), tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer("ab\n")["input_ids"] == [1, 264, 13]

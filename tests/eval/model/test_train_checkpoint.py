@@ -79,7 +79,7 @@ def test_what_cannot_be_known_carries_no_loss():
             assert text[start - LOST : start] in text[: start - LOST]  # a piece that stood before
 
 
-def test_what_a_match_foretells_weighs_more_and_nothing_where_it_is_wrong():
+def test_loss_weight_of_predictable_tokens():
     text = b"0123456789abcdefX, 0123456789abcdefY, 0123456789abcdefX"
     ids, weights = batch(random.Random(0), text + b" ", Stage(len(text), 0, copying=0, recall=0), 1)
     assert bytes(ids[0].tolist()) == text

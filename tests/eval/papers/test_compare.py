@@ -48,7 +48,7 @@ def two(monkeypatch):
     monkeypatch.setattr(compare, "load", made.get)
 
 
-def test_leave_one_out_of_a_paper_without_fitted_constants_is_refused():
+def test_leave_one_out_without_constants_refused():
     with pytest.raises(ValueError, match="nothing of hilos is fitted"):
         experiment(MachineOptions(), Simulated(), Name("hilos"), leave_one_out=True)
 

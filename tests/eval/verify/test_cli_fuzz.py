@@ -90,7 +90,7 @@ def test_hang_slow_command_on_busy_machine_is_none(ends, monkeypatch):
     assert [each.kind for each in ends(lambda: time.sleep(1))] == [None]
 
 
-def test_torch_in_a_command_does_not_wait_for_threads_of_its_parent(ends, monkeypatch):
+def test_torch_in_forked_command_does_not_hang(ends, monkeypatch):
     monkeypatch.setattr(cli_fuzz, "WAIT_S", 20.0)
     values, threads = torch.ones(512, 512), torch.get_num_threads()
     torch.set_num_threads(2)
@@ -112,7 +112,7 @@ def test_a_traceback_beside_the_command_is_seen_too(ends):
     assert (ended.kind, ended.says) == ("tracebacks", "RuntimeError: thread")
 
 
-def test_inputs_are_the_same_every_time_and_of_every_command_and_document():
+def test_inputs_deterministic_and_of_all_commands():
     commands = list(app.leaf_commands())
     inputs = [make_input(commands, 5, number) for number in range(3000)]
     assert inputs == [make_input(commands, 5, number) for number in range(3000)]

@@ -61,7 +61,7 @@ def test_commands_that_are_executed_twice_are_counted(monkeypatch):
     assert result["twice"] > 0
 
 
-def test_a_proxy_of_a_port_where_nothing_listens_closes_its_connections():
+def test_proxy_without_listener_closes_connections():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     proxy = FaultyProxy(port, random.Random(0), 10)

@@ -25,7 +25,7 @@ def test_nothing_is_wrong_and_nothing_stays_behind(monkeypatch):
     assert (found["descriptor_growth"], found["mount_growth"], found["run_folder_growth"]) == (0, 0, 0)
 
 
-def test_growth_is_the_median_of_the_last_rounds_less_that_of_the_warm_ones():
+def test_growth_is_difference_of_medians():
     grown = replace(USAGE, anonymous_bytes=USAGE.anonymous_bytes + 5, descriptor=81)
     noise = replace(USAGE, anonymous_bytes=0, thread=500)
     rounds = [[noise] * 3, [USAGE, noise, USAGE], [noise] * 3, [grown, noise, grown]]

@@ -13,7 +13,7 @@ def touch(cache, *ppns):
     return cache.touch(np.array(ppns, np.uint32)).tolist()
 
 
-def test_what_is_read_more_often_takes_the_place_of_what_is_read_less():
+def test_frequent_pages_replace_rare_ones():
     cache = PageCache(2, 100)
     assert touch(cache, 5, 6, 5) == [True, True, False]
     assert touch(cache, 7, 7) == [True, True]  # once is not enough for 5's place, twice is for 6's
@@ -49,7 +49,7 @@ def test_no_cache_reads_everything():
     assert touch(PageCache(0, 100), 5, 5) == [True, True]
 
 
-def test_hot_embedding_pages_are_read_once_and_again_after_an_erase(small_drive):
+def test_hot_embedding_pages_read_once_until_erase(small_drive):
     page = small_drive.geometry.page_bytes
     ftl = Ftl(replace(small_drive, cache_bytes=64 * page))
     layout = LAYOUTS["fp16"].paged(page, 8, 4)

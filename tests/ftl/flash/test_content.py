@@ -83,7 +83,7 @@ def assert_same(answers, others):
         (FILES[1], 4096, "progressive"),
     ],
 )
-def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, tmp_path, medium, page_bytes, layout):
+def test_attention_bits_and_times_equal_on_all_media(small_drive, tmp_path, medium, page_bytes, layout):
     geometry = replace(small_drive.geometry, page_bytes=page_bytes, blocks_per_plane=128)
     drive = replace(small_drive, geometry=geometry, dram_bytes=8 << 20, cache_bytes=8 * page_bytes)
     expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), layout)
@@ -101,7 +101,7 @@ def test_attention_has_the_same_bits_and_times_wherever_pages_lie(small_drive, t
         assert_same(*answers)
 
 
-def test_a_turn_keeps_what_it_reads_and_the_next_what_is_asked_for_often(small_drive, tmp_path):
+def test_step_keeps_read_pages_next_keeps_frequent(small_drive, tmp_path):
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=BLOCK))
     NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
     nand = Nand(drive.geometry, folder=folder, medium=Medium("direct", 2 * BLOCK))
@@ -170,7 +170,7 @@ def assert_same_state(one, other):
 
 @pytest.mark.parametrize("medium", FILES[:2])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_power_cut_leaves_the_same_drive_wherever_its_pages_lie(tmp_path, medium, seed):
+def test_power_cut_leaves_same_drive_on_all_media(tmp_path, medium, seed):
     """Power is lost in the middle of random verbs, and the pages that were written last are torn."""
     folder, generator = tmp_path / "drive", np.random.default_rng(seed)
     folder.mkdir()
@@ -193,7 +193,7 @@ def test_a_power_cut_leaves_the_same_drive_wherever_its_pages_lie(tmp_path, medi
 
 
 @pytest.mark.parametrize("medium", FILES[:2])
-def test_damage_is_found_when_it_is_read_and_never_moved_as_if_it_were_whole(tmp_path, medium):
+def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
     found = set()
     for seed in range(10):
         folder, generator = tmp_path / f"{medium.kind}{medium.cache_bytes}-{seed}", np.random.default_rng(seed)

@@ -53,7 +53,7 @@ def test_a_worn_out_drive_is_read_only_and_keeps_its_data(small_drive):
     np.testing.assert_array_equal(ftl.read_back(kept, 0)[0], k)
 
 
-def test_corrected_reads_cost_time_and_uncorrectable_ones_fail_the_sequence(small_drive):
+def test_corrected_reads_slow_uncorrectable_fail(small_drive):
     clean = dict.fromkeys(("ecc_bits", "retry_bits"), 1000)
     times = {}
     for name, faults in {
@@ -70,7 +70,7 @@ def test_corrected_reads_cost_time_and_uncorrectable_ones_fail_the_sequence(smal
     assert times["none"] == times["corrected"] < times["retried"]
 
 
-def test_the_firmware_reports_lost_data_and_serves_the_other_sequences(small_drive):
+def test_firmware_reports_loss_serves_other_sequences(small_drive):
     """One page in a few hundred is beyond the ECC: its sequence fails, nothing wrong comes back."""
     nand = Nand(small_drive.geometry, FaultPlan(raw_bit_errors=7.5e-3, codeword_bytes=512, ecc_bits=38, retry_bits=45))
     firmware, generator = Firmware(small_drive, nand), np.random.default_rng(0)

@@ -123,7 +123,7 @@ def test_the_chain_of_waits_is_that_of_a_plain_heap(data):
     assert sum(len(ppns) for _, ppns, _ in heard) == drives_alike[2].counters.read
 
 
-def test_pages_that_the_ecc_gives_up_are_lost_and_those_read_twice_take_longer(small_drive):
+def test_uncorrectable_pages_lost_retried_ones_slower(small_drive):
     """The same errors, drawn in the same order."""
     ends = []
     for bits in (1e-9, 4e-3):

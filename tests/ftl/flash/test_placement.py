@@ -21,7 +21,7 @@ def allocate(placement, writer, starts, reserve=0):
     return ppns
 
 
-def test_a_heads_groups_are_even_over_channels_whenever_they_come():
+def test_groups_of_head_spread_evenly_over_channels():
     placement, writer = Placement(Nand(DRIVE.geometry, payload=False)), Writer(8)
     streams = np.arange(240, dtype=np.uint64)[:, None]
     ppns = [allocate(placement, writer, placement.starts(streams, np.array([[g]]), True).ravel()) for g in range(64)]
@@ -38,7 +38,7 @@ def test_streams_start_on_different_lanes():
 
 
 @pytest.mark.parametrize("channels", [8, 6])
-def test_streams_that_take_turns_fill_lanes_alike_and_like_ones_do_not_meet(channels):
+def test_alternating_streams_fill_lanes_evenly(channels):
     geometry = replace(DRIVE.geometry, channels=channels)
     placement = Placement(Nand(geometry, payload=False))
     streams = np.arange(10 * geometry.lanes, dtype=np.uint64)

@@ -125,7 +125,7 @@ def test_parts_of_a_plan_are_those_of_their_streams():
     assert odd.ppns.tolist() == [1, 3, 5] and odd.ends.tolist() == [1, 1, 2, 3]
 
 
-def test_a_loss_that_collection_finds_is_recorded_before_anything_moves(small_drive, monkeypatch):
+def test_gc_records_loss_before_moving(small_drive, monkeypatch):
     """Moved, a page that lost its content would look whole."""
     store = FlashStore(small_drive)
     table = Table(store)
@@ -139,7 +139,7 @@ def test_a_loss_that_collection_finds_is_recorded_before_anything_moves(small_dr
     assert seen == [("record", False), "move"]
 
 
-def test_a_read_brings_pages_of_a_medium_that_keeps_them_elsewhere(small_drive, monkeypatch):
+def test_read_pages_in_from_medium(small_drive, monkeypatch):
     store = FlashStore(small_drive)
     table = Table(store)
     table.write(range(8), 1)

@@ -32,7 +32,7 @@ def filled(drive, rows, cuts):
     return ftl, handles
 
 
-def test_a_token_each_of_two_forms_lies_as_if_it_had_come_with_the_rest(small_drive):
+def test_single_token_append_equals_bulk_append(small_drive):
     rows = np.random.default_rng(0).standard_normal((2, 7, H, LAYOUT.head_dim)).astype(np.float16)
     one, handles = filled(small_drive, rows, [0, 3, 4, 5, 6, 7])
     other, _ = filled(small_drive, rows, [0, 7])
@@ -82,7 +82,7 @@ def test_a_token_that_ends_or_begins_a_group_ends_the_epoch(small_drive):
     assert ended == [per_group - 1, per_group, 2 * per_group - 1]
 
 
-def test_a_plan_accepts_only_the_form_that_was_checked_and_while_in_bounds(small_drive):
+def test_plan_accepts_checked_shape_within_bounds(small_drive):
     ftl, handles, rows = decoding(small_drive)
     plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
     assert not plan.accepts(good, 100), "none was checked"

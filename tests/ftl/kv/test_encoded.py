@@ -71,7 +71,7 @@ def test_the_largest_and_the_smallest_are_no_error():
         assert value == (2.0**e if e >= -126 else 0), e
 
 
-def test_a_value_is_within_half_of_its_last_bit_or_of_its_rows_least():
+def test_encoded_value_within_half_step():
     bits = drawn(2)
     given, stored = floats(bits).double(), floats(decoded(compiled(bits))).double()
     least = stored.abs().amax(1, True) * 2.0**-17

@@ -56,7 +56,7 @@ def test_a_copy_stays_while_there_is_room_to_the_last_buffer(small_drive):
     assert not ftl.sequence(second).maps["embedding_k"].buffered(0)
 
 
-def test_codes_of_a_group_that_begins_have_the_steps_of_the_group_before(small_drive):
+def test_new_group_uses_steps_of_previous_group(small_drive):
     layout = LAYOUTS["progressive4-exact"].form(small_drive.geometry.page_bytes, 16, 64)
     ftl, draw = Ftl(small_drive), np.random.default_rng(0)
     (handle,) = ftl.create(1, 1, 2, layout)

@@ -98,7 +98,7 @@ def test_a_value_that_does_not_fit_leaves_the_old_one(ftl, small_drive):
     assert ftl.kv.usage.of(LABEL).pages == 4
 
 
-def test_a_name_that_moves_after_it_was_dropped_is_no_name_of_two(ftl):
+def test_moved_dropped_name_has_one_owner(ftl):
     """The sequence that lost it is recorded with the one that got it."""
     first, second = ftl.create(2, 1, 1, LAYOUT)
     rows = np.ones((70, 1, 8), np.float16)

@@ -145,7 +145,7 @@ def test_padding_is_never_stored():
         assert talker.cache.get_seq_length() == 51
 
 
-def test_sparse_decode_is_the_same_for_any_number_of_drives_and_mini_batches():
+def test_sparse_decode_equal_for_drives_and_batches():
     model = sharpen(llama(num_attention_heads=8, num_key_value_heads=4))
     ids = torch.randint(3, VOCABULARY, (4, 120))
     outs, times = [], []
@@ -199,7 +199,7 @@ def test_a_cache_filled_elsewhere_is_refused():
         (lambda: MistralForCausalLM(MistralConfig(**LLAMA, sliding_window=32)), "sliding_attention"),
     ],
 )
-def test_models_that_cannot_be_served_are_refused_before_anything_changes(make, reason):
+def test_unsupported_models_refused_unchanged(make, reason):
     model = make().eval()
     before = model.config._attn_implementation
     with pytest.raises(Unsupported, match=reason), vcsd.attach(model):
@@ -251,7 +251,7 @@ def test_beam_search_and_training_are_refused():
             model(input_ids=ids, use_cache=True)
 
 
-def test_a_full_drive_fails_the_forward_and_leaves_the_drive_usable(small_drive):
+def test_full_drive_fails_forward_stays_usable(small_drive):
     model = llama().eval()
     with vcsd.attach(model, spec=small_drive, attention="dense") as csd:
         with pytest.raises(DeviceError, match="drive 0: capacity exceeded"):

@@ -202,7 +202,7 @@ def test_other_kinds_of_caches_are_refused(model, ids):
             model(ids, past_key_values=((ids, ids),))
 
 
-def test_a_cache_is_not_used_after_a_forward_that_failed_half_way(model, ids):
+def test_cache_refused_after_failed_forward(model, ids):
     cache = DynamicCache()
     with vcsd.attach(model):
         model(ids, past_key_values=cache)

@@ -96,7 +96,7 @@ def test_they_are_refused_in_fp16_with_the_value_and_the_layer():
         decode(model)
 
 
-def test_a_key_that_grows_beyond_fp16_while_decoding_is_refused_as_well():
+def test_key_beyond_fp16_in_decode_refused():
     model = llama()
     with vcsd.attach(model, storage="fp16"):
         out = model(torch.arange(3, 40)[None], use_cache=True)

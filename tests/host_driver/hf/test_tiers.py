@@ -165,7 +165,7 @@ def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
             model(torch.tensor([[5], [6]]), past_key_values=cache)
 
 
-def test_several_caches_share_the_tiers_and_give_back_what_they_had(tmp_path) -> None:
+def test_caches_share_tiers_and_release_memory(tmp_path) -> None:
     model, ids = sharpen(llama()), prompt(1)["input_ids"]
     alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)) as run:
@@ -291,7 +291,7 @@ def lazy(t: Iteration) -> None:
         (lazy, "the policy ended its iteration before layer 1"),
     ],
 )
-def test_a_policy_that_is_wrong_is_one_error_and_the_model_goes_on(tmp_path, policy, reason) -> None:
+def test_wrong_policy_one_error_model_continues(tmp_path, policy, reason) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
     with (
@@ -380,7 +380,7 @@ def test_forwards_of_several_threads_take_turns(tmp_path) -> None:
             assert list(pool.map(again, range(2))) == [True, True]
 
 
-def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path) -> None:
+def test_nested_forward_refused_next_continues(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     expected = model(**inputs).logits
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
@@ -392,7 +392,7 @@ def test_a_forward_within_a_forward_is_refused_and_the_next_one_goes_on(tmp_path
         assert torch.equal(model(**inputs).logits, expected)
 
 
-def test_a_cache_that_is_dropped_by_a_thread_that_copies_does_not_wait_for_itself(tmp_path) -> None:
+def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
     """Whoever collects garbage frees: here while it copies, with the table at rest."""
     model, inputs = sharpen(llama()), prompt(1)
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:

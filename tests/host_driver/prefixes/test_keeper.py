@@ -124,7 +124,7 @@ def test_an_error_of_ours_is_said_and_leaves_nobody_waiting(drives, caplog):
     keeper.close()
 
 
-def test_a_killed_drive_fails_loads_and_what_it_has_kept_is_found_again(tmp_path, names):
+def test_killed_drive_fails_loads_keeps_stored(tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
         keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
@@ -204,7 +204,7 @@ def test_drives_that_do_not_answer_are_said_at_the_start(names):
 
 
 @pytest.mark.parametrize(("command", "left"), [("KvAppend", 0), ("KvAppend", 1), ("KvName", 0)])
-def test_a_host_that_is_killed_between_data_and_name_leaves_no_half(tmp_path, names, command, left):
+def test_host_killed_before_naming_leaves_nothing(tmp_path, names, command, left):
     with serving(tmp_path, *names, tenants=("alice", "bob")):
         died = subprocess.run([sys.executable, str(HOST), command, str(left), "alice", *names], env=ENVIRONMENT)
         assert died.returncode == -signal.SIGKILL

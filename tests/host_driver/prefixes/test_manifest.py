@@ -39,7 +39,7 @@ def test_manifest_of_every_model_is_beside_its_keys(devices):
         assert model["digest"] == MODEL.digest and found["llama"]["block_tokens"] == 8 and "secret" not in str(found)
 
 
-def test_store_without_room_for_the_manifest_keeps_blocks_and_writes_it_later(devices):
+def test_store_without_manifest_room_retries_later(devices):
     faulty = Faulty(devices[1])
     store = PrefixStore([devices[0], faulty], NAMES)
     faulty.refuses, faulty.times = KvAppend, 1

@@ -180,7 +180,7 @@ def test_a_drive_that_is_full_or_loses_data_does_no_harm(devices) -> None:
     assert store.store(NAMES.keys(longer), *rows(longer)) == 5 and holds(store, longer, 40)
 
 
-def test_what_was_stored_under_other_names_is_left_alone_and_goes_first_from_a_full_drive(devices) -> None:
+def test_foreign_names_kept_but_evicted_first(devices) -> None:
     shallow = replace(NAMES, shape=replace(SHAPE, layers=1), model=OTHER)
     tokens, others = list(range(40)), list(range(100, 140))
     PrefixStore(devices, shallow).store(shallow.keys(others), *(part[:1] for part in rows(others)))
@@ -268,7 +268,7 @@ def test_bad_values(devices) -> None:
         PrefixStore(devices, NAMES, 2).store(NAMES.keys(list(range(40))), *rows(list(range(40))))
 
 
-def test_store_is_filled_to_the_last_block_and_of_evicted_ones_no_key_stays(devices) -> None:
+def test_store_fills_last_block_evicts_all_keys(devices) -> None:
     store = PrefixStore(devices, NAMES, max_blocks=3)
     first, second = list(range(24)), list(range(100, 124))
     before = set(list_keys(devices[0]))

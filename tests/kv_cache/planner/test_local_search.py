@@ -44,7 +44,7 @@ def test_it_is_near_what_the_integer_program_finds():
     assert np.mean(longer) < 0.05
 
 
-def test_effort_makes_it_better_and_the_same_effort_finds_the_same():
+def test_more_effort_no_worse_and_deterministic():
     none, some, all_of_it = [], [], []
     for problem in problems(6, 40, 16):
         found = [local_search(problem, effort) for effort in (0, 3_000, 30_000)]

@@ -36,7 +36,7 @@ def first_token_s(name: str) -> float:
     return sum(each.token_times_s[0] - each.arrived_s for each in served(name).sequences) / REQUESTS
 
 
-def test_first_tokens_come_sooner_than_with_whole_requests_and_with_files():
+def test_ttft_lower_than_whole_requests_and_files():
     layerkv, vllm, flexgen = map(first_token_s, ("layerkv", "vllm", "flexgen"))
     assert layerkv < 0.6 * vllm
     assert layerkv <= flexgen
@@ -61,7 +61,7 @@ def test_requests_that_came_last_are_offloaded_first():
     assert more == sorted(more) and more[-1] == SHORT.layers
 
 
-def test_layers_are_retained_whose_offload_the_prefill_does_not_hide():
+def test_layers_kept_if_offload_not_hidden():
     (prompt,) = sequences(1)
     assert hidden_layers(state([]), prompt) == SHORT.layers
     slow = replace(SHORT, fetch_token_s=SHORT.compute.prefill_s(PROMPT) / PROMPT * 2)

@@ -77,7 +77,7 @@ def test_a_request_alone_takes_its_prefill_and_its_steps():
     assert done.end_s == pytest.approx(20 / 1e4 + 3 * 0.01 + (20 + 21 + 22) * 1000 / 1e9)
 
 
-def test_rounds_of_more_than_fits_move_and_two_tiers_compute_again():
+def test_oversized_rounds_move_two_tiers_recompute():
     requests, at = trace([(20, 30)] * 6), machine(host_bytes=60_000)
     found = {name: served(requests, at, name, 5) for name in NAMES}
     counts = {name: policy.counts for name, (policy, _) in found.items()}

@@ -25,7 +25,7 @@ def test_victims_by_rule():
     assert list(Rotating.victims(one, Level.FLASH, a)) == []
 
 
-def test_on_the_device_those_make_room_that_have_decoded_long_enough():
+def test_device_evicts_requests_decoded_long_enough():
     one = waiting("mended", 2, Level.DEVICE)
     one.enter_next()
     first, second = one.active

@@ -107,7 +107,7 @@ def test_a_device_is_shared_by_all_requests(tmp_path):
     blocks.close()
 
 
-def test_an_extent_comes_back_while_what_it_has_left_is_still_read(tmp_path):
+def test_block_returns_while_old_copy_is_read(tmp_path):
     blocks = DirectBlocks(open_file=lambda nbytes: open_queue(tmp_path, nbytes))
     left = blocks.frame(X, SIZE)
     there = filled(left, 1)
@@ -121,7 +121,7 @@ def test_an_extent_comes_back_while_what_it_has_left_is_still_read(tmp_path):
     blocks.close()
 
 
-def test_a_disk_that_does_not_want_to_know_what_is_free_harms_nobody(tmp_path, monkeypatch):
+def test_disk_without_discard_support_works(tmp_path, monkeypatch):
     queue = open_queue(tmp_path, 2 * SIZE)
 
     def broken(offset, size):
@@ -143,7 +143,7 @@ def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
     frame.free()  # the number of its file may be another's by now
 
 
-def test_more_memory_than_a_process_can_have_is_an_error_that_says_so():
+def test_unavailable_memory_is_clear_error():
     for size in (1 << 60, 1 << 70):
         with pytest.raises(OSError, match="bytes of the KV cache in this process") as raised:
             Memory().frame(X, size).store(0, aligned(1))
@@ -163,7 +163,7 @@ def test_what_is_trimmed_is_gone_and_the_rest_is_not(tmp_path):
     frame.free()
 
 
-def test_what_the_kernel_could_not_write_back_is_not_read_as_it_was_before(tmp_path, monkeypatch):
+def test_failed_write_back_is_not_read_as_old_data(tmp_path, monkeypatch):
     """It tells once, and the frame remembers."""
     frame, told, out = CachedFiles(tmp_path).frame(X, SIZE), [], aligned(SIZE)
     filled(frame, 8)

@@ -146,7 +146,7 @@ def wanders(t: Iteration) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_policy_at_random_under_slow_files_never_brings_wrong_bytes(seed: int) -> None:
+def test_random_policy_slow_files_bytes_right(seed: int) -> None:
     draw, lock = random.Random(seed), threading.Lock()
 
     def slow(what: str, block: BlockKey) -> None:
@@ -204,7 +204,7 @@ def test_what_needs_a_copy_that_failed_does_not_run() -> None:
     model.real.close()
 
 
-def test_what_the_page_cache_had_is_known_as_far_as_the_kernel_says(tmp_path: Path) -> None:
+def test_page_cache_hits_as_kernel_reports(tmp_path: Path) -> None:
     files = CachedFiles(tmp_path)
     real = RealTransfers({PAGE_CACHE: files, HOST: Memory()}, lambda block: 4096, lambda attention: None)
     frame = files.frame(BlockKey("r", 0), 4096)
@@ -236,7 +236,7 @@ def test_a_layer_is_not_attended_when_its_copy_failed_long_ago() -> None:
     model.real.close()
 
 
-def test_the_failure_of_one_request_is_not_that_of_another_that_takes_its_room() -> None:
+def test_block_reuse_failed_transfer_spares_new_owner() -> None:
     def fails(what: str, block: BlockKey) -> None:
         if what == "store" and block.request == "a":
             time.sleep(0.05)
@@ -319,7 +319,7 @@ def test_what_has_ended_is_forgotten() -> None:
     model.real.close()
 
 
-def test_a_policy_is_told_how_long_a_layer_takes_and_cannot_change_what_is_new() -> None:
+def test_policy_gets_layer_time_cannot_move_new_rows() -> None:
     def asks(t: Iteration) -> None:
         with pytest.raises(TypeError):
             t.new["r"] = 0  # type: ignore[index]
@@ -377,7 +377,7 @@ def test_tiers_are_checked_where_they_are_made(given: dict[str, object], reason:
         TierLimits(**given)  # type: ignore[arg-type]
 
 
-def test_closing_frees_every_frame_and_copies_are_numbered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_frees_frames_copies_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     freed, numbers, begin = list[object](), list[int](), RealTransfers.begin
 
     def numbered(self: RealTransfers, *given: object) -> RealTransfer:

@@ -15,7 +15,7 @@ def kvs(store, *tokens, level=None):
     return [stored(store, each, store.levels.bytes_of(each.tokens + 1), level) for each in requests]
 
 
-def test_a_copy_takes_room_when_it_begins_and_gives_it_up_when_it_ends():
+def test_copy_reserves_and_releases_space():
     store = SequenceStore(machine())
     (kv,) = kvs(store, 20, level=Level.DEVICE)
     store.move(kv, Level.HOST, 1)
@@ -68,7 +68,7 @@ def test_who_finds_no_room_waits_and_lets_others_pass():
     assert large.is_here
 
 
-def test_device_to_flash_occupies_both_links_as_long_as_the_slower_needs():
+def test_device_to_flash_occupies_both_links():
     store = SequenceStore(machine())
     (kv,) = kvs(store, 20, level=Level.DEVICE)
     store.move(kv, Level.FLASH, 0)

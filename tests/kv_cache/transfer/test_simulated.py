@@ -135,7 +135,7 @@ def test_a_frame_is_handed_on_when_its_last_reader_has_ended() -> None:
     runner.table.check()
 
 
-def test_drives_attend_for_one_half_while_the_device_computes_for_the_other() -> None:
+def test_half_batches_overlap_drives_and_device() -> None:
     one = Machine.of([Tier(CSD, attends=True)], [], {})
     transfers = SimulatedTransfers(one, lambda attention: LayerTime(100, 100))
 

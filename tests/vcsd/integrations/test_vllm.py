@@ -50,7 +50,7 @@ def stored(engine, blocks=7):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_prefix_is_found_by_the_next_request_and_after_restarts(vllm, tmp_path, names, workers):
+def test_prefix_found_by_next_request_and_after_restart(vllm, tmp_path, names, workers):
     with serving(tmp_path, *names, flash=tmp_path):
         first = Engine(vllm.VcsdConnector, names, workers)
         assert first.prefill(Request("a", TOKENS)) == [0]
@@ -118,7 +118,7 @@ def test_blocks_are_found_by_engines_with_other_block_sizes(vllm, tmp_path, name
     assert found == [0, *hits]
 
 
-def test_second_engine_of_a_tenant_is_refused_and_the_first_goes_on(vllm, tmp_path, names):
+def test_second_engine_of_tenant_refused(vllm, tmp_path, names):
     with serving(tmp_path, *names, tenants=("alice", "bob")):
         one = Engine(vllm.VcsdConnector, names, tenant="alice")
         one.prefill(Request("a", TOKENS))
@@ -142,7 +142,7 @@ def test_workers_of_another_model_are_refused(vllm, tmp_path, names):
         one.close()
 
 
-def test_drives_of_two_workers_that_are_exchanged_give_nothing_wrong(vllm, tmp_path, names):
+def test_exchanged_worker_drives_return_nothing_wrong(vllm, tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
         one = Engine(vllm.VcsdConnector, names, workers=2)
         one.prefill(Request("a", TOKENS))
@@ -153,7 +153,7 @@ def test_drives_of_two_workers_that_are_exchanged_give_nothing_wrong(vllm, tmp_p
         again.close()
 
 
-def test_what_is_drawn_is_stored_when_it_can_no_more_be_taken_back(vllm, tmp_path, names):
+def test_sampled_tokens_stored_once_final(vllm, tmp_path, names):
     with serving(tmp_path, *names):
         one, request = Engine(vllm.VcsdConnector, names), Request("a", TOKENS[:20])
         one.scheduler.on_new_request(request)

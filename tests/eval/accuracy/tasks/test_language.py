@@ -31,7 +31,7 @@ def dialogue(*values):
     return {"id": "x", "conversations": [{"from": "human", "value": value} for value in values]}
 
 
-def test_a_dialogue_is_split_in_the_middle_and_short_ones_are_left_out(tmp_path):
+def test_dialogue_split_in_middle_short_ones_skipped(tmp_path):
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps([dialogue("hi"), dialogue("a" * 60, "b" * 25), dialogue("c" * 3000)]))
     samples, _ = SHAREGPT.make(path, ROOM, 9, 0)

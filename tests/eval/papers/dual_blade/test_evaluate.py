@@ -93,7 +93,7 @@ def test_predictions_hold(result):
 
 
 @pytest.mark.slow
-def test_split_pairs_are_faster_than_the_paper_and_each_step_to_them_is(result):
+def test_split_pairs_and_steps_faster_than_paper(result):
     for ssd in "AB":
         assert result["ours_over_dual_blade"][ssd] >= 1.35
         steps = [worth[ssd] for name, worth in result["split_by_step"].items() if name.startswith("split")]
@@ -102,7 +102,7 @@ def test_split_pairs_are_faster_than_the_paper_and_each_step_to_them_is(result):
 
 
 @pytest.mark.slow
-def test_what_is_fed_back_finds_its_way_out_of_a_cache_that_is_too_small(result):
+def test_feedback_leaves_too_small_page_cache(result):
     seconds = result["cache_smaller_than_planned"]
     for ssd in "AB":
         assert seconds["split, fed back"][ssd] < 0.9 * seconds["split"][ssd]
@@ -110,7 +110,7 @@ def test_what_is_fed_back_finds_its_way_out_of_a_cache_that_is_too_small(result)
 
 
 @pytest.mark.slow
-def test_under_any_limit_dual_blade_is_no_slower_than_what_it_combines(result):
+def test_dual_blade_no_slower_than_its_parts(result):
     seconds = {(row["ssd"], row["system"], row["limit_gib"]): row["decode_s"] for row in result["configurations"]}
     for (ssd, system, limit), took in seconds.items():
         if system in ("baseline", "cache-policy-only", "nvme-direct-only"):

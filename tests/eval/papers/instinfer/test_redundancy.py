@@ -26,7 +26,7 @@ def test_eval_redundancy_json_has_a_row_for_each_combination(capsys, monkeypatch
     assert "none is measured" in found["parity"]["sentence"]
 
 
-def test_eval_redundancy_shows_figures_that_do_not_fit_in_brackets(capsys, monkeypatch):
+def test_redundancy_marks_figures_without_room(capsys, monkeypatch):
     words = ("--drives", "8", "--batch-sizes", "256", "--tokens", "32768", "--networks", "none")
     _, out, err = vcsd(capsys, monkeypatch, "eval", "redundancy", *words)
     (line,) = [line for line in out.splitlines() if "32768" in line]

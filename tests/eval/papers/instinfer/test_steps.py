@@ -33,7 +33,7 @@ def test_a_mean_between_two_lengths_is_of_both():
 
 
 @pytest.mark.parametrize(("layers_kept", "rate"), [(5, 2e9), (3, 1e9)])
-def test_files_that_fit_the_cache_are_read_at_its_rate_and_others_never(layers_kept, rate):
+def test_page_cache_rate_only_if_files_fit(layers_kept, rate):
     machine = steps.files(2e9, 1e9, layers_kept * 100 * LAYER)
     took = step_s(machine, partial(flexgen, ahead=0), LAYERS, stored(PAGE_CACHE), LayerTime(0))
     assert took == pytest.approx(LAYERS * 100 * LAYER / rate)

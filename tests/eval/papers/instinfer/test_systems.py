@@ -83,7 +83,7 @@ def test_host_systems_are_what_their_rates_say():
     assert "GPU's memory" in flexgen(setup, 128, 1).reason
 
 
-def test_deepspeed_on_opt_30b_swaps_at_batch_16_whatever_is_pinned():
+def test_deepspeed_opt_30b_swaps_at_batch_16():
     setup = setup_of("opt-30b", gpu="a100")
     assert setup.model.weight_bytes + setup.kv_bytes(16, 2048) > setup.host.dram_gib * 2**30
     fits, swaps = (deepspeed(setup, batch, 1).step.total_s for batch in (8, 16))
@@ -100,7 +100,7 @@ def test_more_drives_than_heads_are_refused():
         in_storage(setup_of(), (DENSE,), 1, 41)
 
 
-def test_shares_are_of_the_parts_and_what_is_hidden_shortens_the_step():
+def test_shares_of_parts_and_hidden_time():
     step = Breakdown(kv_s=6, engine_s=1, other_s=3, hidden_s=2)
     assert (step.parts_s, step.total_s, step.kv_share) == (10, 8, 0.6)
 
@@ -132,7 +132,7 @@ def test_windows_cost_the_gpu_what_they_see():
     assert gemma.simulated_layers == 2
 
 
-def test_latent_rows_are_in_every_drive_and_query_heads_shared_out():
+def test_latent_rows_in_all_drives_query_heads_split():
     latent = replace(setup_of("llama-3.1-8b", "h100"), input=256, output=64)
     latent = replace(latent, model=replace(latent.model, kv_heads=1, head_dim=576, q_heads=128, latent=True))
     one, two = (in_storage(latent, (DENSE,), 4, drives)[0] for drives in (1, 2))

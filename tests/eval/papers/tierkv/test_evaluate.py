@@ -74,7 +74,7 @@ def test_another_gpu_moves_what_follows_from_it():
     assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)
 
 
-def test_reading_has_the_values_of_table_5_and_is_in_proportion_beyond():
+def test_reading_matches_table_5_and_is_linear_beyond():
     for ratio, copies in COPIES.items():
         assert reading(ratio).mean_ms == copies.value
     assert reading(1).mean_ms == 0
@@ -82,7 +82,7 @@ def test_reading_has_the_values_of_table_5_and_is_in_proportion_beyond():
 
 
 @pytest.mark.parametrize("window", [0, K])
-def test_reading_is_continuous_and_monotone_in_the_oversubscription(window):
+def test_reading_continuous_and_monotone(window):
     ratios = np.linspace(1, 7, 301)
     times = np.array([reading(ratio).tpot_ms(window) for ratio in ratios])
     assert np.all(np.diff(times) >= 0)

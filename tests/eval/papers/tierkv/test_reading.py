@@ -8,7 +8,7 @@ from eval.papers.tierkv.reading import Reading
 AT_3X = Reading(COMPUTE.value, COPIES[3].value, SPREAD.value)
 
 
-def test_without_a_window_all_is_waited_for_and_with_a_long_one_nothing():
+def test_prefetch_window_none_and_long():
     assert AT_3X.tpot_ms(0) == pytest.approx(1.2 + 3.15)
     assert AT_3X.tpot_ms(100) == pytest.approx(1.2)
     assert (AT_3X.hits(0), AT_3X.hits(100)) == (0, 1)

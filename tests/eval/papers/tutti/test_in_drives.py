@@ -46,7 +46,7 @@ def test_pages_are_whole_and_drives_with_more_heads_take_longer():
         Drives(INSTCSD_OVERLAPPED, 9, MODEL.shape)
 
 
-def test_one_token_is_faster_in_drives_and_a_question_is_faster_loaded():
+def test_one_token_faster_in_drives_prompt_loaded():
     assert crossover(EIGHT, READING, 1, TUTTI) == 3072
     for new in (16, 64, 256):
         assert crossover(EIGHT, READING, new, TUTTI) is None
@@ -64,7 +64,7 @@ def test_drives_with_the_engine_that_is_needed_tie():
     assert two.engine_needed(READING, 1, PREFIX, TUTTI) is None  # their flash is slower than what is loaded
 
 
-def test_both_at_once_are_never_slower_than_loading_from_the_same_drives():
+def test_combined_never_slower_than_loading():
     gains = []
     for new in (1, 4, 16, 64, 256):
         share, time = EIGHT.split_s(READING, new, PREFIX, EIGHT.path())

@@ -29,7 +29,7 @@ def test_a_planted_bug_is_found_within_200_seeds(plant):
 
 
 @pytest.mark.parametrize("first", [0, 20, 40])
-def test_a_fused_step_that_is_not_recorded_is_found_within_5_seeds(first):
+def test_unrecorded_fused_step_found_within_5_seeds(first):
     assert any(run(seed, 40, "fused").failed for seed in range(first, first + 5))
 
 
@@ -37,14 +37,14 @@ def test_every_plant_can_be_asked_for():
     assert {each.value for each in Plant} == {"none", *PLANTS}
 
 
-def test_a_seed_replays_exactly_and_a_failing_one_is_made_shorter():
+def test_seed_replays_exactly_and_is_shrunk():
     assert run(5, 40, "none") == run(5, 40, "none")
     found = shrunk(0, 40, "completion")
     assert found["steps"] <= 3 and found["faults"] == [] and "checksum" in found["what"]
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])
-def test_a_disk_keeps_what_was_synced_and_forgets_at_most_the_rest(durability):
+def test_disk_keeps_synced_writes(durability):
     for seed in range(50):
         disk = SimDisk("sim", durability, random.Random(seed))
         file = disk.open("a", 4096)
