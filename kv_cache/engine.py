@@ -282,18 +282,18 @@ class Engine:
             steps, until_s = self.queue.next_after(self.done.steps)
         left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
         most = min(most, steps, self.admission.patience or math.inf, left)
-        tokens, beside = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
-        took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, beside=beside)
+        tokens, extra_s = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
+        took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, extra_s=extra_s)
         ends_at = [held + took.size - 1 for held in tokens]
         check_host(self.policy.name, options, ends_at, self.cost.token_bytes, self.host_bytes)
         ends = self.now_s + np.cumsum(took)
         for each, option, held in zip(decoding, options, tokens, strict=True):
             each.add_tokens(ends, took)
             self._count(option, held, took.size)
-        beside_s = 0.0 if beside is None else float(beside[: took.size].sum())
+        added_s = 0.0 if extra_s is None else float(extra_s[: took.size].sum())
         self.done.steps += took.size
-        self.done.prefill_s += beside_s
-        self.done.decode_s += float(took.sum()) - beside_s
+        self.done.prefill_s += added_s
+        self.done.decode_s += float(took.sum()) - added_s
         self.now_s, self.changed = float(ends[-1]), False
         for each in self.sequences:
             each.paused = 0 if each in decoding else each.paused + took.size

@@ -286,7 +286,7 @@ class Iteration:
     def select(self, block: BlockKey, to: str, tokens: int, *, urgency: float = 0.0) -> Transfer:
         """Copy some tokens of a block to a tier for its next attention, with `attend` at the tier of the block.
 
-        They are no copy of it. New tokens are created on the device and copied to its tier. Simulated time only."""
+        They are not a copy of it. New tokens are created on the device and copied to its tier. Simulated time only."""
         run = self._open()
         source = run.table.tiers_of(block)[0]
         route = run.route(source, to)

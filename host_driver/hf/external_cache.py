@@ -36,7 +36,7 @@ class ExternalCache(NotCopyable, Cache):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Run a forward of the attached model; raises if a layer of ours was not filled."""
+        """Run a forward of the attached model; raises if an attached layer was not filled."""
         self.check_whole()
         self._in_forward = self._torn = True
         before = self.get_seq_length()
@@ -104,7 +104,7 @@ def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C
     Args:
         given: Argument of the forward; None: no cache.
         owner: The current session.
-        make: Creates a cache of ours.
+        make: Creates the replacement cache.
 
     Raises:
         Unsupported: The cache is filled, belongs to another session, or has an unsupported type.

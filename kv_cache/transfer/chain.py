@@ -24,7 +24,7 @@ def decode_s(
     most: int,
     *,
     within_s: float = math.inf,
-    beside: F64 | None = None,
+    extra_s: F64 | None = None,
 ) -> F64:
     """Seconds of each step of a batch whose requests grow by one token per step.
 
@@ -34,7 +34,7 @@ def decode_s(
         options: Offload of each request, (R,).
         most: Maximum number of steps.
         within_s: Time after which no step starts, seconds.
-        beside: Additional time of each step, (steps,) seconds; also limits the number of steps.
+        extra_s: Additional time of each step, (steps,) seconds; also limits the number of steps.
 
     Returns:
         Seconds of each step, (steps,), at most `most`; fewer if the requests outgrow the device.
@@ -42,20 +42,20 @@ def decode_s(
     Raises:
         RuntimeError: The first step does not fit on the device.
     """
-    took = np.zeros(max(1, most if beside is None else min(most, beside.size)))
-    beside = np.zeros(took.size) if beside is None else beside
+    took = np.zeros(max(1, most if extra_s is None else min(most, extra_s.size)))
+    extra_s = np.zeros(took.size) if extra_s is None else extra_s
     forms = [option_arrays(cost.layers, option) for option in options]
     asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
     shares = np.array([device_layers(cost.layers, option) for option in options])
     line, held = cost.line(len(tokens)), np.array(tokens)
-    count = _steps(line, cost.room_blocks, held, asked, due, in_drives, shares, within_s, beside, took)
+    count = _steps(line, cost.room_blocks, held, asked, due, in_drives, shares, within_s, extra_s, took)
     if not count:
         raise RuntimeError(f"a placement of {tuple(options)} does not fit on the device: offload more layers")
     return took[:count]
 
 
 @njit(cache=True, nogil=True)
-def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, took):  # type: ignore[no-untyped-def]
+def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, extra_s, took):  # type: ignore[no-untyped-def]
     """Fill `took` until the requests do not fit or the time limit is reached; returns the number of steps."""
     step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
     R, L = tokens.size, asked.shape[2]
@@ -73,6 +73,6 @@ def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, beside, t
             fetch[r] = (fetch_s + fetch_token_s * now) / L
             slower[r] = in_drives[r] * (read_token_s * now + call_s / R - token_s * now / L)
         run(compute, fetch, asked, due, slower, chosen, ends)
-        took[step] = ends[L] + beside[step]
+        took[step] = ends[L] + extra_s[step]
         passed += took[step]
     return took.size

@@ -219,7 +219,7 @@ def test_unsupported_models_refused_unchanged(make, reason):
         ({"budget": Fixed(SparFParams(64, 8, 2))}, "r = 64"),
         ({"drives": "2"}, "drives = '2': must be a number, ray or ray://HOST:PORT"),
         ({"drives": True}, "drives = True"),
-        ({"drives": [2]}, "2 is no device"),
+        ({"drives": [2]}, "2 is not a device"),
         ({"compression": "8"}, "compression = '8': must be a number"),
         ({"mini_batches": 1.5}, "mini_batches = 1.5: must be a whole number"),
         ({"keep": "folder"}, r"keep = 'folder': must be a pathlib\.Path"),

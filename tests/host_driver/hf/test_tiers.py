@@ -222,7 +222,7 @@ def test_what_cannot_be_done_says_why(tmp_path) -> None:
         ({"tiers": TierLimits()}, "tiers: drives hold the whole KV cache: with tiers set a policy"),
         ({"policy": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
         ({"policy": "flexgen", "drives": 2}, "drives is a drive option, and policy = 'flexgen' attends on the device"),
-        ({"policy": "flexgen", "compression": 4}, "compression is of drives"),
+        ({"policy": "flexgen", "compression": 4}, "compression is a drive option"),
         ({"policy": "flexgen", "residency": "split"}, "residency = 'split' and policy = 'flexgen': two names"),
     ],
 )
