@@ -1,6 +1,7 @@
 """Drives small enough to fill, tools that a test needs, profiles of property tests and the account of durations."""
 
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -8,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,10 +26,49 @@ from vcsd.models import find_model
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `vcsd run`; PyTorch reads it when it is imported
 LONGEST = 10  # tests that the account of durations lists
+DURATIONS = Path(__file__).with_name("durations.json")
+QUICK_S = 60.0  # seconds of all workers together that tests of --quick take
 PHASES = "setup", "call", "teardown"
 collect_ignore = ["real"]  # only when named: ./dev test --real
 
 settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False, max_examples=RANDOM_EXAMPLES)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of a quick run."""
+    parser.addoption("--quick", action="store_true", help=f"run the tests that take least, {QUICK_S:g} s together")
+    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name}, which --quick reads")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select the tests of a quick run: new ones, and those with the shortest recorded durations."""
+    if config.getoption("--quick"):
+        seconds = json.loads(DURATIONS.read_text())
+        chosen = quick_tests([function_of(item.nodeid) for item in items], seconds)
+        config.hook.pytest_deselected(items=[item for item in items if function_of(item.nodeid) not in chosen])
+        items[:] = [item for item in items if function_of(item.nodeid) in chosen]
+
+
+def function_of(nodeid: str) -> str:
+    """A test's file and function, without its parameters."""
+    return nodeid.partition("[")[0]
+
+
+def quick_tests(tests: Iterable[str], seconds: Mapping[str, float], limit_s: float = QUICK_S) -> set[str]:
+    """Tests without a recorded duration, and the shortest ones up to a sum.
+
+    Args:
+        tests: Functions.
+        seconds: Recorded duration of a function, with all of its parameters and fixtures.
+        limit_s: Sum of the recorded durations, seconds.
+    """
+    chosen, total = set(), 0.0
+    for test in sorted(set(tests), key=lambda test: seconds.get(test, 0.0)):
+        total += seconds.get(test, 0.0)
+        if total > limit_s:
+            break
+        chosen.add(test)
+    return chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -135,6 +175,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             if "slow" in report.keywords:
                 slow.add(report.nodeid)
     seconds = {test: sum(durations.values()) for test, durations in phases.items()}
+    if terminalreporter.config.getoption("--record-durations"):
+        _record(seconds)
     if seconds:
         terminalreporter.section(f"{LONGEST} longest tests: seconds in {', '.join(PHASES)}")
     for test in sorted(seconds, key=lambda test: -seconds[test])[:LONGEST]:
@@ -143,6 +185,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if slow:
         total = sum(seconds[test] for test in slow)
         terminalreporter.write_line(f"{len(slow)} slow tests: {total:.0f} s of all workers together")
+
+
+def _record(seconds: Mapping[str, float]) -> None:
+    """Write the durations of test functions."""
+    found: dict[str, float] = defaultdict(float)
+    for nodeid, each in seconds.items():
+        found[function_of(nodeid)] += each
+    DURATIONS.write_text(json.dumps({test: round(found[test], 2) for test in sorted(found)}, indent=0) + "\n")
 
 
 def missing(what: str, reason: str) -> NoReturn:

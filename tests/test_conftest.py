@@ -1,11 +1,12 @@
 """The account of durations, seeds and the profile of property tests."""
 
+import json
 import random
 from types import SimpleNamespace
 
 from hypothesis import settings
 
-from tests.conftest import pytest_terminal_summary
+from tests.conftest import DURATIONS, QUICK_S, function_of, pytest_terminal_summary, quick_tests
 from tests.properties import RANDOM
 
 
@@ -21,7 +22,8 @@ def account(*reports):
         "": [each for each in known if each.when != "call"],
     }
     stats["warnings"] = [SimpleNamespace(message="no test report")]
-    pytest_terminal_summary(SimpleNamespace(stats=stats, section=lines.append, write_line=lines.append))
+    config = SimpleNamespace(getoption=lambda name: False)
+    pytest_terminal_summary(SimpleNamespace(config=config, stats=stats, section=lines.append, write_line=lines.append))
     return lines
 
 
@@ -49,3 +51,16 @@ def test_global_random_is_seeded_before_each_test():
 
 def test_properties_default_examples_are_fixed():
     assert settings.default.derandomize == (settings.get_current_profile_name() != RANDOM)
+
+
+def test_quick_tests_are_new_and_shortest_ones():
+    seconds = {"a": 3.0, "b": 1.0, "c": 2.0}
+    assert quick_tests(["a", "b", "c", "new"], seconds, 3.5) == {"b", "c", "new"}
+    assert quick_tests(["a", "b"], seconds, 100.0) == {"a", "b"}
+    assert function_of("tests/x.py::test_y[1-[2]]") == "tests/x.py::test_y"
+
+
+def test_quick_tests_cover_most_functions():
+    seconds = json.loads(DURATIONS.read_text())
+    assert len(quick_tests(seconds, seconds)) > len(seconds) / 2
+    assert sum(seconds[test] for test in quick_tests(seconds, seconds)) <= QUICK_S

@@ -87,7 +87,7 @@ def as_refined(drive):
             rows[stream // H] = rows[stream // H].copy()
         slots = view.maps["refined"][stream, 0]
         for group in np.flatnonzero(in_flash(slots)):
-            drive.ftl.store.bring(slots[group : group + 1])
+            drive.ftl.store.page_in(slots[group : group + 1])
             page = view.banks[0][slots[group]][None].view(np.uint8)
             back, mine = to_fp32(refined(page, form), form.bf16)[0], slice(group * form.n, (group + 1) * form.n)
             drive.K[stream // H][mine, stream % H] = back[:, : drive.d]

@@ -27,7 +27,7 @@ def one_process(monkeypatch):
 
 
 def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_process):
-    monkeypatch.setattr(offload, "limited", refuse)
+    monkeypatch.setattr(offload, "temporary_cgroup", refuse)
     ways = "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-ours"
     result = bench_offload(Load(**SMALL, ways=ways, folder=tmp_path))
     rows = {row["way"]: row for row in result["rows"]}

@@ -22,7 +22,7 @@ def refuse(limit_bytes):
 
 
 def test_page_cache_without_cgroup_gives_same_result(tmp_path, monkeypatch):
-    monkeypatch.setattr(page_cache, "limited", refuse)
+    monkeypatch.setattr(page_cache, "temporary_cgroup", refuse)
     result = bench_page_cache(Load(**SMALL, limits="0.375,0.875", folder=tmp_path))
     assert result["how"] == "lru" and "not for this user" in result["why"]
     assert [(row["policy"], row["n1"], row["hit_ratio"], row["wrong"]) for row in result["rows"]] == [

@@ -28,8 +28,8 @@ def test_nothing_is_found(medium, inputs):
 
 
 def test_a_tenant_that_reads_what_is_anothers_is_found(monkeypatch):
-    monkeypatch.setattr("csd_firmware.tenants.Handles.of", lambda self, number: number)
-    monkeypatch.setattr("csd_firmware.tenants.Handles.number", lambda self, handle: handle)
+    monkeypatch.setattr("csd_firmware.tenants.HandleCipher.encrypt", lambda self, number: number)
+    monkeypatch.setattr("csd_firmware.tenants.HandleCipher.decrypt", lambda self, handle: handle)
     monkeypatch.setattr(Tenant, "_owns", lambda self, number: number in self._firmware.ftl.sequences)
     assert run(8000)[1]["leaks"] > 0
 

@@ -41,13 +41,13 @@ def impatient(monkeypatch):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_budget_that_is_not_given_back_is_a_leak(monkeypatch):
-    monkeypatch.setattr(Controllers, "give", lambda self, size: None)
+    monkeypatch.setattr(Controllers, "release_bytes", lambda self, size: None)
     assert run(300)[1]["leaks"] > 0
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_controller_that_stays_is_a_leak_and_no_other_begins(monkeypatch):
-    monkeypatch.setattr(Controllers, "leave", lambda self, controller, queue: None)
+    monkeypatch.setattr(Controllers, "disconnect", lambda self, controller, queue: None)
     found = run(600)[1]
     assert found["leaks"] > 0 and found["hangs"] > 0
 

@@ -71,9 +71,9 @@ def test_a_pass_key_must_be_whole():
 def test_what_cannot_be_asked_is_refused(book, tmp_path):
     with pytest.raises(ValueError, match="--data is needed"):
         REPETITION.make(None, Room(as_bytes, 4096), 1, 0)
-    with pytest.raises(ValueError, match="max-context = 800"):
+    with pytest.raises(ValueError, match="--max-model-len = 800"):
         REPETITION.make(book, Room(as_bytes, 800), 1, 0)
-    with pytest.raises(ValueError, match="max-context = 256"):
+    with pytest.raises(ValueError, match="--max-model-len = 256"):
         PASSKEY.make(None, Room(as_bytes, 256), 1, 0)
     short = tmp_path / "short.txt"
     short.write_text("too short")

@@ -23,7 +23,7 @@ def test_windows_are_spread_over_the_text(tmp_path):
         assert [*sample.prompt, *sample.forced] == text[start : start + 1024]
     with pytest.raises(ValueError, match=r"wiki\.txt: 10000 tokens, too few"):
         WIKITEXT.make(path, Room(ROOM.encode, 20_000), 4, 0)
-    with pytest.raises(ValueError, match="max-context = 100"):
+    with pytest.raises(ValueError, match="--max-model-len = 100"):
         WIKITEXT.make(path, Room(ROOM.encode, 100), 4, 0)
 
 
@@ -68,7 +68,7 @@ def test_code_is_of_the_standard_library_and_says_the_version():
 def test_code_that_cannot_be_made_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"x\.py: has no effect on code"):
         CODE.make(tmp_path / "x.py", ROOM, 1, 0)
-    with pytest.raises(ValueError, match="max-context = 100: at least 128"):
+    with pytest.raises(ValueError, match="--max-model-len = 100: at least 128"):
         CODE.make(None, Room(ROOM.encode, 100), 1, 0)
     with pytest.raises(ValueError, match=r"no file of .* has that length"):
         CODE.make(None, Room(ROOM.encode, 10**8), 1, 0)

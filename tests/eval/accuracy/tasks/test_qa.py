@@ -103,7 +103,7 @@ def test_a_small_context_drops_confusions_first_then_shots(write):
     assert all(len(sample.prompt) + sample.max_tokens <= 400 for sample in samples)
     _, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 300, 2, 7), 3, 0)
     assert rule.startswith("1 shots, 0 confusing")
-    with pytest.raises(ValueError, match="max-context = 120: question"):
+    with pytest.raises(ValueError, match="--max-model-len = 120: question"):
         SQUAD.make(write(squad_file()), Room(ROOM.encode, 120), 3, 0)
 
 

@@ -96,7 +96,7 @@ def test_needles_of_one_place_stay_in_order():
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="max-context = 300: too few for this task"):
+    with pytest.raises(ValueError, match="--max-model-len = 300: too few for this task"):
         RULER["niah-multiquery"].make(None, Room(ROOM.encode, 300), 2, 0)
     for task in RULER.values():
         with pytest.raises(ValueError, match=r"--data = .*: has no effect on this task"):
