@@ -211,7 +211,7 @@ def experiment(
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),
 ) -> Outcome:
-    """Time of the attention kernels compared with PyTorch's, and the fraction of the memory bandwidth that they reach."""
+    """Time of the attention kernels compared with PyTorch's, and the fraction of memory bandwidth that they reach."""
     if all_sizes:
         return _swept(threads, plot)
     with progress("turns", (6 if method in ("dense", "sparf") else 7) * (ROUNDS + 1)) as tick:

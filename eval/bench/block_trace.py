@@ -61,7 +61,7 @@ def _read_lines(path: Path, text: str, lines: int) -> tuple[list[tuple[int, ...]
             raise ValueError(f"{path}, line {number}: a line must be five integers: {' '.join(FIELDS)}") from error
         if not (0 <= time_ns < MAX_NS and 0 <= lba < MAX_LBA and 1 <= sectors < MAX_SECTORS and op in (0, 1)):
             raise ValueError(
-                f"{path}, line {number}: out of range: time must be 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
+                f"{path}, line {number}: allowed: time 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
             )
         if not 0 <= device < MAX_DEVICE:
             raise ValueError(f"{path}, line {number}: device must be from 0 to 2^32")

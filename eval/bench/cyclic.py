@@ -153,7 +153,7 @@ def cached_layers(job: Job) -> int:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Write all tensors, read them cyclically, and compare each with its expected content; the warm-up is not counted."""
+    """Write all tensors, read them cyclically, and compare each with its expected content; excludes the warm-up."""
     buffer = aligned(job.tensor_bytes)
     words = np.frombuffer(buffer, np.uint64)
     words[:] = 1  # touch the memory before the budget is computed
@@ -165,7 +165,7 @@ def run(job: Job) -> dict[str, Any]:
     sums, wrong, before = {}, 0, (0, 0, 0.0)
     for number, (key, store) in enumerate(tensors.items()):
         words[:] = 1
-        np.add.accumulate(words, out=words)  # in place: freed temporaries would still count as used
+        np.add.accumulate(words, out=words)  # in place: freed temporaries would still count
         words += np.uint64(number << 40)
         store.write(key, buffer)
         sums[key] = zlib.crc32(buffer)

@@ -74,7 +74,7 @@ class Load:
         context = model.config.max_position_embeddings
         if self.tokens + self.room > context:
             raise ValueError(
-                f"tokens = {self.tokens}: the model's context is {context} and {self.room} tokens are decoded: at most {context - self.room}"
+                f"tokens = {self.tokens}: the model's context is {context}, {self.room} are decoded: reduce --tokens"
             )
         return model.to(torch.bfloat16 if self.dtype == "bf16" else torch.float32).eval()
 

@@ -64,7 +64,7 @@ def plain(path):
             ) from error
         if not (0 <= time_ns < 1 << 61 and 0 <= lba < 1 << 48 and 1 <= sectors < 1 << 22 and op in (0, 1)):
             raise ValueError(
-                f"{path}, line {number}: out of range: time must be 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
+                f"{path}, line {number}: allowed: time 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
             )
         if not 0 <= device < 1 << 32:
             raise ValueError(f"{path}, line {number}: device must be from 0 to 2^32")
