@@ -1,4 +1,4 @@
-"""Plain lines of a block trace: five whole numbers in digits, blanks between them, and an end of line."""
+"""Fast parser for plain lines of a block trace: five decimal integers separated by blanks, then a line end."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from csd_io.compiled import njit
 FIELDS = "time_ns", "device", "lba", "sectors", "op"
 MAX_NS, MAX_LBA, MAX_SECTORS = 1 << 61, 1 << 48, 1 << 22  # 73 years, 128 PiB, 2 GiB
 MAX_DEVICE = 1 << 32
-MAX_DIGITS = 18  # what any of them fits in 63 bits with
+MAX_DIGITS = 18  # a number of this length fits in 63 bits
 
 _NEWLINE, _RETURN, _BLANK, _TAB, _ZERO = 10, 13, 32, 9, 48
 
 
 @njit(cache=True, nogil=True)
 def parse_lines(text, at, requests, count):  # type: ignore[no-untyped-def]
-    """Add lines of text (bytes,) from `at` on to requests (N, 5), of which there are `count`, up to one that is not
-    plain or not in range.
+    """Append the requests of plain lines to `requests`; stop at the first line that is not plain or out of range.
 
-    Returns where that line begins, how many lines come before it, and how many requests there are then.
+    Args:
+        text: Content of the file, (bytes,).
+        at: Byte offset of the first line to parse.
+        requests: Output rows, (N, 5); the first `count` rows are filled already.
+        count: Rows filled so far.
+
+    Returns:
+        Byte offset of the line at which parsing stopped, number of lines parsed, and rows filled now.
     """
     lines = 0
     while at < text.size:

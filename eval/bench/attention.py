@@ -1,4 +1,4 @@
-"""The attention kernels beside their rivals and the machine's limits, in turns in one process."""
+"""Benchmarks of the attention kernels: PyTorch baselines and hardware limits, interleaved in one process."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ SWEEP_TOKENS, SWEEP_GROUPS = (1024, 8192, 32768), (1, 2, 4, 8)
 def bench_attention(
     size: Size, method: str, threads: int = 1, seed: int = 0, layout: str | None = None, tick: Tick = no_tick
 ) -> dict[str, Any]:
-    """Medians of rounds, in each of which every contestant has its turn; the first round does not count.
+    """Medians over rounds in which every implementation runs once; the first round is a warm-up.
 
-    Times are those of the calling thread (`clock` is "thread"), so that other work on the machine counts little; with
-    several threads they are wall times (`clock` is "wall").
+    Times are CPU times of the calling thread (`clock` is "thread"), so that other work on the machine has little
+    effect; with several threads they are wall-clock times (`clock` is "wall").
 
     Columns:
-        cpu: What of the processor the kernels use.
-        gb_per_s: Bytes that the method uses over its time; bandwidth_share: of reading K and V in order.
-        limit_ms: Reading its rows where they lie, and all else that it reads in order; limit_share: how much of that is
-            reached.
+        cpu: CPU features that the kernels use.
+        gb_per_s: Bytes that the method uses, divided by its time.
+        bandwidth_share: gb_per_s over the rate of a sequential read of the KV data.
+        limit_ms: Time to gather the method's rows from their locations and to read all its other bytes sequentially.
+        limit_share: limit_ms over the method's time.
         speedup_vs_dense: Time of dense attention over the method's, median of the rounds' ratios.
-        dense_bandwidth_share: Share of the read bandwidth that dense attention reaches.
-        scratch_mib: What a step of 64 sequences with 1536 tokens takes beside K and V.
+        dense_bandwidth_share: Fraction of the read bandwidth that dense attention reaches.
+        scratch_mib: Memory that a step of 64 sequences with 1536 tokens needs in addition to the KV data.
         max_rel_error: max |out - ref| / max |ref|.
     """
     if method not in METHODS and method not in NAMED:
@@ -91,7 +92,7 @@ def bench_attention(
 
 
 def _shares(contest: Contest, nbytes: int, median: dict[str, float], method: str) -> dict[str, float]:
-    """What of the machine's bandwidth, and of the limit that it sets, the method and dense attention reach."""
+    """Fractions of the machine's bandwidth, and of the limit it sets, that the method and dense attention reach."""
     bandwidth, everything = contest.read_all() / median["read"] / 1e9, contest.K.nbytes + contest.V.nbytes
     limit = median["read"] * nbytes / everything
     if contest.row_bytes:
@@ -108,7 +109,7 @@ def _shares(contest: Contest, nbytes: int, median: dict[str, float], method: str
 
 
 def _times(runs: dict[str, Callable[[], Any]], clock: Callable[[], float], tick: Tick) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, the first of which only warms up."""
+    """Seconds of each implementation in each round; the first round is a warm-up and is dropped."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS + 1):
         for name, run in runs.items():
@@ -120,16 +121,16 @@ def _times(runs: dict[str, Callable[[], Any]], clock: Callable[[], float], tick:
 
 
 def capability() -> str:
-    """What of the processor decides how fast kernels are: vectors, products of int8, AMX."""
+    """CPU features that decide the speed of the kernels: vector width, int8 dot products, AMX."""
     has = llvm.get_host_cpu_features()
     vectors = next((name for name in ("avx512f", "avx2") if has.get(name)), "none")
     return ", ".join([vectors, f"int8 by {WAY}", *(name for name in ("amx-int8", "amx-bf16") if has.get(name))])
 
 
 def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None = None) -> float:
-    """Most memory, in MiB, that arrays take at once during a step of many sequences, its inputs and K and V left out.
+    """Peak memory of temporary arrays in a step of many sequences, MiB; inputs and KV data are not counted.
 
-    All sequences are the same one, so that the pages of one are enough.
+    All sequences are the same one, so the pages of one sequence are enough.
     """
     contest, what = Contest(size), Attention.named(method)
     one, times = contest.stored(what.layout if layout is None else layout), (sequences, 1)
@@ -151,7 +152,7 @@ def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None
 
 
 def sweep(threads: int, tick: Tick = no_tick) -> dict[str, Any]:
-    """Dense and SparF over lengths and query groups, against the machine's two limits: memory and arithmetic."""
+    """Dense and SparF over lengths and query groups, compared with the two hardware limits: memory and arithmetic."""
     points = []
     for tokens in SWEEP_TOKENS:
         for group in SWEEP_GROUPS:
@@ -186,7 +187,7 @@ def _median_ms(run: Callable[[], Any]) -> float:
 
 
 def roofline(result: dict[str, Any]) -> Any:
-    """A figure of the arithmetic rate over operations for each byte."""
+    """Figure of the arithmetic rate over the arithmetic intensity (operations per byte)."""
     figure, axes = new_figure()
     bandwidth, peak = result["read_bandwidth_gb_per_s"], result["peak_gflop_per_s"]
     intensity = np.geomspace(0.5, 64, 100)
@@ -206,11 +207,11 @@ def experiment(
     size: Size,
     method: Annotated[str, typer.Option(help="dense, sparf (r = 16, k = S/8), ours, or another")] = "dense",
     layout: LayoutOption = None,
-    threads: Annotated[int, typer.Option(min=1, max=64, help="of the kernel and of its rivals")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="threads of the kernel and of the baselines")] = 1,
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),
 ) -> Outcome:
-    """Wall time of the attention kernels beside PyTorch's, and the share of the memory's bandwidth that they reach."""
+    """Time of the attention kernels compared with PyTorch's, and the fraction of memory bandwidth that they reach."""
     if all_sizes:
         return _swept(threads, plot)
     with progress("turns", (6 if method in ("dense", "sparf") else 7) * (ROUNDS + 1)) as tick:

@@ -17,16 +17,16 @@ from eval.bench.ftl import latency_keys
 from eval.rivals.conventional import READ, ConventionalSsd
 
 SECTOR_BYTES = 512
-SHORTEST = 10  # bytes of a line with its end
+SHORTEST = 10  # bytes, including the line end
 
 
 def load_trace(path: Path) -> I64:
-    """Requests (N, 5) in order of time; raises ValueError naming the line that is malformed."""
+    """Requests (N, 5) in order of time; raises ValueError with the number of a malformed line."""
     return _parse(path.read_bytes(), path)
 
 
 def _parse(content: bytes, path: Path) -> I64:
-    """Requests in what a file holds."""
+    """Requests in the content of a trace file."""
     text = np.frombuffer(content, np.uint8)
     requests = np.empty((text.size // SHORTEST + 1, len(FIELDS)), np.int64)
     at = lines = count = 0
@@ -40,16 +40,16 @@ def _parse(content: bytes, path: Path) -> I64:
         requests[count : count + len(rows)] = np.array(rows, np.int64).reshape(-1, len(FIELDS))
         at, lines, count = end, lines + more, count + len(rows)
     if not count:
-        raise ValueError(f"{path}: no request in it")
+        raise ValueError(f"{path}: the trace has no requests; add at least one line")
     requests = requests[:count]
     times = requests[:, 0]
     return requests if (times[1:] >= times[:-1]).all() else requests[np.argsort(times, kind="stable")]
 
 
 def _read_lines(path: Path, text: str, lines: int) -> tuple[list[tuple[int, ...]], int]:
-    """Requests of lines that are not plain, or what is wrong with one; and how many lines they are.
+    """Requests of lines that are not plain, and the number of such lines; raises ValueError for an invalid line.
 
-    lines: how many come before.
+    lines: number of lines before these.
     """
     rows, each = list[tuple[int, ...]](), text.splitlines()
     for number, line in enumerate(each, lines + 1):
@@ -58,19 +58,19 @@ def _read_lines(path: Path, text: str, lines: int) -> tuple[list[tuple[int, ...]
         try:
             time_ns, device, lba, sectors, op = (int(field) for field in line.split())
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: needs five whole numbers: {' '.join(FIELDS)}") from error
+            raise ValueError(f"{path}, line {number}: a line must be five integers: {' '.join(FIELDS)}") from error
         if not (0 <= time_ns < MAX_NS and 0 <= lba < MAX_LBA and 1 <= sectors < MAX_SECTORS and op in (0, 1)):
             raise ValueError(
-                f"{path}, line {number}: time from 0 to 2^61 ns, lba from 0 to 2^48, sectors from 1 to 2^22, op 0 or 1"
+                f"{path}, line {number}: allowed: time 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
             )
         if not 0 <= device < MAX_DEVICE:
-            raise ValueError(f"{path}, line {number}: device from 0 to 2^32")
+            raise ValueError(f"{path}, line {number}: device must be from 0 to 2^32")
         rows.append((time_ns, device, lba, sectors, op))
     return rows, len(each)
 
 
 def replay_file(path: Path, spec: BlockSsdSpec) -> dict[str, Any]:
-    """Replay a trace, and say how long the emulator takes to read it and to work it out."""
+    """Replay a trace, and measure the time that the emulator needs to read and to simulate it."""
     replay(_parse(b"0 0 0 1 1", path), ConventionalSsd(spec))  # compiles
     drive = ConventionalSsd(spec)
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def replay(requests: I64, drive: ConventionalSsd) -> dict[str, Any]:
 
 
 def record(path: Path, prompt: int, steps: int, method: str, compression: float) -> dict[str, Any]:
-    """Write what a drive's flash is asked for while one sequence decodes: every page read and programmed, by address.
+    """Record every page that a drive's flash reads and programs while one sequence decodes, with its address.
 
     The sequence is random data in the shipped model's shape (4 layers, 4 KV heads of 64, groups of 2 queries).
     """

@@ -1,5 +1,4 @@
-"""Work that has to be done in a process of its own: under a limit of memory, with counters that nobody shares, or to be
-killed."""
+"""Work in a child process: under a memory limit, with I/O counters of its own, or to be killed."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from csd_io.cgroup import Cgroup, join
 
 @contextmanager
 def started(module: str, job: str, group: Cgroup | None) -> Iterator[subprocess.Popen[str]]:
-    """`python -m module` with a job on its standard input, until the block ends: then it is killed.
+    """Run `python -m module` with a job on its standard input; it is killed when the block ends.
 
-    It says a line when it is there, is put into the group, and gets the job then.
+    The child prints a line when it is ready, is then moved into the group, and receives the job.
     """
     command = [sys.executable, "-m", module]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -38,15 +37,15 @@ def started(module: str, job: str, group: Cgroup | None) -> Iterator[subprocess.
 
 
 def check(child: subprocess.Popen[str], limit_s: float | None = None) -> str:
-    """Wait until a process ends, and return what it still says; raises OSError with its last words where it fails."""
+    """Wait until a process exits, and return its remaining output; raises OSError with its last line if it fails."""
     out, errors = child.communicate(timeout=limit_s)
     if child.returncode:
-        raise OSError((errors.strip().splitlines()[-1:] or [f"ended with {child.returncode}"])[0])
+        raise OSError((errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"])[0])
     return out
 
 
 def done(module: str, job: str, group: Cgroup | None, limit_s: float) -> dict[str, Any]:
-    """The figures, as JSON, that `python -m module` prints for a job; raises OSError where it ends without any."""
+    """Figures that `python -m module` prints for a job, as JSON; raises OSError if it exits without any."""
     with started(module, job, group) as child:
         figures: dict[str, Any] = json.loads(check(child, limit_s))
     return figures

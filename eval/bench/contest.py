@@ -1,4 +1,4 @@
-"""One layer of one sequence in a drive's flash and in tensors, for kernels and rivals to attend to."""
+"""One layer of one sequence, stored in a drive's flash and as tensors, as input of kernels and baselines."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.rivals._prefetch import prefetch
 from ftl import Ftl, PagePlan
 
-CHUNK = 4096  # tokens of one append, as a prefill ships them
-AHEAD = 32  # rows asked for in advance
-RUN = 1 << 20  # words that are read in one loop
+CHUNK = 4096  # tokens of one append, as in a prefill
+AHEAD = 32  # rows prefetched
+RUN = 1 << 20  # words read per loop
 
 
 @njit(cache=True, nogil=True, fastmath=True)
@@ -51,7 +51,7 @@ def _gather(begin, end, rows, chosen, counts, sums):  # type: ignore[no-untyped-
 
 
 def read_rate(threads: int, nbytes: int = 1 << 28) -> float:
-    """Bytes a second at which memory is read in order."""
+    """Rate of a sequential memory read, bytes per second."""
     rows = np.ones((nbytes // 8 // RUN, RUN), np.uint64)
     sums, taken = np.empty(rows.shape[0], np.uint64), []
     for _ in range(4):
@@ -63,14 +63,14 @@ def read_rate(threads: int, nbytes: int = 1 << 28) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the layer."""
+    """Shape of the layer."""
 
     tokens: Annotated[int, typer.Option(min=16, max=1 << 18, help="length of the sequence")] = 32768
     heads: Annotated[int, typer.Option(min=1, max=256, help="query heads")] = 40
     head_dim: Annotated[int, typer.Option(min=8, max=256, help="channels of a head")] = 128
-    kv_heads: Annotated[int | None, typer.Option(min=1, max=256, help="KV heads (default: as many as query heads)")] = (
-        None
-    )
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, max=256, help="KV heads (default: the number of query heads)")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.heads % self.streams:
@@ -78,14 +78,14 @@ class Size:
 
     @property
     def streams(self) -> int:
-        """KV heads."""
+        """Number of KV heads."""
         return self.kv_heads or self.heads
 
 
 class Contest:
-    """One layer of one sequence in a drive's flash, and the same in tensors.
+    """One layer of one sequence in a drive's flash, and the same data as tensors.
 
-    layouts: of methods that are not to attend in the one that their name says.
+    layouts: layout of each method that does not use the one that its name implies.
     """
 
     def __init__(self, size: Size, threads: int = 1, seed: int = 0) -> None:
@@ -113,11 +113,11 @@ class Contest:
         self.queries = torch.from_numpy(self.q).reshape(1, heads, 1, head_dim)
 
     def layout(self, method: str) -> str:
-        """The layout in which a method attends."""
+        """Layout in which a method attends."""
         return self.layouts.get(method, Attention.named(method).layout)
 
     def stored(self, layout: str) -> KvView:
-        """The layer in a layout."""
+        """View of the layer in a layout."""
         if layout not in self.views:
             form = layout_named(layout).form(self.ftl.spec.geometry.page_bytes, self.head_dim, self.tokens)
             (handle,) = self.ftl.create(1, 1, self.kv_heads, form)
@@ -128,7 +128,7 @@ class Contest:
         return self.views[layout]
 
     def asked(self, name: str) -> Queries:
-        """What a method is asked, with the parameters of its own where its name has some."""
+        """Queries of a method, with the parameters that its name carries, if any."""
         return Queries.uniform(self.q, self.params_of(name), self.v_mean, [self.memory.setdefault(name, {})])
 
     def params_of(self, name: str) -> SparFParams:
@@ -136,7 +136,10 @@ class Contest:
         return NAMED[name].at(self.tokens, self.head_dim) if name in NAMED else self.params
 
     def read_all(self) -> int:
-        """Read K and V once, in order, but for a last part of a run: the rate to measure by. Returns the bytes read."""
+        """Read the KV data once, sequentially, except the rest of the last run. Returns the bytes read.
+
+        The rate of this read is the reference of the other rates.
+        """
         for part in (self.K, self.V):
             words = part.ravel().view(np.uint16)[: part.size // 4 * 4].view(np.uint64)
             run = min(words.size, RUN)
@@ -145,16 +148,16 @@ class Contest:
         return 2 * 8 * rows.size
 
     def read_rows(self) -> None:
-        """Read the rows of K and V that were chosen last, each asked for in advance: the rate of a gather."""
+        """Read the K and V rows that were selected last, with prefetch: the rate of a gather."""
         for part in self.rows:
             sums = np.empty(len(self.counts), np.uint64)
             over_streams(_gather, self.threads, len(self.counts), (part, self.chosen, self.counts, sums))
 
     def attend(self, method: str) -> F32:
-        """Our kernels; where the pages are is worked out the first time only, as `vcsd bench ftl` measures that."""
+        """Run our kernels; pages are located in the first call only, since `vcsd bench ftl` measures that part."""
         run, queries = METHODS[Attention.named(method).method], self.asked(method)
         view = self.stored(self.layout(method))
-        if method not in self.plans:  # the first step makes tables
+        if method not in self.plans:  # the first step builds the tables
             run(Step(view, self.ftl, queries))
             self.plans[method] = Plans(self.ftl)
         plans = self.plans[method]
@@ -165,23 +168,23 @@ class Contest:
         return out
 
     def used_bytes(self) -> int:
-        """Bytes of K and V, in whichever form, that the last step used; chosen rows are kept for `read_rows`."""
+        """Bytes of KV data, in any representation, that the last step used; keeps the chosen rows for `read_rows`."""
         assert self.step.chosen is not None
         tokens, self.counts = self.step.chosen
         heads = (
             np.arange(len(self.counts)) * self.kv_heads // len(self.counts)
-        )  # a query head may have chosen for itself
+        )  # query heads may have separate selections
         self.chosen = tokens + heads[:, None] * self.tokens
         self.row_bytes = int(self.counts.sum()) * 4 * self.head_dim
         read = [item for item in self.step.work if isinstance(item, Read)]
-        if self.view_of_last.layout.progressive:  # all that it reads are pages as a whole
+        if self.view_of_last.layout.progressive:  # reads whole pages only
             self.row_bytes = 0
             return sum(int(item.plan.useful.sum()) for item in read)
         scoring = sum(int(item.plan.useful.sum()) for item in read if "token" not in item.unit)
         return self.row_bytes + scoring
 
     def operations(self) -> int:
-        """Multiplications and additions of the last step's kernels."""
+        """Multiplications and additions of the kernels in the last step."""
         jobs = [item for item in self.step.work if isinstance(item, Compute) and item.job == "kernel"]
         return sum(2 * int((item.lines * item.length).sum()) * item.queries for item in jobs)
 
@@ -192,7 +195,7 @@ class Contest:
         )
 
     def torch_gather(self) -> torch.Tensor:
-        """SparF's selection with torch.gather on FP32 tensors, which is how SparQ is published for PyTorch."""
+        """SparF's selection with torch.gather on FP32 tensors, as in the PyTorch code that SparQ was published with."""
         q, K, V = torch.from_numpy(self.q)[None], self.keys, self.values
         d, S, G, r, k = self.head_dim, self.tokens, self.q.shape[1], self.params.r, self.params.k
         size = q.abs().sum(2, keepdim=True)
@@ -212,10 +215,10 @@ class Contest:
         return alpha * out + (1 - alpha) * torch.from_numpy(self.v_mean)[None, :, None]
 
     def error(self, out: F32, method: str) -> tuple[float, int]:
-        """Largest |out - ref| over largest |ref| in float64, and tokens that Algorithm 1 would not have chosen.
+        """Largest |out - ref| over largest |ref| in float64, and number of tokens that Algorithm 1 would not select.
 
-        ref: Algorithm 1 for SparF, dense attention for dense and for progressive precision, whose error this is; for
-        other methods exact attention over what they chose, as their layout keeps it.
+        ref: Algorithm 1 for SparF; dense attention for dense and for progressive precision, of which it measures the
+        error; for other methods exact attention over the tokens that they chose, as their layout stores them.
         """
         stored_k, stored_v, _ = self.ftl.read_back(self.handles[self.layout(method)], 0)
         assert self.step.chosen is not None
@@ -242,7 +245,7 @@ class Contest:
 
 
 class Plans:
-    """The pages behind one step's selections, asked of the FTL once and remembered in order."""
+    """Pages of one step's selections; the FTL is asked once and the answers are replayed in order."""
 
     def __init__(self, ftl: Ftl) -> None:
         self.ftl, self.known, self.next = ftl, list[PagePlan](), 0

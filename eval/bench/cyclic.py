@@ -1,7 +1,7 @@
-"""Tensors that are read round and round through the page cache or past it: what a process of its own does.
+"""Child process that reads tensors cyclically, with buffered or direct I/O.
 
-A job comes as JSON on standard input after this process has said that it is ready, the figures go to standard output.
-Nothing but numpy and `csd_io` is imported, since all memory counts.
+A job arrives as JSON on standard input after this process has reported that it is ready; the figures are printed to
+standard output. Only numpy and `csd_io` are imported, since all memory of the process counts.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from csd_io.folder import allocate
 from csd_io.queue import aligned, carry_out, pieces
 
 KEYS = "kv"
-LRU_BYTES = 1 << 18  # that come and go together in our own cache
+LRU_BYTES = 1 << 18  # unit of loading and eviction in the user-space cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """K and V of layers as one tensor each, read in order `rounds` times after a first time that does not count.
+    """KV data of all layers as one tensor each, read in order `rounds` times after a warm-up round.
 
-    folder: on which disk. direct: whether tensors for which the budget has no room go past the page cache. lru_bytes:
-    of a cache of ours in place of the kernel's, through which then nothing is read; None leaves it to the kernel.
+    Attributes:
+        folder: Directory of the files; selects the disk.
+        direct: Whether tensors that do not fit into the budget are read with direct I/O.
+        lru_bytes: Size of a user-space LRU cache that replaces the kernel's page cache; None uses the page cache.
     """
 
     folder: str
@@ -48,7 +50,7 @@ class Job:
 
 
 class Store(Protocol):
-    """Where tensors are."""
+    """Storage of the tensors."""
 
     def write(self, key: Hashable, data: memoryview) -> None: ...
 
@@ -58,7 +60,7 @@ class Store(Protocol):
 
 
 class Mapped:
-    """A mapped file for each tensor, without a name."""
+    """One unnamed memory-mapped file per tensor."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -80,7 +82,7 @@ class Mapped:
 
 
 class Direct:
-    """Extents of a file, past the page cache."""
+    """Extents of one file, direct I/O."""
 
     def __init__(self, folder: str, size_bytes: int) -> None:
         self.queue = open_queue(Path(folder), size_bytes)
@@ -94,7 +96,7 @@ class Direct:
         self._move("read", key, 0, into)
 
     def read_part(self, key: Hashable, at_bytes: int, into: memoryview) -> None:
-        """From byte `at_bytes` of a tensor on."""
+        """Read from byte `at_bytes` of a tensor on."""
         self._move("read", key, at_bytes, into)
 
     def _move(self, op: Any, key: Hashable, at_bytes: int, buffer: memoryview) -> None:
@@ -105,7 +107,7 @@ class Direct:
 
 
 class Capped(Direct):
-    """The same behind a cache of ours, which forgets what was used longest ago."""
+    """Direct I/O through a user-space LRU cache."""
 
     def __init__(self, folder: str, size_bytes: int, cap_bytes: int) -> None:
         super().__init__(folder, size_bytes)
@@ -124,23 +126,23 @@ class Capped(Direct):
 
 
 def kernel_bytes() -> int:
-    """What this process has had read from disks, as the kernel counts it."""
+    """Bytes read from disks for this process, by the kernel's count."""
     lines = Path("/proc/self/io").read_text().splitlines()
     (found,) = (int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
     return found
 
 
 def disk_bytes(folder: str) -> int | None:
-    """What anybody has had read from the disk under a folder; None where that is no block device."""
+    """Bytes read by all processes from the disk under a folder; None if it is not a block device."""
     device = os.stat(folder).st_dev
     stat = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
     return 512 * int(stat.read_text().split()[2]) if stat.exists() else None
 
 
 def cached_layers(job: Job) -> int:
-    """How many layers the page cache holds: all where none may go past it, else as many as the budget has room for.
+    """Layers to keep in the page cache: all if direct I/O is off, else the number that fits into the budget.
 
-    Of the kernel's cache half a layer is left free, for what the kernel itself keeps.
+    Half a layer of the kernel's cache is left free for the kernel's own pages.
     """
     if not job.direct:
         return job.layers
@@ -151,10 +153,10 @@ def cached_layers(job: Job) -> int:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Write all tensors, read them round and round, and compare every one; figures are of the rounds that count."""
+    """Write all tensors, read them cyclically, and compare each with its expected content; excludes the warm-up."""
     buffer = aligned(job.tensor_bytes)
     words = np.frombuffer(buffer, np.uint64)
-    words[:] = 1  # memory that is there before the budget is looked at
+    words[:] = 1  # touch the memory before the budget is computed
     n1 = cached_layers(job)
     size = 2 * job.tensor_bytes * job.layers
     cached: Store = Mapped(job.folder) if job.lru_bytes is None else Capped(job.folder, size, job.lru_bytes)
@@ -163,7 +165,7 @@ def run(job: Job) -> dict[str, Any]:
     sums, wrong, before = {}, 0, (0, 0, 0.0)
     for number, (key, store) in enumerate(tensors.items()):
         words[:] = 1
-        np.add.accumulate(words, out=words)  # in place: memory that is allocated and freed again would stay counted
+        np.add.accumulate(words, out=words)  # in place: freed temporaries would still count
         words += np.uint64(number << 40)
         store.write(key, buffer)
         sums[key] = zlib.crc32(buffer)
@@ -193,13 +195,13 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Say that this process is ready, take a job, and print the figures."""
+    """Report that this process is ready, read a job, and print the figures."""
     print("ready", flush=True)
     print(json.dumps(run(Job(**json.loads(sys.stdin.readline())))))
 
 
 def as_text(job: Job) -> str:
-    """A job as `main` reads it."""
+    """Serialize a job for `main`."""
     return json.dumps(asdict(job)) + "\n"
 
 

@@ -1,5 +1,7 @@
-"""How fast the emulator is: a decode step of a model with its K and V in drives, beside the same model with a cache in
-memory. CPU and wall time, never modelled time."""
+"""Speed of the emulator: decode steps with the KV cache in drives, compared with the same model and an in-memory cache.
+
+All times are CPU or wall-clock times, never simulated time.
+"""
 
 from __future__ import annotations
 
@@ -32,29 +34,34 @@ from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 PREALLOCATED = ("preallocated", "preallocated, repeated")  # the faster one counts
-IN_DRIVES = {"dense": ("dense", "sparf"), "ours": ("ours",)}  # what attends in which drive, by who fills it
-FIXED_TOKENS = (64, 256, 512, 1024)  # over which the fixed cost of a layer is fitted
+IN_DRIVES = {"dense": ("dense", "sparf"), "ours": ("ours",)}  # attention methods that share a drive, by fill method
+FIXED_TOKENS = (64, 256, 512, 1024)  # lengths for the fit of the fixed cost per layer
 PREFILL_TOKENS = 1024
-LAYERS, HIDDEN, VOCABULARY = 4, 512, 1024  # of a model that is given by its attention
+LAYERS, HIDDEN, VOCABULARY = 4, 512, 1024  # of a model specified by its attention shape
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is decoded, and how often."""
+    """Decode workload and number of repetitions."""
 
     shape: Annotated[
-        str, typer.Option(help="shipped, a model's folder, or query heads x KV heads x channels: 16x4x128")
+        str, typer.Option(help="model: shipped, a model folder, or query heads x KV heads x channels (16x4x128)")
     ] = "shipped"
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="tokens that are stored")] = 1024
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="tokens stored before decoding")] = 1024
     batch: Annotated[int, typer.Option(min=1, max=1024, help="sequences")] = 1
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="of the model and of its caches in memory")] = "fp32"
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="data type of the model and of in-memory caches")] = (
+        "fp32"
+    )
     drives: Annotated[int, typer.Option(min=1, max=1024, help="virtual drives")] = 1
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="of PyTorch and of the drives, on as many cores")] = 1
-    steps: Annotated[int, typer.Option(min=1, max=1 << 20, help="decode steps a turn")] = 8
-    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="turns that count")] = 5
+    threads: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="threads of PyTorch and of the drives, pinned to the same number of cores"),
+    ] = 1
+    steps: Annotated[int, typer.Option(min=1, max=1 << 20, help="decode steps per turn")] = 8
+    repeats: Annotated[int, typer.Option(min=1, max=10_000, help="measured turns, after one warm-up")] = 5
 
     def model(self) -> PreTrainedModel:
-        """A model of that shape; raises ValueError where there is none, or for more tokens than it takes."""
+        """Model of that shape; raises ValueError for an unknown shape or for more tokens than its context."""
         if self.shape == "shipped" or Path(self.shape).is_dir():
             model, _ = load_model(CHECKPOINT if self.shape == "shipped" else Path(self.shape))
         else:
@@ -66,17 +73,19 @@ class Load:
                 raise ValueError(f"shape = {self.shape!r}: must be shipped, a model's folder, or {what}") from error
         context = model.config.max_position_embeddings
         if self.tokens + self.room > context:
-            raise ValueError(f"tokens = {self.tokens}: the model's context is {context}, {self.room} are decoded")
+            raise ValueError(
+                f"tokens = {self.tokens}: the model's context is {context}, {self.room} are decoded: reduce --tokens"
+            )
         return model.to(torch.bfloat16 if self.dtype == "bf16" else torch.float32).eval()
 
     @property
     def room(self) -> int:
-        """Tokens that are decoded behind those stored."""
+        """Tokens that are decoded after the stored ones."""
         return 2 * self.steps * (self.repeats + 1)
 
 
 def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreTrainedModel:
-    """A small model around attention of that shape; raises ValueError for heads that share no KV heads."""
+    """Small random model around attention of that shape; raises ValueError if query heads are not a multiple."""
     if min(heads, kv_heads, head_dim) < 1 or heads % kv_heads:
         raise ValueError(f"{heads} x {kv_heads} x {head_dim}")
     config = LlamaConfig(
@@ -96,8 +105,10 @@ def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreT
 
 @dataclass(slots=True)
 class Way:
-    """A way to keep K and V, and its times of a step. step: logits behind a token of each sequence. begin: what makes
-    the model go that way."""
+    """One KV cache implementation and its step times.
+
+    step: runs the model on one token per sequence and returns logits. begin: switches the model to this implementation.
+    """
 
     step: Callable[[torch.Tensor], torch.Tensor]
     begin: Callable[[], None] = lambda: None
@@ -105,7 +116,7 @@ class Way:
     wall_ms: list[float] = field(default_factory=list)
 
     def turn(self, ids: torch.Tensor, steps: int, counts: bool) -> None:
-        """Some steps."""
+        """Run `steps` decode steps; record their times if `counts` is set."""
         self.begin()
         for _ in range(steps):
             cpu, wall = time.process_time(), time.perf_counter()
@@ -116,7 +127,7 @@ class Way:
 
 
 class Bench:
-    """Ways to decode behind the same random K and V, each with a copy of the model."""
+    """KV cache implementations filled with the same random KV data, each with a copy of the model."""
 
     def __init__(self, load: Load, tokens: int, batch: int, undo: ExitStack) -> None:
         self.load, self.tokens, self.batch, self.undo = load, tokens, batch, undo
@@ -129,7 +140,9 @@ class Bench:
         return model
 
     def _fill(self, take: Callable[[int, torch.Tensor, torch.Tensor], None], config: Any) -> None:
-        """K and V of each layer, (B, kv_heads, tokens, d): FP16 numbers, so that all ways have the same."""
+        """Generate keys and values of each layer, (B, kv_heads, tokens, d): FP16 numbers, so that all implementations
+        match.
+        """
         generator = torch.Generator().manual_seed(0)
         shape = self.batch, config.num_key_value_heads, self.tokens, config.head_dim
         for layer in range(self.layers):
@@ -137,14 +150,14 @@ class Bench:
             take(layer, k, v)
 
     def in_memory(self, name: str, cache: Cache, attention: str = "sdpa") -> None:
-        """A cache of transformers', or one like those."""
+        """Add a cache of transformers, or a compatible one."""
         model = self._model()
         model.set_attn_implementation(attention)
         self._fill(lambda layer, k, v: _update(cache, layer, k.to(model.dtype), v.to(model.dtype)), model.config)
         self.ways[name] = Way(_step(model, cache))
 
     def in_drives(self, fills: str, names: Sequence[str]) -> None:
-        """Drives in which `names` attend, filled as `fills` stores K and V."""
+        """Add drives in which the methods `names` attend, filled as `fills` stores its KV data."""
         model, count = self._model(), self.load.drives
         threads = max(1, self.load.threads // count)
         devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH, threads=threads) for _ in range(count)]
@@ -164,8 +177,11 @@ class Bench:
             self.ways[name] = Way(_step(model, cache), begin)
 
     def in_llamacpp(self) -> tuple[dict[str, float], dict[str, str]]:
-        """llama.cpp with its kinds of caches, filled by a prompt: the difference of logits of each, and why others are
-        not among the ways."""
+        """Add llama.cpp with its cache types, filled by a prompt.
+
+        Returns:
+            The logit difference of each cache type, and the reasons why others are left out.
+        """
         model, differences, missing = self._model(), dict[str, float](), dict[str, str]()
         reason = llamacpp.missing(model, self.tokens)
         if reason:
@@ -188,7 +204,7 @@ class Bench:
         return differences, missing
 
     def run(self, tick: Tick) -> None:
-        """All ways in turns, the first of which does not count."""
+        """Run all implementations in turn; the first turn is a warm-up."""
         ids = torch.ones((self.batch, 1), dtype=torch.long)
         for number in range(self.load.repeats + 1):
             for way in self.ways.values():
@@ -209,7 +225,7 @@ def _update(cache: Cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _store(cache: CsdCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Ship a layer to the drives as a prefill does."""
+    """Write a layer to the drives, as a prefill does."""
     batch, heads, tokens, d = k.shape
     cache.open(batch)
     assert cache.batch is not None
@@ -222,7 +238,7 @@ def _store(cache: CsdCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> Non
 
 @contextmanager
 def pinned(threads: int) -> Iterator[list[int]]:
-    """As many threads of PyTorch's on as many cores, until the block ends; which cores."""
+    """Pin `threads` PyTorch threads to the same number of cores until the block ends; yields the cores."""
     before, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     os.sched_setaffinity(0, cores[:threads])
@@ -234,7 +250,7 @@ def pinned(threads: int) -> Iterator[list[int]]:
 
 
 def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
-    """Caches of transformers' that run here, and why others do not."""
+    """Caches of transformers that run here, and the reasons why others do not."""
     ways: dict[str, Cache] = {"dynamic": DynamicCache()}
     missing = dict[str, str]()
     if torch.cuda.is_available():
@@ -250,13 +266,15 @@ def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
 
 @torch.inference_mode()
 def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """CPU and wall milliseconds of a decode step, medians over `steps` x `repeats`, every way in turn.
+    """CPU and wall-clock milliseconds of a decode step, medians over `steps` x `repeats`, implementations in turn.
 
-    X_over_preallocated: CPU time of a step over that of the faster cache that is allocated once. dense_over_llamacpp:
-    over that of the fastest kind of llama.cpp, whose K and V are a prompt's, where the others' are random.
-    fixed_us_per_layer: what a layer in one drive costs besides attention, dense, batch 1: the intercept over 64 to
-    1,024 tokens, less the model without attention. prefill_over_plain: CPU time of a prompt with its K and V shipped
-    over one without.
+    Columns:
+        X_over_preallocated: CPU time of a step over that of the faster preallocated cache.
+        dense_over_llamacpp: CPU time of a dense step over that of the fastest llama.cpp cache type. Its KV data come
+            from a prompt; the others use random data.
+        fixed_us_per_layer: Cost of a layer in one drive in addition to attention (dense, batch 1): the intercept over
+            64 to 1,024 tokens, less the model without attention.
+        prefill_over_plain: CPU time of a prompt whose KV data are written to drives, over that of one without.
     """
     caches.register()
     with pinned(load.threads) as cores, ExitStack() as undo:
@@ -300,7 +318,7 @@ def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 
 def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict[str, Any]:
-    """What is said of llama.cpp, where it ran: which kind was the fastest, and what others take over it."""
+    """Results for llama.cpp, if it ran: the fastest cache type, and the other times over its time."""
     ran = [name for name in differences if name in cpu]
     if not ran:
         return {}
@@ -311,7 +329,7 @@ def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict
 
 
 def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
-    """CPU microseconds of a layer in a drive at no tokens, dense, one sequence, one drive."""
+    """CPU microseconds of a layer in a drive, extrapolated to zero tokens; dense, one sequence, one drive."""
     points = []
     for tokens in FIXED_TOKENS:
         with ExitStack() as undo:
@@ -327,7 +345,7 @@ def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
 
 
 def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
-    """CPU time of a prompt with K and V shipped, as FP16 and in progressive precision, over that of the model alone."""
+    """CPU time of a prompt with KV data written as FP16 and in progressive precision, over the model alone."""
     model, tokens = load.model(), min(load.tokens, PREFILL_TOKENS)
     ids = torch.randint(1, model.config.vocab_size, (load.batch, tokens))
     taken: dict[str, list[float]] = {"": [], "dense": [], "ours": []}
@@ -346,7 +364,7 @@ def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
 
 
 def experiment(load: Load) -> Outcome:
-    """CPU and wall time of a decode step: K and V in emulated drives against caches in memory."""
+    """CPU and wall-clock time of a decode step: KV cache in emulated drives compared with in-memory caches."""
     ways = 3 + sum(map(len, IN_DRIVES.values())) + len(llamacpp.KINDS) * llamacpp.installed()
     turns = (load.repeats + 1) * (ways + 2 * len(FIXED_TOKENS) + 3)
     with progress("turns", turns) as tick:

@@ -1,4 +1,4 @@
-"""What the FTL's flash does under three loads, and how fast that is emulated."""
+"""Behaviour of the FTL's flash under three workloads, and the speed of the emulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Picks = tuple[I32, I32]  # tokens (heads, k) and channels (heads, r), ascending
 
 
 class Workload(StrEnum):
-    """What is put on a drive."""
+    """Workload on a drive."""
 
     RANDREAD = "randread"
     ATTENTION = "attention"
@@ -41,13 +41,13 @@ class Workload(StrEnum):
 class Requests:
     """Load `randread`: a closed loop on a conventional SSD."""
 
-    preset: Annotated[str, typer.Option(help="randread: which conventional SSD")] = "nvmevirt-970pro"
-    block_bytes: Annotated[int, typer.Option(min=512, max=1 << 24, help="randread: size of a request")] = 4096
-    qd: Annotated[int, typer.Option("--iodepth", min=1, max=65536, help="randread: requests under way")] = 16
-    read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: share of reads")] = 100
-    requests: Annotated[int, typer.Option(min=1, max=10**9, help="randread: requests; attention: layers read")] = (
-        1_000_000
-    )
+    preset: Annotated[str, typer.Option(help="randread: preset of the conventional SSD")] = "nvmevirt-970pro"
+    block_bytes: Annotated[int, typer.Option(min=512, max=1 << 24, help="randread: request size, bytes")] = 4096
+    qd: Annotated[int, typer.Option("--iodepth", min=1, max=65536, help="randread: requests in flight")] = 16
+    read_percent: Annotated[int, typer.Option(min=0, max=100, help="randread: reads, percent")] = 100
+    requests: Annotated[
+        int, typer.Option(min=1, max=10**9, help="number of requests (randread) or of layers read (attention)")
+    ] = 1_000_000
 
     def __post_init__(self) -> None:
         if self.preset not in BLOCK_SSDS:
@@ -55,7 +55,7 @@ class Requests:
 
 
 class Schedule(StrEnum):
-    """When pages are read beside the engine's work."""
+    """Order of page reads relative to the engine's work."""
 
     SERIAL = "serial"
     OVERLAPPED = "overlapped"
@@ -63,41 +63,44 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Load `attention`: heads' pages, on a drive that prefilled sequences have filled to a share."""
+    """Load `attention`: page reads of heads, on a drive that prefilled sequences occupy to a given fraction."""
 
     capacity_gb: Annotated[int, typer.Option(min=1, max=4096, help="attention: capacity of the drive, 10^9 bytes")] = 64
     fill: Annotated[
-        float, typer.Option("--prefill-fraction", min=0.01, max=0.9, help="attention: share that is filled first")
+        float,
+        typer.Option(
+            "--prefill-fraction", min=0.01, max=0.9, help="attention: fraction of the capacity that is filled first"
+        ),
     ] = 0.5
     heads: Annotated[int, typer.Option(min=1, max=128, help="attention: KV heads")] = 40
-    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens of a sequence")] = 1536
-    compression: Annotated[int, typer.Option(min=1, max=64, help="attention: SparF at 1/C")] = 8
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="attention: tokens per sequence")] = 1536
+    compression: Annotated[int, typer.Option(min=1, max=64, help="attention: compression C of SparF at 1/C")] = 8
     schedule: Annotated[
-        Schedule | None, typer.Option(help="attention: the engine works too, in this order (default: flash alone)")
+        Schedule | None, typer.Option(help="attention: order of reads and engine work (default: flash only)")
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Churn:
-    """Load `churn`: requests come, decode and go."""
+    """Load `churn`: requests arrive, decode and finish."""
 
-    trace: Annotated[Path | None, typer.Option(help="churn: CSV with lengths of requests")] = None
+    trace: Annotated[Path | None, typer.Option(help="churn: CSV file of request lengths")] = None
     full: Annotated[
-        float, typer.Option("--utilization", min=0.1, max=0.85, help="churn: share of the drive in use")
+        float, typer.Option("--utilization", min=0.1, max=0.85, help="churn: fraction of the drive in use")
     ] = 0.8
     erase_mean: Annotated[
         float,
-        typer.Option("--target-pe-cycles", min=0.1, max=100_000, help="churn: run until blocks are worn this much"),
+        typer.Option("--target-pe-cycles", min=0.1, max=100_000, help="churn: mean P/E cycles at which the run ends"),
     ] = 50.0
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had."""
+    """Peak resident memory of this process, bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def latency_keys(latencies: I64, end_ns: int, wall_s: float) -> dict[str, float]:
-    """The figures that every load of requests prints. Latency and IOPS are modelled, wall time is the emulator's."""
+    """Figures common to all request workloads. Latency and IOPS are simulated; wall time is the emulator's."""
     return {
         "iops": latencies.size / (end_ns / 1e9),
         "mean_latency_us": float(latencies.mean()) / 1e3,
@@ -122,19 +125,19 @@ def bench_randread(load: Requests, seed: int = 0) -> dict[str, Any]:
 
 
 def with_capacity(spec: DriveSpec, capacity_bytes: int) -> DriveSpec:
-    """The same drive with as many blocks a plane as give at least this capacity."""
+    """Same drive with the number of blocks per plane that gives at least this capacity."""
     g = spec.geometry
     blocks = max(4, -(-capacity_bytes // (g.superblock_pages * g.page_bytes)))
     return replace(spec, geometry=replace(g, blocks_per_plane=blocks))
 
 
 def bench_attention(load: Reads, requests: int) -> dict[str, Any]:
-    """Page lists of heads, read against contention, on a drive that prefilled sequences have filled to a share.
+    """Page lists of heads on a drive that prefilled sequences occupy to a given fraction, with channel contention.
 
-    Each request is one sequence's layer as SparF at 1 / C reads it: embedding pages of the selected
-    channels, then the token pages behind random tokens of K and of V. pages_per_wall_s covers finding the pages
-    and their modelled time; with a schedule the engine's work is among both. balance is the busiest channel over the
-    mean for one head's K, V and embedding pages.
+    Each request is one sequence's layer as SparF at 1 / C reads it: embedding pages of the selected channels, then the
+    K and V pages of random tokens. pages_per_wall_s covers locating the pages and simulating their time, and the
+    engine's work if a schedule is given. balance is the busiest channel over the mean for one head's K, V and embedding
+    pages.
     """
     spec = with_capacity(INSTCSD_ZYNQ7045_8CH, load.capacity_gb * 10**9)
     heads, tokens = load.heads, load.tokens
@@ -185,7 +188,7 @@ class _Request:
         self.counts = np.full(load.heads, load.tokens // load.compression, np.int64)
 
     def __call__(self, view: KvView, picks: Picks, now: int) -> int:
-        """When all is done."""
+        """Simulated time at which the request is complete, ns."""
         if self.load.schedule:
             watch = LatencyBreakdown(now)
             SCHEDULES[self.load.schedule](self._work(view, picks), self.units, watch)
@@ -197,7 +200,7 @@ class _Request:
         return now
 
     def _work(self, view: KvView, picks: Picks) -> list[Read | Compute]:
-        """What SparF asks for, of flash and engine."""
+        """Flash reads and engine operations of SparF."""
         q = np.broadcast_to(np.zeros(1, np.float32), (self.load.heads, 1, 128))
         queries = Queries(q, picks[1].shape[1], self.counts, self.counts // 4, q[:, 0], [{}])
         step = Step(view, self.ftl, queries, arithmetic=_Picked(*picks))
@@ -206,7 +209,7 @@ class _Request:
 
 
 class _Picked(Arithmetic):
-    """Selections that are known, and nothing behind them."""
+    """Known selections without data."""
 
     def __init__(self, tokens: I32, channels: I32) -> None:
         self.tokens, self.channels = tokens, channels
@@ -246,7 +249,7 @@ def map_bytes(ftl: Ftl) -> int:
 
 
 def worst_balance(ftl: Ftl, handles: list[int]) -> float:
-    """Busiest channel over the mean, over the K and V of every head with 64 or more groups."""
+    """Busiest channel over the mean, maximum over the K and V maps of every head with at least 64 groups."""
     channels, worst = ftl.spec.geometry.channels, 1.0
     for handle in handles:
         seq = ftl.sequences[handle]
@@ -276,9 +279,11 @@ def read_trace(path: Path | None, seed: int) -> list[tuple[int, int]]:
         try:
             requests.append((max(1, int(row["num_prefill_tokens"])), max(1, int(row["num_decode_tokens"]))))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: needs whole num_prefill_tokens and num_decode_tokens") from error
+            raise ValueError(
+                f"{path}, line {number}: num_prefill_tokens and num_decode_tokens must be integers"
+            ) from error
     if not requests:
-        raise ValueError(f"{path}: no request in it")
+        raise ValueError(f"{path}: the trace has no requests")
     return requests
 
 
@@ -289,13 +294,13 @@ CHURN_DRIVE = replace(
         channels=8, dies_per_channel=2, planes_per_die=2, blocks_per_plane=1024, pages_per_block=16, page_bytes=4096
     ),
 )
-CHURN_MODEL = {"layers": 4, "heads": 4}  # small as the drive is small: it holds a hundred requests
-STEP = 16  # tokens that every live request decodes between two looks at what has ended
+CHURN_MODEL = {"layers": 4, "heads": 4}  # small, like the drive: it holds a hundred requests
+STEP = 16  # tokens per request between two checks for finished requests
 
 
 def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, Any]:
-    """Requests come, decode side by side and go, at `full` of the drive's capacity, until blocks have been erased
-    `erase_mean` times on average.
+    """Requests arrive, decode concurrently and finish at `full` of the capacity, until the mean erase count is
+    `erase_mean`.
 
     waf: pages programmed over full pages of K, V and embedding-indexed K.
     """
@@ -303,7 +308,7 @@ def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, A
     requests, layers, heads = read_trace(load.trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
     layout = LAYOUTS["fp16"].form(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
     pages, counts = CHURN_DRIVE.geometry.pages, ftl.nand.erase_count
-    live: list[tuple[int, int]] = []  # (round in which it ends, handle)
+    live: list[tuple[int, int]] = []  # (round in which the request finishes, handle)
     number = rounds = refused = 0
     began, last, fullness = time.perf_counter(), 0.0, 0.0
     while counts.mean() < load.erase_mean:
@@ -355,9 +360,9 @@ def experiment(
     reads: Reads,
     churn: Churn,
     workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed")] = 0,
 ) -> Outcome:
-    """Flash under load: modelled times, wear, and how fast the emulator is."""
+    """Flash under load: simulated times, wear, and the speed of the emulator."""
     if workload is Workload.RANDREAD:
         with status("requests"):
             result = bench_randread(requests, seed)

@@ -1,4 +1,5 @@
-"""Round trips and bandwidth of the links to a drive that does no work: a window, NVMe/TCP, a plain TCP socket.
+"""Round trips and bandwidth of the links to a drive that does no work: shared-memory window, NVMe/TCP, plain TCP
+socket.
 
 `python -m eval.bench.links FOLDER PARENT` is the process at the other end of all three.
 """
@@ -35,7 +36,7 @@ from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_spec import Command, Completion, KvAppend, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
-OUT_BYTES, BACK_BYTES = 13 << 10, 8 << 10  # of a decode step: q, k, v; the output
+OUT_BYTES, BACK_BYTES = 13 << 10, 8 << 10  # of a decode step: q, k, v to the drive; output to the host
 LARGE_BYTES = 8 << 20
 ROUNDS, MOVES = 10, 5  # links take turns, so that a busy machine is busy for all of them
 START_S = 30.0
@@ -58,9 +59,9 @@ class NoWork:
 
 
 def measure_links(trips: int) -> dict[str, float]:
-    """us of a round trip with 13 KiB out and 8 KiB back, and 10^6 bytes a second of commands with 8 MiB out.
+    """Round-trip time (us) with 13 KiB out and 8 KiB back, and 10^6 bytes per second of commands with 8 MiB out.
 
-    nvme_tcp_over_window: of round trips. nvme_tcp_over_socket: of bandwidths.
+    nvme_tcp_over_window: ratio of round trips. nvme_tcp_over_socket: ratio of bandwidths.
     """
     with tempfile.TemporaryDirectory(prefix="links-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
@@ -132,7 +133,7 @@ def _fill(line: socket.socket, into: bytearray) -> None:
     while got < len(into):
         more = line.recv_into(view[got:])
         if not more:
-            raise ConnectionResetError("the other end has closed")
+            raise ConnectionResetError("the peer closed the connection")
         got += more
 
 

@@ -1,7 +1,7 @@
-"""Mooncake's store, as its package index has it, on the Key Value namespace of a drive that is killed meanwhile.
+"""Mooncake's store, as published on PyPI, on the Key Value namespace of a drive that is killed during the run.
 
-The guest machine connects to the drive with Linux's NVMe/TCP initiator. Mooncake's client offloads objects to the
-namespace by passthrough ioctl; its master and its client run inside the guest.
+The guest VM connects to the drive with Linux's NVMe/TCP initiator. Mooncake's client offloads objects to the namespace
+by passthrough ioctl; its master and its client run inside the guest.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import status
 
 MEMORY_BYTES = 2 << 30  # of the guest
-BOOTS_S, BETWEEN_S = 40.0, 25.0  # until the guest uses the drive; between two kills
+BOOTS_S, BETWEEN_S = 40.0, 25.0  # from start until the guest uses the drive; between two kills
 LIMIT_S = 3600.0
 
 
 class Killer:
-    """Kills a drive's process so many times, while there is one."""
+    """Kills a drive's process a given number of times while it runs."""
 
     def __init__(self, kills: int) -> None:
         self.kills, self.done = kills, 0
@@ -45,7 +45,7 @@ class Killer:
         threading.Thread(target=self._kill, args=(names[0],), daemon=True).start()
 
     def end(self) -> None:
-        """Kill no more."""
+        """Stop killing."""
         self._ended.set()
 
     def _kill(self, name: str) -> None:
@@ -60,8 +60,7 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     """Put, evict, remove and read objects of 1 KiB to 4 MiB.
 
     Returns:
-        What `mooncake_guest.exercise` counts, and how often the drive was killed.
-
+        Counters of `mooncake_guest.exercise`, and the number of kills.
     """
     found = find_spec("mooncake")
     if found is None or not found.submodule_search_locations:
@@ -87,10 +86,10 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
 
 
 def experiment(
-    objects: Annotated[int, typer.Option(min=1, max=10_000_000, help="to put")] = 10_000,
-    kills: Annotated[int, typer.Option(min=0, max=1000, help="of the drive's process, 25 s apart")] = 2,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of sizes and bytes")] = 0,
-    console: Annotated[Path | None, typer.Option(help="file for all that the guest says")] = None,
+    objects: Annotated[int, typer.Option(min=1, max=10_000_000, help="number of objects to put")] = 10_000,
+    kills: Annotated[int, typer.Option(min=0, max=1000, help="kills of the drive's process, 25 s apart")] = 2,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for object sizes and contents")] = 0,
+    console: Annotated[Path | None, typer.Option(help="file for the guest's console output")] = None,
 ) -> Outcome:
     """Mooncake's store offloads objects to a drive's Key Value namespace over NVMe/TCP; all of them are read back."""
     with status("guest machine"):

@@ -1,7 +1,7 @@
-"""Mooncake's store over the Key Value namespace of a drive; runs inside the guest machine, with Mooncake's own package.
+"""Mooncake's store over the Key Value namespace of a drive; runs inside the guest VM, with Mooncake's own package.
 
-Objects are put faster than the store's memory holds them, so it writes them to the drive and evicts them; then they are
-read back. Source of its settings: Mooncake's documentation, docs/source/deployment/ssd/nvme-kv.md.
+Objects are put faster than the store's memory can hold them, so it writes them to the drive and evicts them; then they
+are read back. Source of its settings: Mooncake's documentation, docs/source/deployment/ssd/nvme-kv.md.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 KV_NSID = 2
 RPC_PORT = 50051
-SIZES = {1 << 10: 400, 8 << 10: 60, 64 << 10: 20, 512 << 10: 3, 4 << 20: 1}  # bytes of an object, and its weight
+SIZES = {1 << 10: 400, 8 << 10: 60, 64 << 10: 20, 512 << 10: 3, 4 << 20: 1}  # object size in bytes: weight
 SEGMENT_BYTES, BUFFER_BYTES = 32 << 20, 32 << 20  # of the store's memory
-WAVE_BYTES = 8 << 20  # that are put before the drive has to have them
-BATCH = 32  # objects of a call: without KVM a call takes 10 to 20 ms, for 1 KiB too
-PATIENCE_S = 120.0  # for the drive to come back
-OFFLOAD_S = 15.0  # in which no object reaches the drive: Mooncake does not try again what failed
+WAVE_BYTES = 8 << 20  # bytes put before the drive must hold them
+BATCH = 32  # objects per call: without KVM a call takes 10 to 20 ms, even for 1 KiB
+PATIENCE_S = 120.0  # for the drive to restart
+OFFLOAD_S = 15.0  # without a new object on the drive: Mooncake does not retry failed offloads
 LOG = Path("/tmp/mooncake.log")
 _LOOK_S = 0.1
 
@@ -32,10 +32,9 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
     """Start Mooncake's master and a client whose disk is the drive; put, evict, remove and read objects.
 
     Args:
-        nodes: Of each drive, the character devices of its namespaces by NSID.
+        nodes: Character devices of the namespaces of each drive, by NSID.
         given: Words of the kernel's command line: objects, seed.
-        libc: Not needed.
-
+        libc: Unused.
     """
     os.dup2(os.open(LOG, os.O_WRONLY | os.O_CREAT), 2)  # the console is slow
     node = nodes[0][KV_NSID]
@@ -43,7 +42,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "nvme_kv_storage_backend",
         "MOONCAKE_NVME_KV_DEVICE_PATH": str(node),
         "MOONCAKE_NVME_KV_NSID": str(KV_NSID),
-        "MOONCAKE_NVME_KV_TRANSPORT": "ioctl",  # the wheel is built without the other
+        "MOONCAKE_NVME_KV_TRANSPORT": "ioctl",  # the wheel is built without the other transport
     }
     package = next(Path(each) / "mooncake" for each in sys.path if (Path(each) / "mooncake").is_dir())
     try:
@@ -57,12 +56,11 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
 
 
 def started(package: Path, folder: Path) -> Callable[[Callable[[Any], dict[str, Any]]], dict[str, Any]]:
-    """What runs an action on a store of its own: a master, and a client in this process.
+    """Context that runs an action on a dedicated store: a master, and a client in this process.
 
     Args:
-        package: Mooncake's.
-        folder: Of the client's files.
-
+        package: Folder of Mooncake's package.
+        folder: Folder of the client's files.
     """
     folder.mkdir(exist_ok=True)
     os.environ |= {
@@ -99,18 +97,16 @@ def _connected(folder: Path) -> Any:
         if not code:
             return store
         if time.monotonic() > deadline:
-            raise OSError(f"Mooncake's client does not start: {code}")
+            raise OSError(f"Mooncake's client failed to start: code {code}")
         time.sleep(_LOOK_S)
 
 
 def exercise(store: Any, objects: int, seed: int) -> dict[str, Any]:
-    """Put objects in waves; each wave has to reach the drive before the next. Remove some; in the end read all others.
+    """Put objects in waves; each wave must reach the drive before the next. Remove some, then read all others.
 
     Returns:
-        objects: That were put. wrong: Whose bytes differ. lost: That the drive had and that cannot be read. removed,
-        bytes: Of all of them. put_again: Because their offload failed. evicted: That were on the drive alone when they
-        were read.
-
+        Counts: objects (put), wrong (bytes differ), lost (stored on the drive but unreadable), removed, bytes (total
+            size), put_again (failed offloads), evicted (on the drive only when read).
     """
     draw, kept = random.Random(seed), dict[str, bytes]()
     wave, waves_bytes, total, removed, number = dict[str, bytes](), 0, 0, 0, 0
@@ -161,12 +157,14 @@ def _put(store: Any, objects: dict[str, bytes]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while code := store.put_batch(keys, [objects[key] for key in keys]):
             if time.monotonic() > deadline:
-                raise OSError(f"{', '.join(keys)} cannot be put: {code}")
+                raise OSError(f"put of {', '.join(keys)} failed: code {code}")
             time.sleep(_LOOK_S)
 
 
 def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
-    """Wait until each object has a replica on the drive; put those again whose offload failed, and return how many."""
+    """Wait until each object has a replica on the drive; put objects again if their offload failed. Returns their
+    count.
+    """
     deadline, next_try, again = time.monotonic() + PATIENCE_S, time.monotonic() + OFFLOAD_S, 0
     waiting = list(wave)
     while True:
@@ -177,7 +175,7 @@ def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
         if len(waiting) < before:
             deadline, next_try = time.monotonic() + PATIENCE_S, time.monotonic() + OFFLOAD_S
         if time.monotonic() > deadline:
-            raise OSError(f"{len(waiting)} of {len(wave)} objects do not reach the drive")
+            raise OSError(f"{len(waiting)} of {len(wave)} objects did not reach the drive in time")
         if time.monotonic() > next_try:
             next_try = time.monotonic() + OFFLOAD_S
             for key in waiting:
@@ -188,7 +186,7 @@ def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
 
 
 def _read(store: Any, keys: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """Keys with the digests of their objects; None if one cannot be read, even after a while."""
+    """Keys with the digests of their objects; None if an object is still unreadable after retries."""
     for batch in _batches(keys):
         for key, data in zip(batch, store.get_batch(batch), strict=True):
             deadline = time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""K and V as objects in one drive: ranges of many layers in one command, forks and frees among relatives."""
+"""KV data as objects in one drive: reads of many layers in one command; forks and frees of related sequences."""
 
 from __future__ import annotations
 
@@ -23,36 +23,40 @@ from vcsd.progress import Tick, progress
 
 MIB = 1 << 20
 HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 128, 64  # 128 KiB of K
-CACHE_BYTES = 1 << 20  # of pages that the medium keeps
-TURNS = 7  # of which the median counts
+CACHE_BYTES = 1 << 20  # page cache of the medium
+TURNS = 7  # the median is reported
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is stored, and how many relatives a sequence gets."""
+    """Stored objects, and number of sequences that share a prefix."""
 
-    objects: Annotated[int, typer.Option(min=2, max=1 << 20, help="objects of 128 KiB (K, or V, of a block)")] = 1000
-    layers: Annotated[int, typer.Option(min=1, max=256, help="layers of a prefix")] = 32
-    relatives: Annotated[int, typer.Option("--forks", min=1, max=4096, help="sequences that begin as another")] = 500
-    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+    objects: Annotated[
+        int, typer.Option(min=2, max=1 << 20, help="number of objects of 128 KiB (K or V of a block)")
+    ] = 1000
+    layers: Annotated[int, typer.Option(min=1, max=256, help="number of layers of a prefix")] = 32
+    relatives: Annotated[int, typer.Option("--forks", min=1, max=4096, help="sequences forked from one")] = 500
+    folder: Annotated[
+        Path | None, typer.Option(help="folder of the drive's files (default: that of temporary files)")
+    ] = None
 
     @property
     def tokens(self) -> int:
-        """Of each layer."""
+        """Tokens of each layer."""
         return -(-self.objects // (2 * self.layers)) * BLOCK_TOKENS
 
 
 def experiment(load: Load) -> Outcome:
-    """Gather objects past the page cache, and fork and free among relatives: bytes, queue depth, time."""
+    """Read objects with direct I/O, and fork and free related sequences: bytes, queue depth, time."""
     with progress("layers and relatives", load.layers + 2) as tick:
         result = gathered(load, tick) | among_relatives(load, tick)
     return flat("objects", result)
 
 
 def gathered(load: Load, tick: Tick) -> dict[str, Any]:
-    """One prefix of all layers, read past the page cache of a drive that has just been opened.
+    """Read one prefix of all layers with direct I/O from a drive that has just been opened.
 
-    device_over_asked: bytes that the device was asked for over those that the host gets.
+    device_over_asked: bytes read from the device over those that the host receives.
     """
     with tempfile.TemporaryDirectory(dir=load.folder) as scratch:
         folder = Path(scratch, "drive")
@@ -81,7 +85,7 @@ def gathered(load: Load, tick: Tick) -> dict[str, Any]:
 
 
 def among_relatives(load: Load, tick: Tick) -> dict[str, Any]:
-    """CPU time of a fork and a free, alone and among relatives: turns with few and with many are interleaved."""
+    """CPU time of a fork and a free, alone and with related sequences; turns of both kinds are interleaved."""
     few, many = (_family(load, count, tick) for count in (1, load.relatives))
     taken: dict[str, list[float]] = {f"{what}_us{who}": [] for what in ("fork", "free") for who in ("", "_alone")}
     for _ in range(TURNS):
@@ -101,7 +105,7 @@ def among_relatives(load: Load, tick: Tick) -> dict[str, Any]:
 
 
 def _family(load: Load, relatives: int, tick: Tick) -> tuple[Firmware, int]:
-    """A drive with a sequence, and others that began as it."""
+    """A drive with a sequence, and others forked from it."""
     drive = Firmware(INSTCSD_ZYNQ7045_8CH)
     seq = _stored(drive, load, lambda _: None)
     for _ in range(relatives - 1):
@@ -111,7 +115,7 @@ def _family(load: Load, relatives: int, tick: Tick) -> tuple[Firmware, int]:
 
 
 def _stored(drive: Firmware, load: Load, tick: Tick) -> int:
-    """A sequence with K and V in all layers."""
+    """Create a sequence with KV data in all layers; returns its handle."""
     created = SeqCreate(1, load.layers, HEADS, HEAD_DIM, load.tokens, LAYOUTS["opaque"].code)
     seq = int(_carried_out(drive, created).data[0][0])
     rows = np.random.default_rng(0).standard_normal((load.tokens, HEADS, HEAD_DIM)).astype(np.float16)

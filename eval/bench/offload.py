@@ -1,8 +1,8 @@
-"""K and V that are larger than memory, for real: drives whose pages lie in files beside what others do.
+"""KV cache larger than memory, measured: drives whose pages are stored in files, compared with baselines.
 
-The rivals attend over all tokens: a mapped cache, and layers that are read whole ahead of their turn (FlexGen,
-arXiv 2303.06865). K and V are random and drift from token to token, so that selections cluster: SparF at 1/8 plans two
-fifths of the bytes, where recorded attention of the shipped model plans three quarters (`vcsd eval methods`).
+The baselines attend over all tokens: a mapped cache, and layers that are read whole one layer ahead (FlexGen, arXiv
+2303.06865). The KV data are random and drift from token to token, so that selections cluster: SparF at 1/8 reads two
+fifths of the bytes; recorded attention of the shipped model reads three quarters (`vcsd eval methods`).
 """
 
 from __future__ import annotations
@@ -38,46 +38,44 @@ MIB = 1 << 20
 LAYOUTS = {"fp16": Attention().kv_layout.code, "ours": NAMED["ours"].kv_layout.code}
 METHODS = ("dense", *SPARSE, "ours")
 CHUNK = 4096  # tokens of an append
-BESIDE_CACHE = 400 * MIB  # of the limit: for the drive's tables and what a command reads
+BESIDE_CACHE = 400 * MIB  # part of the limit reserved for the drive's tables and command buffers
 CHILD_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """K and V, the memory that there is for them, and who attends."""
+    """Size of the KV cache, memory limit, and implementations to compare."""
 
-    kv_mib: Annotated[int, typer.Option(min=16, max=1 << 16, help="MiB of K and V")] = 1536
+    kv_mib: Annotated[int, typer.Option(min=16, max=1 << 16, help="size of the KV cache, MiB")] = 1536
     limit_mib: Annotated[
-        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="MiB of memory for a process")
+        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="memory limit of a process, MiB")
     ] = 1331
-    layers: Annotated[int, typer.Option(min=2, max=256, help="layers")] = 16
-    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
-    queries: Annotated[
-        int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads that share a KV head")
-    ] = 4
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="decode steps that count, of each turn")] = 2
+    layers: Annotated[int, typer.Option(min=2, max=256, help="number of layers")] = 16
+    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads per layer, 128 channels each")] = 8
+    queries: Annotated[int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads per KV head")] = 4
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="measured decode steps per turn")] = 2
     warm: Annotated[
-        int, typer.Option("--warmup-steps", min=0, max=1000, help="steps before them, while caches fill")
+        int, typer.Option("--warmup-steps", min=0, max=1000, help="decode steps before the measurement, to fill caches")
     ] = 4
-    rounds: Annotated[int, typer.Option("--repeats", min=1, max=100, help="turns of every way")] = 2
+    rounds: Annotated[int, typer.Option("--repeats", min=1, max=100, help="turns per variant")] = 2
     drift: Annotated[
         float, typer.Option("--token-correlation", min=0, max=0.999, help="correlation of neighbouring tokens")
     ] = 0.97
-    ways: Annotated[str, typer.Option("--variants", help="rivals, and media with methods")] = (
+    ways: Annotated[str, typer.Option("--variants", help="comma-separated baselines and MEDIUM-METHOD pairs")] = (
         "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-sparf-32,mapped-ours,direct-ours"
     )
-    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+    folder: Annotated[Path | None, typer.Option(help="folder of the files (default: that of temporary files)")] = None
 
     @property
     def shape(self) -> Shape:
-        """Whole chunks of tokens."""
+        """Shape of the KV cache, rounded to whole chunks of tokens."""
         tokens = self.kv_mib * MIB // (self.layers * 4 * self.kv_heads * 128)
         return Shape(
             layers=self.layers, kv_heads=self.kv_heads, queries=self.queries, head_dim=128, tokens=tokens // 64 * 64
         )
 
     def names(self) -> list[str]:
-        """The ways; raises ValueError for one that there is none of."""
+        """Names of the variants; raises ValueError for an unknown one."""
         known = {*RIVALS} | {f"{medium}-{name}" for medium in ("mapped", "direct") for name in METHODS}
         names = self.ways.split(",")
         if unknown := [name for name in names if name not in known]:
@@ -86,12 +84,16 @@ class Load:
 
 
 def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """Every way in turn, `rounds` times, each time in a process of its own under the limit.
+    """Run every variant in turn, `rounds` times, each time in a new process under the limit.
 
-    how: what limits the memory, a control group or, where this user may make none (`why`), that the page cache forgets
-    a rival's file after each layer; mapped drives are left out then. tokens_per_s: of the median step; over_rivals: to
-    the better rival's. device_mib: that the kernel has had read for this process in a step. planned_mib: of pages that
-    the drive's commands named. open_s, open_share: of reopening a drive, the time, and the bytes read over K and V's.
+    Columns:
+        how: Memory limit: a control group or, if this user may not create one (`why`), a page cache that drops a
+            baseline's file after each layer; mapped drives are left out then.
+        tokens_per_s: Decode rate of the median step.
+        over_rivals: Ratio to the better baseline.
+        device_mib: MiB read by the kernel for this process per step.
+        planned_mib: MiB of pages that the drive's commands named.
+        open_s, open_share: Time to reopen a drive, and bytes read over the size of the KV data.
     """
     names, shape = load.names(), load.shape
     taken: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -123,7 +125,7 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 
 def group_of_limit(limit_bytes: int, undo: ExitStack) -> tuple[Cgroup | None, str | None]:
-    """A control group with a limit of memory, or why there is none."""
+    """Control group with a memory limit, or the reason why it cannot be created."""
     try:
         return undo.enter_context(temporary_cgroup(limit_bytes)), None
     except OSError as error:
@@ -144,10 +146,10 @@ def _row(name: str, runs: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
 
 
 def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
-    """The raw file and a drive of each layout with the same K and V."""
+    """Write the raw file and a drive of each layout with the same KV data."""
     needed = shape.layers * shape.layer_bytes * 7 // 2
     if shutil.disk_usage(place).free < needed:
-        raise OSError(f"{place}: {needed // MIB} MiB are needed: take another --folder or less --kv-mib")
+        raise OSError(f"{place}: {needed // MIB} MiB are needed: choose another --folder or reduce --kv-mib")
     folders = {name: place / name for name in (RAW, *LAYOUTS)}
     folders[RAW].mkdir()
     with (folders[RAW] / RAW).open("wb") as raw, ExitStack() as undo:
@@ -167,7 +169,7 @@ def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
 
 @contextmanager
 def _made(folder: Path, shape: Shape, code: int) -> Iterator[InProcessDevice]:
-    """A drive with an empty sequence; it is flushed in the end."""
+    """A drive with an empty sequence; it is flushed at the end."""
     device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
     shaped = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
     _done(device, SeqCreate(count=1, **shaped, max_tokens=shape.tokens + 4096, layout=code))
@@ -183,7 +185,7 @@ def _done(device: InProcessDevice, command: Any) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Let the page cache hold nothing of a folder's files."""
+    """Drop a folder's files from the page cache."""
     for path in folder.iterdir():
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
@@ -192,7 +194,7 @@ def forget(folder: Path) -> None:
 
 
 def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
-    """Have a job done by a process in a group; raises OSError where it ends without figures."""
+    """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
         return child.done("eval.bench.offload_way", json.dumps(asdict(job)) + "\n", group, CHILD_S)
     except OSError as error:
@@ -200,7 +202,7 @@ def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
 
 
 def experiment(load: Load) -> Outcome:
-    """K and V larger than memory: drives whose pages lie in files beside a mapped cache and layers read ahead."""
+    """KV cache larger than memory: drives whose pages are files, compared with a mapped cache and layer prefetch."""
     with progress("layers filled and turns taken", load.layers + load.rounds * len(load.names())) as tick:
         result = bench_offload(load, tick)
     columns = (

@@ -1,7 +1,7 @@
-"""One way of attending over K and V that are larger than memory: what a process of its own does.
+"""Child process that attends over a KV cache larger than memory, with one variant.
 
-A job comes as JSON on standard input after this process has said that it is ready, the figures go to standard output.
-What is imported and compiled before is no part of the memory that is limited.
+A job arrives as JSON on standard input after this process has reported that it is ready; the figures are printed to
+standard output. Memory of modules imported and code compiled before the job is not limited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RAW = "kv.bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """K and V of a sequence."""
+    """Shape of a sequence's KV cache."""
 
     layers: int
     kv_heads: int
@@ -44,20 +44,26 @@ class Shape:
 
     @property
     def layer_bytes(self) -> int:
-        """K and V of a layer."""
+        """Size of the KV data of a layer, bytes."""
         return 4 * self.kv_heads * self.tokens * self.head_dim
 
     def q(self, step: int, layer: int) -> F16:
-        """Queries (H, G, d) of a layer's step, the same for all ways."""
+        """Queries (H, G, d) of a layer in a step, the same for all variants."""
         draw = np.random.default_rng((step, layer))
         return draw.standard_normal((self.kv_heads, self.queries, self.head_dim), np.float32).astype(np.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """way: `mmap` or `prefetch` (`RIVALS`), or a medium and a method with a hyphen between them. folder: of the drive,
-    or of the raw file. cache_bytes: what a drive may keep. steps: those that count, after `warm` others. drop: whether
-    the page cache forgets the file after each layer, where nothing else limits it."""
+    """One measurement.
+
+    Attributes:
+        way: `mmap` or `prefetch` (`RIVALS`), or a medium and a method joined by a hyphen.
+        folder: Folder of the drive, or of the raw file.
+        cache_bytes: Cache limit of a drive.
+        steps: Measured steps, after `warm` others.
+        drop: Whether the file is dropped from the page cache after each layer, if no other limit applies.
+    """
 
     way: str
     folder: str
@@ -69,7 +75,7 @@ class Job:
 
 
 class Way(Protocol):
-    """Attends layer by layer. planned: bytes of pages that this has asked for so far; None for who has no plan."""
+    """Attends layer by layer. planned: bytes of pages requested so far; None if the variant has no plan."""
 
     @property
     def planned(self) -> int | None: ...
@@ -80,8 +86,10 @@ class Way(Protocol):
 
 
 def _sdpa(shape: Shape, kv: torch.Tensor, q: F16) -> None:
-    """Dense attention of a layer's queries over K and V (2, H, S, d). Those that share a head are its rows, which takes
-    a quarter of the time that `enable_gqa` does."""
+    """Dense attention of a layer's queries over K and V (2, H, S, d).
+
+    Queries that share a head are its rows, which takes a quarter of the time of `enable_gqa`.
+    """
     torch.nn.functional.scaled_dot_product_attention(torch.from_numpy(q)[None], kv[None, 0], kv[None, 1])
 
 
@@ -93,7 +101,9 @@ class Mmap:
         shape = job.shape
         self._fd = os.open(Path(job.folder) / RAW, os.O_RDONLY)
         size = shape.layers * shape.layer_bytes
-        self._map = mmap.mmap(self._fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)  # as torch wants it
+        self._map = mmap.mmap(
+            self._fd, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+        )  # writable private mapping, as torch requires
         kv = torch.frombuffer(self._map, dtype=torch.float16)
         self._kv = kv.view(shape.layers, 2, shape.kv_heads, shape.tokens, shape.head_dim)
 
@@ -108,7 +118,7 @@ class Mmap:
 
 
 class Prefetch:
-    """FlexGen's pattern: a layer is read whole past the page cache while the one before is attended."""
+    """FlexGen's pattern: a layer is read whole with direct I/O while the previous one is attended."""
 
     def __init__(self, job: Job) -> None:
         self.shape, self.planned = job.shape, None
@@ -136,7 +146,7 @@ class Prefetch:
 
 
 class Drive:
-    """A drive whose pages lie in its files."""
+    """A drive whose pages are stored in its files."""
 
     def __init__(self, job: Job) -> None:
         kind, _, name = job.way.partition("-")
@@ -179,7 +189,7 @@ RIVALS: dict[str, type[Mmap] | type[Prefetch]] = {"mmap": Mmap, "prefetch": Pref
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Attend all layers of some steps; figures are of the steps that count."""
+    """Attend all layers in some steps; figures cover the measured steps."""
     torch.set_num_threads(1)
     way: Way = RIVALS.get(job.way, Drive)(job)
     figures: dict[str, Any] = dict(way.opened) if isinstance(way, Drive) else {}
@@ -204,7 +214,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def rows_of(shape: Shape, layer: int, drift: float) -> Iterator[F16]:
-    """K and V (tokens, H, d) of a layer: each token resembles the one before, with this correlation."""
+    """Rows of K and V (tokens, H, d) of a layer; neighbouring tokens have the given correlation."""
     draw = np.random.default_rng(layer)
     for _ in "kv":
         rows = draw.standard_normal((shape.tokens, shape.kv_heads, shape.head_dim), np.float32)
@@ -214,7 +224,7 @@ def rows_of(shape: Shape, layer: int, drift: float) -> Iterator[F16]:
 
 
 def main() -> None:
-    """Say that this process is ready, take a job, and print the figures."""
+    """Report that this process is ready, read a job, and print the figures."""
     print("ready", flush=True)
     values = json.loads(sys.stdin.readline())
     print(json.dumps(run(Job(**values | {"shape": Shape(**values["shape"])}))))

@@ -1,6 +1,6 @@
-"""The cliff of the page cache, for real: KV that is read round and round in a little less memory than it has.
+"""The page-cache cliff, measured: KV data read cyclically with slightly less memory than their size.
 
-Dual-Blade (arXiv 2604.26557) keeps as many layers in the page cache as fit and reads the others past it.
+Dual-Blade (arXiv 2604.26557) keeps in the page cache the layers that fit and reads the others with direct I/O.
 """
 
 from __future__ import annotations
@@ -20,45 +20,49 @@ from eval.experiment import Outcome
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
-POLICIES = {"baseline": False, "dual-blade": True}  # whether what has no room goes past the page cache
+POLICIES = {"baseline": False, "dual-blade": True}  # direct I/O for tensors that do not fit
 MOST_BASELINE_HITS, MOST_OFF = 0.05, 0.03
 CHILD_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """K and V, and the memory that there is for them."""
+    """Size of the KV cache and the memory limits."""
 
-    layers: Annotated[int, typer.Option(min=2, max=128, help="layers, with K and V of each")] = 16
-    tensor_mib: Annotated[int, typer.Option(min=1, max=256, help="MiB of a layer's K")] = 8
+    layers: Annotated[int, typer.Option(min=2, max=128, help="number of layers, each with K and V")] = 16
+    tensor_mib: Annotated[int, typer.Option(min=1, max=256, help="size of a layer's K, MiB")] = 8
     rounds: Annotated[
-        int, typer.Option("--repeats", min=1, max=1000, help="times that all is read, after a first one")
+        int, typer.Option("--repeats", min=1, max=1000, help="measured rounds over all tensors, after a warm-up")
     ] = 4
-    limits: Annotated[str, typer.Option(help="limits of memory, as shares of K and V")] = "0.375,0.625,0.875"
-    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+    limits: Annotated[str, typer.Option(help="comma-separated memory limits, as fractions of the KV cache")] = (
+        "0.375,0.625,0.875"
+    )
+    folder: Annotated[Path | None, typer.Option(help="folder of the files (default: that of temporary files)")] = None
 
     @property
     def kv_bytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors, bytes."""
         return 2 * self.layers * self.tensor_mib << 20
 
     def shares(self) -> list[float]:
-        """The limits; raises ValueError for what is none."""
+        """Limits as fractions of the KV cache; raises ValueError for an invalid one."""
         try:
             found = [float(each) for each in self.limits.split(",")]
         except ValueError as error:
-            raise ValueError(f"limits = {self.limits!r}: needs numbers with commas between them") from error
+            raise ValueError(f"limits = {self.limits!r}: must be comma-separated numbers") from error
         if not all(0.01 <= each <= 4 for each in found):
-            raise ValueError(f"limits = {self.limits!r}: each must be at least 0.01, and at most 4")
+            raise ValueError(f"limits = {self.limits!r}: each must be from 0.01 to 4")
         return found
 
 
 def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """Hits and bytes of both policies at every limit, each in a process of its own.
+    """Hits and bytes of both policies at every limit, each in a new process.
 
-    how: what limits the memory, a control group or, where this user may make none (`why`), a cache of our own with that
-    many bytes. hit_ratio: bytes that no disk was asked for, by the kernel's count of this process (kernel_bytes), over
-    those that were read. device_bytes: what anybody has read from the disk meanwhile.
+    Columns:
+        how: Memory limit: a control group or, if this user may not create one (`why`), a user-space cache of that size.
+        hit_ratio: Bytes not read from a disk, by the kernel's count for this process (kernel_bytes), over the bytes
+            that the process read.
+        device_bytes: Bytes read from the disk by all processes in the same time.
     """
     rows: list[dict[str, Any]] = []
     how: str = "lru"
@@ -87,7 +91,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
 
 
 def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
-    """Have a job done by a process in a group; raises OSError where it ends without figures."""
+    """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
         return child.done("eval.bench.cyclic", as_text(job), group, CHILD_S)
     except OSError as error:
@@ -95,14 +99,14 @@ def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
 
 
 def off(row: dict[str, Any]) -> bool:
-    """Whether a row is not what the cliff and the way around it are: nothing hits, or all that was kept does."""
+    """Whether a row contradicts the cliff or its fix: the baseline must have no hits, and kept layers must all hit."""
     if row["policy"] == "baseline":
         return bool(row["cache_share"] < 0.9 and row["hit_ratio"] > MOST_BASELINE_HITS)
     return bool(abs(row["hit_ratio"] - row["n1"] / row["layers"]) > MOST_OFF)
 
 
 def experiment(load: Load) -> Outcome:
-    """The cliff of the page cache: hits of K and V that are read round and round, by the kernel's count."""
+    """The page-cache cliff: hit rates of KV data that are read cyclically, by the kernel's count."""
     with progress("processes", len(load.shares()) * len(POLICIES)) as tick:
         result = bench_page_cache(load, tick)
     title = f"Page cache, {load.kv_bytes >> 20} MiB of K and V, limited by {result['how']}"

@@ -1,6 +1,6 @@
-"""What it costs to choose a placement: OrbitFlow's integer program beside a search that is exact, and one that is not.
+"""Cost of choosing a placement: OrbitFlow's integer program, an exact search, and a heuristic search.
 
-Instances are batches at random points of random requests, on a device that has room for a part of their K and V.
+Instances are batches of random requests at random progress, on a device that can hold part of their KV cache.
 """
 
 from __future__ import annotations
@@ -23,28 +23,33 @@ from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 SIZES = ((32, 4), (32, 8), (40, 16), (80, 8))  # layers, requests
-SEARCHED = (40, 8)  # layers and requests up to which the search is asked: beyond it takes minutes at times
-ROOM = (0.4, 1.1)  # of the batch's K and V that the device holds
+SEARCHED = (40, 8)  # largest instance of the search: larger ones can take minutes
+ROOM = (0.4, 1.1)  # fractions of the batch's KV cache that the device can hold
 SAME_S = 1e-9
 LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many plans."""
+    """Number of instances."""
 
     instances: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="compared with all placements, up to 4 requests")
+        int, typer.Option(min=1, max=1_000_000, help="instances compared with all placements, up to 4 requests")
     ] = 1000
-    timed: Annotated[int, typer.Option("--timed-instances", min=1, max=100_000, help="of each size, timed")] = 20
+    timed: Annotated[int, typer.Option("--timed-instances", min=1, max=100_000, help="timed instances per size")] = 20
     gap: Annotated[
-        float, typer.Option("--mip-gap", min=0, max=1, help="at which the program may stop for more than 4 requests")
+        float,
+        typer.Option(
+            "--mip-gap", min=0, max=1, help="relative gap at which the program stops for more than 4 requests"
+        ),
     ] = 0.01
-    seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="of the instances")] = 0
+    seed: Annotated[int, typer.Option(min=0, max=1 << 31, help="random seed of the instances")] = 0
 
 
 def instance(generator: np.random.Generator, layers: int, requests: int) -> PlacementProblem:
-    """A batch: lengths 96 to 144 times a power of two, as OrbitFlow's generator has them, part of the output made."""
+    """A batch: lengths are 96 to 144 times a power of two, as in OrbitFlow's generator; part of the output is
+    generated.
+    """
     lengths = [int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2 * requests)]
     tokens = [given + int(generator.random() * made) for given, made in zip(lengths[::2], lengths[1::2], strict=True)]
     blocks = sum(-(-each // BLOCK_TOKENS) for each in tokens)
@@ -54,7 +59,7 @@ def instance(generator: np.random.Generator, layers: int, requests: int) -> Plac
 
 
 def exhaustive(problem: PlacementProblem) -> float | None:
-    """The shortest step of all placements that fit; None where none does."""
+    """Shortest step of all placements that fit; None if no placement fits."""
     R, options = problem.held.shape
     every = np.stack(np.meshgrid(*[np.arange(options)] * R, indexing="ij"), axis=-1).reshape(-1, R)
     fit = every[problem.held[np.arange(R), every].sum(axis=1) <= problem.costs.room]
@@ -62,11 +67,14 @@ def exhaustive(problem: PlacementProblem) -> float | None:
 
 
 def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """CPU milliseconds of each way to plan, by size; whether it was the best, never infeasible where something fits.
+    """CPU milliseconds of each planner by size; whether its plan was optimal, and never infeasible if one fits.
 
-    ilp: to the end where there are at most 4 requests, else to `gap`. search: depth-first with bounds, exact. descent:
-    no change of two requests makes it better. near: the same within a bounded effort. spread: where any count of layers
-    may lie away, not only every N-th, over 100 instances of 32 x 3.
+    Columns:
+        ilp: Integer program, solved to optimality for at most 4 requests, else to `gap`.
+        search: Exact depth-first search with bounds.
+        descent: Local search; no change of two requests improves the result.
+        near: The same with a bounded effort.
+        spread: Gain if any number of layers may be away instead of every N-th only, over 100 instances of 32 x 3.
     """
     generator = np.random.default_rng(load.seed)
     wrong = infeasible = 0
@@ -129,7 +137,7 @@ def _descent(problem: PlacementProblem) -> PlacementResult | None:
 
 
 def _spread(generator: np.random.Generator) -> dict[str, float]:
-    """What any count of layers gives over every N-th."""
+    """Gain of an arbitrary number of layers over every N-th layer."""
     better, faster, more = 0, list[float](), 0
     for _ in range(100):
         few = instance(generator, 32, 3)
@@ -143,7 +151,7 @@ def _spread(generator: np.random.Generator) -> dict[str, float]:
 
 
 def experiment(load: Load) -> Outcome:
-    """Placements of OrbitFlow's kind: the integer program beside searches, in time and in what they find."""
+    """OrbitFlow-style placements: the integer program compared with searches, in time and in quality."""
     with progress("plans", load.instances + len(SIZES) * load.timed) as tick:
         try:
             result = bench_plan(load, tick)

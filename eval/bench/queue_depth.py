@@ -1,4 +1,4 @@
-"""Sequential reads of the block namespace with more and more requests in flight; modelled time."""
+"""Sequential reads of the block namespace at increasing queue depth; simulated time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from eval.experiment import Outcome
 from eval.options import numbers
 from vcsd.tables import table
 
-Read = Callable[[int, int], int]  # of a request at an offset, submitted at a time: when it ends
+Read = Callable[[int, int], int]  # (offset, submission time) -> completion time
 
 
 def bench_queue_depth(
     spec: DriveSpec, nbytes: int, request_bytes: int, depths: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """Bytes a second of `nbytes` that were written in order and are read in order, for each depth.
+    """Bandwidth of a sequential read of `nbytes` that were written sequentially, for each depth.
 
-    flash_gb_s: what leaves the flash (`ftl/block.py`). host_gb_s: what crosses the link (`csd_firmware/namespace.py`).
+    flash_gb_s: rate out of the flash (`ftl/block.py`). host_gb_s: rate across the link (`csd_firmware/namespace.py`).
     """
     firmware = Firmware(spec)
     namespace, blocks = Namespace(firmware, threading.Lock()), firmware.ftl.blocks
@@ -52,7 +52,7 @@ def bench_queue_depth(
 
 
 def closed_loop(read: Read, offsets: range, depth: int, start_ns: int) -> int:
-    """Read at offsets, a request as soon as one has ended; returns when the last has."""
+    """Read at the offsets, `depth` requests in flight at a time; returns the time of the last completion."""
     flying = [start_ns] * depth
     for at in offsets:
         heapq.heapreplace(flying, read(at, flying[0]))
@@ -60,14 +60,14 @@ def closed_loop(read: Read, offsets: range, depth: int, start_ns: int) -> int:
 
 
 def experiment(
-    mib: Annotated[int, typer.Option("--total-mib", min=1, max=4096, help="MiB that are read")] = 64,
-    request_kib: Annotated[int, typer.Option(min=64, max=1024, help="KiB of a request, whole pages")] = 256,
-    depths: Annotated[str, typer.Option("--iodepths", help="requests in flight, with commas")] = "1,4,32",
+    mib: Annotated[int, typer.Option("--total-mib", min=1, max=4096, help="amount of data read, MiB")] = 64,
+    request_kib: Annotated[int, typer.Option(min=64, max=1024, help="request size, KiB, whole pages")] = 256,
+    depths: Annotated[str, typer.Option("--iodepths", help="comma-separated numbers of requests in flight")] = "1,4,32",
 ) -> Outcome:
-    """Modelled sequential reads of the block namespace, by queue depth."""
+    """Simulated sequential reads of the block namespace, by queue depth."""
     spec, request_bytes = INSTCSD_ZYNQ7045_8CH, request_kib << 10
     if request_bytes % spec.geometry.page_bytes or (mib << 20) % request_bytes:
-        raise ValueError(f"request_kib = {request_kib}: must be whole pages, and divide {mib} MiB")
+        raise ValueError(f"request_kib = {request_kib}: must be a multiple of the page size and a divisor of {mib} MiB")
     rows = bench_queue_depth(spec, mib << 20, request_bytes, tuple(numbers("depths", depths)))
     shown = [(str(row["depth"]), f"{row['flash_gb_s']:.2f}", f"{row['host_gb_s']:.2f}") for row in rows]
     title = f"Sequential reads of {request_kib} KiB, {spec.name}: GB/s"

@@ -1,4 +1,4 @@
-"""A drive with more K and V than memory decodes, is killed, is opened again and goes on."""
+"""A drive with a KV cache larger than memory decodes, is killed, is reopened and continues."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
 MODULE = "eval.bench.reopen_drive"
-CACHE = 1 / 8  # of the memory: pages that a direct medium keeps
-FILES = 1.6  # bytes of a drive's files over those of K and V, the largest layout's
+CACHE = 1 / 8  # page cache of a direct medium, as a fraction of the memory limit
+FILES = 1.6  # size of a drive's files over that of the KV data, largest layout
 GROUP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """K and V, the memory that there is, and when the drive is killed."""
+    """Size of the KV cache, memory limit, and kills of the drive."""
 
-    kv_mib: Annotated[int, typer.Option(min=1, max=1 << 20, help="MiB of K and V")] = 1024
+    kv_mib: Annotated[int, typer.Option(min=1, max=1 << 20, help="size of the KV cache, MiB")] = 1024
     limit_mib: Annotated[
-        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="MiB of memory for the drive's process")
+        int, typer.Option("--memory-limit-mib", min=16, max=1 << 20, help="memory limit of the drive's process, MiB")
     ] = 512
-    medium: Annotated[Literal["mapped", "direct"], typer.Option(help="what reads the drive's files")] = "direct"
-    method: Annotated[Literal["dense", "sparf"], typer.Option(help="what attends, sparf at 1/8")] = "sparf"
-    layers: Annotated[int, typer.Option(min=1, max=256, help="layers")] = 16
-    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads of a layer, of 128 channels")] = 8
-    queries: Annotated[
-        int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads that share a KV head")
-    ] = 4
+    medium: Annotated[Literal["mapped", "direct"], typer.Option(help="medium that reads the drive's files")] = "direct"
+    method: Annotated[Literal["dense", "sparf"], typer.Option(help="attention method, sparf at 1/8")] = "sparf"
+    layers: Annotated[int, typer.Option(min=1, max=256, help="number of layers")] = 16
+    kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads per layer, 128 channels each")] = 8
+    queries: Annotated[int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads per KV head")] = 4
     steps: Annotated[int, typer.Option(min=2, max=10_000, help="tokens to decode")] = 16
     flush_every: Annotated[int, typer.Option(min=1, max=10_000, help="decode steps between flushes")] = 3
-    kills: Annotated[int, typer.Option(min=1, max=1000, help="times that the drive is killed (SIGKILL)")] = 1
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0
-    folder: Annotated[Path | None, typer.Option(help="on which disk (default: that of temporary files)")] = None
+    kills: Annotated[int, typer.Option(min=1, max=1000, help="number of kills of the drive (SIGKILL)")] = 1
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for the times of the kills")] = 0
+    folder: Annotated[
+        Path | None, typer.Option(help="folder of the drive's files (default: that of temporary files)")
+    ] = None
 
     @property
     def tokens(self) -> int:
-        """Of the sequence before anything is decoded."""
+        """Tokens of the sequence before decoding."""
         of_token = 4 * self.layers * self.kv_heads * HEAD_DIM
         return max(GROUP_TOKENS, self.kv_mib * MIB // of_token // GROUP_TOKENS * GROUP_TOKENS)
 
 
 def bench_reopen(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
-    """Fill a drive, decode on a fork of the sequence undisturbed, then on the sequence itself, and kill the process
-    `kills` times in between.
+    """Fill a drive, decode a fork of the sequence undisturbed, then decode the sequence itself with `kills` kills.
 
-    how: what limits the memory of each of these processes, None where this user may make no control group (`why`).
-    reopen_s: the longest opening after a kill, with nothing of the files in the page cache. peak_memory_mib: what a
-    process had at most, with the interpreter and the drive's code, which alone have base_memory_mib. tokens_lost: those
-    that were decoded and given to the drive again, since the last flush. tokens_equal: whether all tokens are those of
-    the undisturbed decode.
+    Columns:
+        how: Memory limit of each of these processes; None if this user may not create a control group (`why`).
+        reopen_s: Longest open after a kill, with none of the files in the page cache.
+        peak_memory_mib: Peak memory of a process, including the interpreter and the drive's code (base_memory_mib).
+        tokens_lost: Tokens since the last flush that were lost and sent to the drive again.
+        tokens_equal: Whether all tokens match the undisturbed decode.
     """
     draw, taken = random.Random(load.seed), list[int]()
     found: dict[str, Any] = {"reopen_s": 0.0, "peak_memory_mib": 0.0, "tokens_lost": 0}
     with tempfile.TemporaryDirectory(prefix="reopen-", dir=load.folder) as place, ExitStack() as undo:
         if shutil.disk_usage(place).free < FILES * load.kv_mib * MIB:
-            raise OSError(f"{place}: {FILES * load.kv_mib:.0f} MiB are needed: take another --folder or less --kv-mib")
+            raise OSError(
+                f"{place}: {FILES * load.kv_mib:.0f} MiB are needed: choose another --folder or reduce --kv-mib"
+            )
         group, why = group_of_limit(load.limit_mib * MIB, undo)
         stops = sorted(draw.sample(range(1, load.steps), min(load.kills, load.steps - 1)))
         expected = list[int]()
@@ -116,7 +118,7 @@ def _job(load: Load, place: Path, fill: bool, known: list[int]) -> Job:
 
 
 def _life(job: Job, group: Cgroup | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
-    """What a process says, until it ends or has said so many tokens: then it is killed somewhere in the next one."""
+    """Output of a process until it exits, or until `stop` tokens are printed: then it is killed during the next one."""
     with child.started(MODULE, json.dumps(asdict(job)) + "\n", group) as process:
         assert process.stdout is not None
         last, said = time.perf_counter(), 0
@@ -133,7 +135,7 @@ def _life(job: Job, group: Cgroup | None, stop: int | None, draw: random.Random)
 
 
 def experiment(load: Load) -> Outcome:
-    """Decode over K and V larger than memory in a drive that is killed, opened again, and goes on."""
+    """Decode over a KV cache larger than memory in a drive that is killed, reopened, and continues."""
     with progress("tokens", load.steps) as tick:
         result = bench_reopen(load, tick)
     notes = [f"no control group ({result['why']}): nothing limits the memory"] if result["why"] else []

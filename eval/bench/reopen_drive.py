@@ -1,9 +1,10 @@
-"""A drive that holds more than its process may, and decodes: what a process of its own does, until it is killed.
+"""Child process with a drive that holds more than its memory limit, and decodes until it is killed.
 
-A job comes as JSON on standard input after this process has said that it is ready; every token is a line on standard
-output, and so are the figures. A token is what the attention outputs of all layers of a step are hashed to, and it
-gives q, k and v of the next step: so one wrong bit anywhere changes all tokens after it. That is asked of FP16 alone:
-with K in few bits an unfinished group is scored by what its rows are after power-on, which is near to what it was.
+A job arrives as JSON on standard input after this process has reported that it is ready; every token is a line on
+standard output, as are the figures. A token is a hash of the attention outputs of all layers in a step, and it
+determines q, k and v of the next step: one wrong bit anywhere changes all later tokens. This is checked for FP16 only:
+with quantized K, an unfinished group is scored from its dequantized rows after power-on, which is close to the scores
+before, but not equal.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ VOCABULARY = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """fill: whether the drive is made, filled with `tokens` tokens of K and V, and decodes undisturbed, on a fork; else
-    it goes on where it is, of `known` tokens. steps: up to how many are decoded, with a flush after every few.
+    """Part of the run that one process does.
+
+    Attributes:
+        fill: Whether to create the drive, fill it with `tokens` tokens of KV data, and decode undisturbed on a fork;
+            otherwise continue the existing drive, after `known` tokens.
+        steps: Total number of tokens to decode, with a flush at a fixed interval.
     """
 
     folder: str
@@ -50,7 +55,7 @@ class Job:
 
 
 class Decoder:
-    """A drive, and the model that lives on it."""
+    """A drive, and the synthetic model that uses it."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.what = job, Attention.named(job.method)
@@ -63,14 +68,17 @@ class Decoder:
         self.open_s = time.perf_counter() - began
 
     def ask(self, command: Command) -> Completion:
-        """Have a command carried out; raises OSError where it is refused."""
+        """Execute a command; raises OSError if it is refused."""
         done = self.device.submit(command, self.device.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
             raise OSError(f"{self.device.name}: {done.reason}")
         return done
 
     def fill(self) -> int:
-        """A sequence with all layers' K and V, flushed; its handle. Chunks are the same rows in another order."""
+        """Create a sequence with the KV data of all layers, and flush; returns its handle.
+
+        Chunks are the same rows in different order.
+        """
         job = self.job
         shape = {"layers": job.layers, "kv_heads": job.kv_heads, "head_dim": HEAD_DIM, "max_tokens": job.tokens + 4096}
         handle = int(self.ask(SeqCreate(count=1, layout=self.what.kv_layout.code, **shape)).data[0][0])
@@ -81,18 +89,18 @@ class Decoder:
                 count = min(CHUNK, job.tokens - at)
                 k = np.roll(rows, 31 * (at // CHUNK) + layer, axis=0)[:count]
                 self.ask(KvAppend((handle,), layer, np.array([count]), k, np.ascontiguousarray(k[::-1])))
-            self.ask(Flush())  # to the disk: what waits to be written is memory too
+            self.ask(Flush())  # to disk: buffered writes count as memory
         return handle
 
     def fork(self, handle: int) -> int:
-        """Another sequence with the same K and V."""
+        """Fork a sequence; returns the handle of the copy."""
         firmware = self.device.firmware
         fork = firmware.ftl.fork(handle)
         firmware.state.open(fork)
         return fork
 
     def step(self, handle: int, token: int) -> int:
-        """Decode a token; the next one."""
+        """Decode one token; returns the next one."""
         job, draw, crc = self.job, np.random.default_rng(token), 0
         for layer in range(job.layers):
             stored = int(self.device.firmware.ftl.sequence(handle).lengths[layer]) + 1
@@ -116,7 +124,7 @@ class Decoder:
         return crc % VOCABULARY
 
     def cropped(self, handle: int) -> int:
-        """Cut a sequence to what all of its layers have, and the host knows; how many tokens were decoded by then."""
+        """Crop a sequence to the tokens that all its layers have and the host knows; returns how many were decoded."""
         lengths = self.device.firmware.ftl.sequence(handle).lengths
         length = min(int(lengths.min()), self.job.tokens + len(self.job.known))
         for layer in np.flatnonzero(lengths > length).tolist():
@@ -124,7 +132,7 @@ class Decoder:
         return length - self.job.tokens
 
     def decode(self, handle: int, begun: int, known: list[int], flush: bool) -> Iterator[int]:
-        """Tokens from number `begun` on; those that are known are what the next is made of."""
+        """Yield tokens from number `begun` on; known tokens are used as input instead of the decoded ones."""
         token = known[begun - 1] if begun else 0
         for number in range(begun, self.job.steps):
             token = self.step(handle, token)
@@ -134,7 +142,7 @@ class Decoder:
 
 
 def run(job: Job, say: Any) -> dict[str, Any]:
-    """Do a job; figures are of the whole process."""
+    """Run a job; figures cover the whole process."""
     base = _peak_mib()
     decoder = Decoder(job)
     expected, begun = list[int](), 0
@@ -157,14 +165,14 @@ def run(job: Job, say: Any) -> dict[str, Any]:
 
 
 def _peak_mib() -> float:
-    """Of this program: what `getrusage` says also counts the one that started it."""
+    """Peak memory of this program, MiB; `getrusage` also counts the parent process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (found,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return found / 1024
 
 
 def main() -> None:
-    """Say that this process is ready, take a job, and print what comes of it."""
+    """Report that this process is ready, run a job, and print its result."""
 
     def say(what: dict[str, Any]) -> None:
         print(json.dumps(what), flush=True)

@@ -1,5 +1,7 @@
-"""The shipped model serves a trace under every policy: is each request's answer the one that it gets alone, does any
-tier hold more than it may, does anything stay behind."""
+"""The shipped model serves a trace under every policy, with three checks.
+
+Each answer must match that of the request served alone, no tier may exceed its size, and nothing may remain allocated.
+"""
 
 from __future__ import annotations
 
@@ -41,27 +43,29 @@ from vcsd.serving import Serving, default_performance_model, serve
 from vcsd.tables import table
 
 MIB = 1 << 20
-POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # which is a bound in modelled time
+POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # the oracle is a bound in simulated time
 WITH_DRIVES = [name for name in POLICIES if CSD in policy_of(name).tiers]
-LENGTHS = (64, 320), (16, 64)  # tokens of prompts and answers, of what is generated
-CANCELLED, SAMPLED, STOPPED = 8, 2, 3  # every so many-th request
-AFTER = 3  # tokens, a request is cancelled
+LENGTHS = (64, 320), (16, 64)  # tokens of generated prompts and answers
+CANCELLED, SAMPLED, STOPPED = 8, 2, 3  # every n-th request
+AFTER = 3  # tokens until a request is cancelled
 NEWLINE = 10  # the model's tokens are bytes
 LEAST_NEW = 4
-SLOW_LINK = 4.0  # steps that a fetch of all layers of the longest request takes: so that policies have to choose
-DRIVES_OVER_LINK = 2.0  # rate of the drives over that of this link
+SLOW_LINK = 4.0  # steps per page-in of all layers of the longest request: forces policies to choose
+DRIVES_OVER_LINK = 2.0  # rate of the drives over the rate of this link
 LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is served, and what there is to serve it with."""
+    """Trace and resources of the server."""
 
     trace: Annotated[
         Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
     ] = None
-    requests: Annotated[int, typer.Option(min=1, max=100_000, help="of the trace's first ones")] = 64
-    policies: Annotated[str, typer.Option(help="all, or names with commas between them")] = "all"
+    requests: Annotated[
+        int, typer.Option(min=1, max=100_000, help="number of requests, from the start of the trace")
+    ] = 64
+    policies: Annotated[str, typer.Option(help="all, or comma-separated names")] = "all"
     slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
     share: Annotated[
         float,
@@ -69,21 +73,24 @@ class Load:
             "--tier-fraction",
             min=0.05,
             max=1,
-            help="of the KV of as many longest requests that device and host hold each",
+            help="size of each tier as a fraction of the KV cache of the SLOTS longest requests",
         ),
     ] = 0.25
     longest: Annotated[
-        int, typer.Option("--max-request-tokens", min=32, max=4096, help="tokens that the trace's longest request has")
+        int, typer.Option("--max-request-tokens", min=32, max=4096, help="tokens of the longest request after scaling")
     ] = 384
-    drives: Annotated[int, typer.Option(min=1, max=4, help="drives, where the policy attends in them")] = 2
-    chunk: Annotated[int, typer.Option(min=0, max=4096, help="tokens of a prompt between two steps; 0 is all")] = 0
+    drives: Annotated[int, typer.Option(min=1, max=4, help="number of drives, for policies that attend in them")] = 2
+    chunk: Annotated[int, typer.Option(min=0, max=4096, help="prefill chunk, tokens; 0 disables chunking")] = 0
     minutes: Annotated[
-        float, typer.Option(min=0, max=10_000, help="serve it for so long under one policy (ours), and watch memory")
+        float,
+        typer.Option(
+            min=0, max=10_000, help="duration of a memory soak under one policy (ours), seconds; 0 disables it"
+        ),
     ] = 0
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of prompts and of what is generated")] = 0
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for prompts and generated requests")] = 0
 
     def names(self) -> list[str]:
-        """Policies; raises ValueError for what is none."""
+        """Names of the policies; raises ValueError for an unknown one."""
         given = dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip())
         names = list(POLICIES) if self.policies == "all" else list(given)
         if not names:
@@ -95,7 +102,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: when it comes, in iterations; whether it is cancelled."""
+    """A request: its arrival in iterations, and whether it is cancelled."""
 
     at: int
     prompt: list[int]
@@ -107,7 +114,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Answers:
-    """What a server has said: streams in the order of the requests; and in how many iterations."""
+    """Output of a server: token streams in the order of the requests, and the number of iterations."""
 
     streams: list[Stream]
     iterations: int
@@ -115,9 +122,11 @@ class Answers:
 
 
 def experiment(load: Load) -> Outcome:
-    """The shipped model serves a trace under every policy, its tiers a quarter of the KV: every answer as alone."""
+    """The shipped model serves a trace under every policy; each tier holds a quarter of the KV cache. Checks all
+    answers.
+    """
     names, asked = load.names(), requests(load)
-    torch.set_num_threads(1)  # threads of the model would wait for each other beside those that copy
+    torch.set_num_threads(1)  # model threads would compete with the copy threads
     if load.minutes:
         return soak(load, "ours" if load.policies == "all" else names[0], asked)
     modes = sorted({name in WITH_DRIVES for name in names})
@@ -137,7 +146,7 @@ def experiment(load: Load) -> Outcome:
 
 
 def requests(load: Load) -> list[Asked]:
-    """The trace's requests, shortened until the longest fits; they come about as fast as they are served."""
+    """Requests of the trace, scaled until the longest fits; they arrive at about the service rate."""
     if load.trace is None:
         trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
     else:
@@ -166,13 +175,13 @@ def requests(load: Load) -> list[Asked]:
 
 
 def _arrivals(trace: Trace) -> list[float]:
-    """From 0 to 1."""
+    """Arrival times, scaled to 0 to 1."""
     last = max(1e-9, trace.requests[-1].arrival)
     return [each.arrival / last for each in trace.requests]
 
 
 def alone(asked: Sequence[Asked], drives: bool, tick: Tick) -> list[list[int]]:
-    """Answers of a server that has each request to itself, with all of its K and V on the device."""
+    """Answers of a server that serves one request at a time, with its whole KV cache on the device."""
     found = []
     with _served(Serving(slots=1, drives=DriveSet() if drives else ())) as server:
         for each in asked:
@@ -182,7 +191,7 @@ def alone(asked: Sequence[Asked], drives: bool, tick: Tick) -> list[list[int]]:
 
 
 def run(load: Load, name: str, asked: Sequence[Asked], wanted: Sequence[list[int]], tick: Tick) -> dict[str, Any]:
-    """The trace under a policy: counts of what must not be, and what it took."""
+    """Serve the trace under a policy; returns counts of violations, and the cost."""
     with _served(setting(load, name, asked)) as server:
         answers = answered(server, asked, tick)
         kv = server.kv
@@ -210,21 +219,24 @@ def run(load: Load, name: str, asked: Sequence[Asked], wanted: Sequence[list[int
 
 
 def _right(stream: Stream, wanted: list[int]) -> bool:
-    """Whether tokens are those of the request alone, as far as it was served."""
+    """Whether the tokens match those of the request served alone, up to the point where it was stopped."""
     whole = stream.ended == "cancelled" or len(stream.tokens) == len(wanted)
     return whole and stream.tokens == wanted[: len(stream.tokens)]
 
 
 def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> Serving:
-    """A policy, and tiers that hold a share of what as many of the longest requests have as there are slots, and one of
-    them at least."""
+    """A policy, and tiers that hold a fraction of the KV cache of the longest requests, one per slot; at least one
+    request.
+    """
     with_drives = name in WITH_DRIVES
     model = _model()
     shape = placement(model).shape
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
     longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
     tokens = int(load.share * load.slots * sum(longest) / len(longest))
-    least = -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS  # that one needs, and a layer for its prefill
+    least = (
+        -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+    )  # minimum for one request, plus a layer for its prefill
     size = max(tokens * shape.layers, least * (shape.layers + 1)) * row_bytes
     cost = default_performance_model(shape, row_bytes, load.drives if with_drives else 0, model.num_parameters())
     fetch_token_s = SLOW_LINK * cost.compute.linear_s() / longest[-1]
@@ -244,7 +256,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
 
 
 def answered(server: Server, asked: Sequence[Asked], tick: Tick) -> Answers:
-    """Let requests come, be cancelled and end."""
+    """Serve requests with their arrivals, cancellations and completions."""
     streams, began_s = list[Stream](), time.perf_counter()
     coming = iter(asked)
     following = next(coming, None)
@@ -267,9 +279,7 @@ def _submit(server: Server, asked: Asked) -> Stream:
     try:
         return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
     except Rejected as error:
-        raise ValueError(
-            f"{error}: more --tier-fraction or --slots leave it more, less --max-request-tokens makes it shorter"
-        ) from error
+        raise ValueError(f"{error}: increase --tier-fraction or --slots, or reduce --max-request-tokens") from error
 
 
 @cache
@@ -282,13 +292,13 @@ def _served(serving: Serving) -> AbstractContextManager[Server]:
 
 
 def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
-    """One server for all the time: the trace again and again, at least four times; growth as in `vcsd bench soak`."""
+    """Run one server with the trace repeated, at least four times; growth is computed as in `vcsd bench soak`."""
     rounds, wrong = list[list[Usage]](), 0
     end_s = time.monotonic() + 60 * load.minutes
     with steady_memory(), own_run_dir() as run_dir, progress("minutes", math.ceil(load.minutes)) as tick:
         wanted = alone(asked, name in WITH_DRIVES, no_tick)
         shown, began_s = 0, time.monotonic()
-        with _served(setting(load, name, asked, SPEC)) as server:  # all of its flash is used over and over
+        with _served(setting(load, name, asked, SPEC)) as server:  # small flash: every block is reused repeatedly
             while len(rounds) < LEAST_ROUNDS or time.monotonic() < end_s:
                 streams = answered(server, asked, no_tick).streams
                 wrong += sum(not _right(*each) for each in zip(streams, wanted, strict=True))

@@ -1,4 +1,4 @@
-"""A tenant that decodes on a drive, alone and beside a hostile tenant that does its worst: wall time of its steps."""
+"""Step times of a tenant that decodes on a drive, alone and next to a hostile tenant; wall-clock time."""
 
 from __future__ import annotations
 
@@ -30,25 +30,28 @@ from vcsd.transport import FACTORY
 
 VICTIM, HOSTILE = "victim", "hostile"
 HEADS, HEAD_DIM, CHUNK = 8, 128, 256  # tokens of an append
-COME_AND_GO = 16  # steps between two requests that come and go
-WARM = 4  # steps that are not counted, of each round
+COME_AND_GO = 16  # steps between two short-lived requests
+WARM = 4  # warm-up steps of each round
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How long, and what the victim decodes."""
+    """Duration, and the victim's decode workload."""
 
-    seconds: Annotated[float, typer.Option(min=0.1, max=86400, help="time beside the hostile tenant")] = 180.0
+    seconds: Annotated[float, typer.Option(min=0.1, max=86400, help="time with the hostile tenant, seconds")] = 180.0
     rounds: Annotated[
-        int, typer.Option("--repeats", min=1, max=1000, help="measurements, each alone and beside it")
+        int,
+        typer.Option(
+            "--repeats", min=1, max=1000, help="number of measurements, each alone and with the hostile tenant"
+        ),
     ] = 6
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 18, help="length of the victim's sequence")] = 16384
-    layers: Annotated[int, typer.Option(min=1, max=256, help="layers of the victim's model")] = 4
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 18, help="length of the victim's sequence, tokens")] = 16384
+    layers: Annotated[int, typer.Option(min=1, max=256, help="number of layers of the victim's model")] = 4
 
 
 @dataclass(slots=True)
 class Victim:
-    """A tenant within its quota. refused: reasons for which commands of it were."""
+    """A tenant within its quota. refused: reasons of its refused commands."""
 
     device: WindowDevice
     load: Load
@@ -66,7 +69,7 @@ class Victim:
                 self.do(KvAppend(self.seqs, layer, np.array([shape[0]]), k, v))
 
     def decode(self, seconds: float) -> list[float]:
-        """Milliseconds of each step, for so long; requests of its come and go meanwhile, and are not counted."""
+        """Step times in milliseconds, for `seconds`; short-lived requests run in between and are not counted."""
         rows, one = np.ones((1, HEADS, HEAD_DIM), np.float16), np.ones(1, np.int64)
         taken, ends = list[float](), time.monotonic() + seconds
         while time.monotonic() < ends or len(taken) <= WARM:
@@ -76,7 +79,7 @@ class Victim:
             taken.append((time.perf_counter() - began) * 1e3)
             if len(taken) % COME_AND_GO == 0:
                 self._come_and_go(rows)
-        for layer in range(self.load.layers):  # each round begins with as many tokens
+        for layer in range(self.load.layers):  # every round starts at the same length
             self.do(KvCrop(self.seqs, layer, np.array([self.load.tokens])))
         return taken[WARM:]
 
@@ -94,7 +97,7 @@ class Victim:
         return tuple(done.data[0].tolist()) if done.status is Status.SUCCESS else ()
 
     def do(self, command: Command) -> Completion:
-        """Carry out a command that must not be refused; raises OSError if the drive is gone."""
+        """Execute a command that must not be refused; raises OSError if the drive has exited."""
         done = self.device.submit(command, 0).result()
         if done.status is Status.PATH_LOST:
             raise OSError(done.reason)
@@ -104,7 +107,7 @@ class Victim:
 
 
 def measured(load: Load) -> tuple[dict[str, Any], list[str]]:
-    """The figures, and reasons for which the victim was refused something."""
+    """Figures, and the reasons of the victim's refused commands."""
     alone, beside = list[list[float]](), list[list[float]]()
     with ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=private_dir(run_dir()))))
@@ -143,11 +146,11 @@ def _say(hostile: subprocess.Popen[str], what: str) -> None:
 
 
 def _await_pause(hostile: subprocess.Popen[str]) -> None:
-    """Wait until the drive has answered all that the hostile tenant wants; raises OSError if that has ended."""
+    """Wait until the drive has completed all hostile commands; raises OSError if the hostile tenant has exited."""
     assert hostile.stdout is not None
     if not hostile.stdout.readline():
         child.check(hostile)
-        raise OSError("the hostile tenant has ended")
+        raise OSError("the hostile tenant's process exited early")
 
 
 def _figures(alone: list[list[float]], beside: list[list[float]], counts: dict[str, int]) -> dict[str, Any]:
@@ -176,7 +179,7 @@ def _shown(reasons: list[str]) -> Iterator[str]:
 
 
 def experiment(load: Load) -> Outcome:
-    """A tenant's decode steps beside a hostile tenant, over those alone; what it was refused within its quota."""
+    """Decode steps of a tenant with a hostile tenant, over those alone; commands refused within its quota."""
     result, reasons = measured(load)
     found = flat("tenants", result, failed=bool(reasons))
     return Outcome(found.result, found.shown, tuple(_shown(reasons)), found.failed)

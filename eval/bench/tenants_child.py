@@ -1,8 +1,8 @@
-"""A hostile tenant in a process of its own: it keeps its window full of commands that hold up a drive or fill it.
+"""A hostile tenant in a separate process: it fills its submission window with commands that stall or fill the drive.
 
-A job comes as JSON, a line on standard input, after this process has said that it is there. From then on each byte `g`
-lets it go on until a byte `p` has it wait; it says `paused` once the drive has answered everything. At the end of its
-input it prints how many commands of each kind were carried out and refused, as JSON.
+A job arrives as JSON, a line on standard input, after this process has reported that it is ready. Then a byte `g`
+resumes the tenant and a byte `p` pauses it; it prints `paused` once the drive has completed all commands. At the end of
+its input it prints, as JSON, how many commands of each kind were executed and refused.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from csd_spec import (
 )
 from csd_spec.arrays import KEY
 
-HEADS, HEAD_DIM, ROW_BYTES = 8, 128, 4096  # of K and V of a token
-FORKS = 2048  # sequences of one command
-NAMES = 16384  # keys of one
-APPENDS = 32  # of a full slot, before they are freed: the emulated flash is this machine's memory
+HEADS, HEAD_DIM, ROW_BYTES = 8, 128, 4096  # of a token's keys and values
+FORKS = 2048  # sequences per command
+NAMES = 16384  # keys of one sequence
+APPENDS = 32  # per full slot before they are freed: the emulated flash is host memory
 REFUSED = 2000
 
 
 class Hostile:
-    """Who wants a drive for itself. counts: of commands, by kind and whether they were refused."""
+    """A tenant that tries to monopolize a drive. counts: commands by kind and by whether they were refused."""
 
     def __init__(self, device: WindowDevice) -> None:
         self.device = device
@@ -55,14 +55,14 @@ class Hostile:
         self._asked: deque[tuple[Command, Future[Completion]]] = deque()
 
     def rounds(self) -> Iterator[None]:
-        """Its worst, again and again; yields between two commands."""
+        """Run the hostile command patterns repeatedly; yields between two commands."""
         while True:
             for worst in (self._forks, self._creates, self._appends, self._names, self._refused):
                 yield from worst()
                 yield from self._all([SeqSweep()])
 
     def drain(self) -> list[Completion]:
-        """Wait for all that was asked."""
+        """Wait for all submitted commands."""
         done = []
         while self._asked:
             command, future = self._asked.popleft()
@@ -74,7 +74,7 @@ class Hostile:
         return done
 
     def _all(self, commands: list[Any]) -> Iterator[None]:
-        """Give commands to the drive as fast as it takes them."""
+        """Submit commands as fast as the drive accepts them."""
         for command in commands:
             if len(self._asked) >= self.device.identity.layout.depth:
                 self.drain()
@@ -91,7 +91,7 @@ class Hostile:
         return tuple(done.data[0].tolist()) if done.status is Status.SUCCESS else ()
 
     def _forks(self) -> Iterator[None]:
-        """As many sequences as doubling makes."""
+        """Fork sequences, doubling their number each time."""
         mine = self._made(SeqCreate(1, 1, HEADS, HEAD_DIM, 4096))
         while mine:
             yield
@@ -101,7 +101,7 @@ class Hostile:
         yield from self._all([SeqCreate(FORKS, 1, HEADS, HEAD_DIM, 4096)] * 4)
 
     def _creates(self) -> Iterator[None]:
-        """More than the drive has, much of what it has, and their ends."""
+        """Create more sequences than the drive allows, then the allowed number, and free them."""
         yield from self._all([SeqCreate(1 << 16, 256, HEADS, HEAD_DIM, 4096)] * 16)
         for _ in range(4):
             mine = self._made(SeqCreate(FORKS // 8, 32, HEADS, HEAD_DIM, 4096))
@@ -109,16 +109,16 @@ class Hostile:
             yield from self._all([KvFree(mine)] if mine else [])
 
     def _appends(self) -> Iterator[None]:
-        """Full slots, both ways."""
+        """Append full slots, as K and as V."""
         seqs = self._made(SeqCreate(1, 1, HEADS, HEAD_DIM, 1 << 20))
         tokens = self.device.identity.layout.slot_bytes // ROW_BYTES - 1
         rows = np.ones((tokens, HEADS, HEAD_DIM), np.float16)
         yield from self._all([KvAppend(seqs, 0, np.array([tokens]), rows, rows)] * APPENDS)
         yield from self._all([KvGather(seqs, np.array([0]), np.array([tokens]), 0, 1)] * APPENDS)
-        yield from self._all([KvFree(seqs), SeqSweep(), Flush()])  # few sequences are left to record
+        yield from self._all([KvFree(seqs), SeqSweep(), Flush()])  # few sequences remain to be journaled
 
     def _names(self) -> Iterator[None]:
-        """Many keys of one sequence: given, looked up, listed, dropped."""
+        """Store, look up, list and delete many keys of one sequence."""
         seqs, row = self._made(SeqCreate(1, 1, 1, 16, 64)), np.ones((1, 1, 16), np.float16)
         keys = np.frombuffer(os.urandom(KEY.itemsize * NAMES), KEY)
         ones, first = np.ones(NAMES, np.int64), np.zeros(1, KEY)
@@ -128,15 +128,15 @@ class Hostile:
         )
 
     def _refused(self) -> Iterator[None]:
-        """The window full of what the drive refuses."""
+        """Fill the window with commands that the drive refuses."""
         yield from self._all([KvFree((1,))] * REFUSED)
 
 
 def main() -> None:
-    """Carry the job out."""
+    """Run the job."""
     print("ready", flush=True)
     job = json.loads(sys.stdin.readline())
-    if hasattr(os, "SCHED_IDLE"):  # what is measured is the drive, not who gets this machine's cores
+    if hasattr(os, "SCHED_IDLE"):  # measures the drive's arbitration, not the host's CPU scheduling
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     hostile = Hostile(connect(Path(job["window"])))
     waits = True

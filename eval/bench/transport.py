@@ -1,4 +1,4 @@
-"""The ways to a drive in wall time: a mounted one under fio, round trips through a window, a decode step's Attend."""
+"""Transports to a drive in wall-clock time: a mounted drive under fio, window round trips, Attend of a decode step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ftl.flash.memory import reserve_zeros
 from vcsd.progress import status
 from vcsd.transport import FACTORY
 
-TOKENS, KV_HEADS, GROUP, CHANNELS = 1024, 8, 4, 128  # of an Attend
+TOKENS, KV_HEADS, GROUP, CHANNELS = 1024, 8, 4, 128  # shape of an Attend command
 TURNS = 10  # drives take turns, so that a busy machine is busy for both
 
 WORKLOADS = {
@@ -41,18 +41,25 @@ WORKLOADS = {
 
 
 def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
-    """fuse_*: of the block namespace, direct I/O, nothing cached by the kernel; 10^6 bytes and requests a second.
+    """Measure the FUSE mount, command round trips and Attend through each transport.
 
-    Blocks are read that were written before. first_touch_mbps: memory that nobody used before, as the emulated flash
-    is, is supplied no faster by this machine, which bounds fuse_seq_write_mbps. rtt: of a command that the drive
-    refuses (to free a sequence that there is none of, 72 bytes), and of one that reads a token back; from `submit`
-    until the completion is in the caller's hands. attend_*: of a decode step of one layer on a drive with a process of
-    its own, through its window, and in this process: 1,024 tokens, 32 query heads on 8 KV heads of 128 channels, dense.
-    process_over_inproc: of these. window_*, nvme_tcp_*, socket_*: see `measure_links`.
-    Raises FileNotFoundError where fio is missing.
+    Columns:
+        fuse_*: Block namespace, direct I/O, no kernel caching; 10^6 bytes per second, or requests per second. Blocks
+            are written before they are read.
+        first_touch_mbps: Rate at which this machine supplies memory that was never used, as is the emulated flash; it
+            bounds fuse_seq_write_mbps.
+        rtt: Round trip of a command that the drive refuses (KvFree of an unknown sequence, 72 bytes), and of one that
+            reads a token back; from `submit` until the caller has the completion.
+        attend_*: One layer of a decode step on a drive in its own process, through its window, and on a drive in this
+            process: 1,024 tokens, 32 query heads on 8 KV heads of 128 channels, dense.
+        process_over_inproc: Ratio of these two.
+        window_*, nvme_tcp_*, socket_*: See `measure_links`.
+
+    Raises:
+        FileNotFoundError: fio is not installed.
     """
     if not shutil.which("fio"):
-        raise FileNotFoundError("fio is missing: apt-get install fio")
+        raise FileNotFoundError("fio is not installed: apt-get install fio")
     with tempfile.TemporaryDirectory(prefix="bench-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         name, mount = f"{folder.name}-0", folder / "mount"
@@ -68,7 +75,7 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
 
 
 def _first_touch(size: int) -> float:
-    """MB/s at which new memory is written once."""
+    """Rate of the first write to new memory, MB/s."""
     memory = reserve_zeros((size,), np.uint8)
     began = time.perf_counter()
     memory[:] = 1
@@ -76,7 +83,7 @@ def _first_touch(size: int) -> float:
 
 
 def _fio(file: Path, load: str, block: str, depth: int, seconds: int, size_mb: int) -> float:
-    """MB/s of a sequential load, requests a second of a random one."""
+    """Rate of a sequential workload in MB/s, of a random one in requests per second."""
     command = [
         *("fio", "--name=bench", f"--filename={file}", f"--rw={load}", f"--bs={block}", f"--size={size_mb}M"),
         *("--direct=1", "--ioengine=libaio", f"--iodepth={depth}", "--output-format=json"),
@@ -104,7 +111,7 @@ def _round_trips(device: WindowDevice, trips: int) -> dict[str, float]:
 
 
 def measure_attends(process: Device, trips: int) -> dict[str, float]:
-    """us of an Attend through a link and in this process, in turns, and how many times as long the first one takes."""
+    """Microseconds of an Attend through a link and in this process, in turns, and their ratio."""
     inproc, generator = InProcessDevice(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
     rows = generator.standard_normal((TOKENS, KV_HEADS, CHANNELS)).astype(np.float16)
     q = generator.standard_normal((1, KV_HEADS, GROUP, CHANNELS)).astype(np.float16)
@@ -140,12 +147,12 @@ def _times(device: Device, command: Command, status: Status, trips: int) -> list
 
 
 def experiment(
-    seconds: Annotated[int, typer.Option(min=1, max=60, help="of each random load")] = 5,
+    seconds: Annotated[int, typer.Option(min=1, max=60, help="duration of each random workload, seconds")] = 5,
     size_mb: Annotated[
-        int, typer.Option("--size-mib", min=16, max=4096, help="part of the namespace that is used, MiB")
+        int, typer.Option("--size-mib", min=16, max=4096, help="size of the namespace region used, MiB")
     ] = 512,
     trips: Annotated[
-        int, typer.Option("--round-trips", min=10, max=10**7, help="round trips through the window")
+        int, typer.Option("--round-trips", min=10, max=10**7, help="number of round trips through the window")
     ] = 5000,
 ) -> Outcome:
     """A mounted drive under fio, and round trips through a window in shared memory."""

@@ -1,4 +1,4 @@
-"""vLLM on a CPU with prefixes in drives, through restarts and a drive's death, beside vLLM alone: the same tokens?"""
+"""vLLM on a CPU with prefixes in drives, across restarts and a drive failure: do tokens match vLLM without drives?"""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ from vcsd.tables import table
 from vcsd.transport import FACTORY
 
 ROOT = Path(__file__).parents[2]
-BLOCK, PROMPT, PREFIX = 64, 600, 576  # tokens: of vLLM's blocks, of a prompt, of what all prompts begin with
+BLOCK, PROMPT, PREFIX = 64, 600, 576  # tokens of a vLLM block, a prompt, the common prefix
 NEW = 16  # tokens of an answer
 PASSAGE = ROOT / "eval" / "accuracy" / "passage.txt"
 STOP_S = 60.0
-BEFORE_KILL_S = 1.0  # after which a load that the drive does not answer is under way
+BEFORE_KILL_S = 1.0  # until a load that the drive does not answer is in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Which Python has vLLM, and how many drives share the KV heads."""
+    """Python environment with vLLM, and number of drives that share the KV heads."""
 
-    python: Annotated[Path, typer.Option(help="Python of an environment with vLLM: ./dev vllm makes it")] = (
-        ROOT / "build" / "vllm" / "bin" / "python"
-    )
-    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each, in files")] = 2
+    python: Annotated[
+        Path, typer.Option(help="Python interpreter of an environment with vLLM (created by ./dev vllm)")
+    ] = ROOT / "build" / "vllm" / "bin" / "python"
+    drives: Annotated[
+        int, typer.Option(min=1, max=4, help="number of virtual drives, one process each, stored in files")
+    ] = 2
 
 
 class Engine:
-    """vLLM in a process of its own."""
+    """vLLM in a separate process."""
 
     def __init__(self, python: Path, log: Path, dtype: str, drives: Sequence[str] = ()) -> None:
         self._log = log
@@ -67,7 +69,7 @@ class Engine:
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Tokens, and what was counted since the last answer."""
+        """Tokens, and counters since the last answer."""
         found = self._answer()
         since = {name: found[name] - before for name, before in self._before.items()}
         self._before = {name: found[name] for name in self._before}
@@ -78,12 +80,12 @@ class Engine:
         return self.answer()
 
     def stored(self, blocks: int) -> None:
-        """Wait until so many blocks are in the drives."""
+        """Wait until `blocks` blocks are stored in the drives."""
         self.ask(stored=blocks)
         self.answer()
 
     def close(self) -> None:
-        """Let it end by itself: it stores what it has taken on."""
+        """Wait until the process exits by itself: it stores all pending blocks first."""
         with self._process:
             assert self._process.stdin
             self._process.stdin.close()
@@ -99,13 +101,13 @@ class Engine:
             self.close()
             said = self._log.read_text().strip().splitlines() or ["it said nothing"]
             errors = [line for line in said if "Error" in line] or said
-            raise ConnectionError(f"vLLM has ended: {errors[0]}")
+            raise ConnectionError(f"vLLM exited early: {errors[0]}")
         found: dict[str, Any] = json.loads(line)
         return found
 
 
 def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
-    """vLLM's own cache of prefixes is off, so that what is found is found in drives."""
+    """Engine arguments. vLLM's own prefix cache is off, so that all hits come from drives."""
     common = {
         "model": str(CHECKPOINT),
         "dtype": dtype,
@@ -129,7 +131,7 @@ def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
 
 
 class Cases:
-    """What vLLM answers without drives, and each case beside it."""
+    """Answers of vLLM without drives, and each case compared with them."""
 
     def __init__(self, asked: Load, folder: Path, tick: Tick) -> None:
         self._python, self._folder, self._tick = asked.python, folder, tick
@@ -157,12 +159,12 @@ class Cases:
                 self._case("bfloat16", "bfloat16", [1], engine.generate([prompt(1)]))
 
     def _first(self, engine: Engine) -> None:
-        """A request after which the prefix is stored."""
+        """Send a request; afterwards the prefix is stored."""
         engine.generate([prompt(0)])
         engine.stored(PREFIX // BLOCK)
 
     def _killed(self, engine: Engine) -> None:
-        """A drive is killed while a prefix is being loaded from it."""
+        """Kill a drive while a prefix is being loaded from it."""
         pid = int(pid_path(self._names[-1]).read_text())
         os.kill(pid, signal.SIGSTOP)
         engine.ask(prompts=[prompt(3)], tokens=NEW)
@@ -187,7 +189,7 @@ class Cases:
 
     @contextmanager
     def _served(self) -> Iterator[None]:
-        """The drives, on the files that they had before."""
+        """Start the drives on their existing files."""
         drives = [ServedDrive(name=n, spec=INSTCSD_ZYNQ7045_8CH, path=self._folder / f"{n}.flash") for n in self._names]
         placed = [ServerEndpoint(each, partial(connect, window_path(each.name))) for each in drives]
         with own_server(placed, self._folder, FACTORY.server):
@@ -195,19 +197,23 @@ class Cases:
 
 
 def prompt(number: int) -> list[int]:
-    """600 tokens of text: the first 576 are those of every prompt. The shipped model's tokens are bytes."""
+    """600 tokens of text; all prompts share the first 576. The shipped model's tokens are bytes."""
     text = list(PASSAGE.read_bytes())
     at = PREFIX + number * (PROMPT - PREFIX)
     return text[:PREFIX] + text[at : at + PROMPT - PREFIX]
 
 
 def bench_vllm(asked: Load, tick: Tick) -> dict[str, dict[str, Any]]:
-    """Of each case: external_hits, tokens that were found in drives, and whether all tokens are those of vLLM alone.
+    """Results per case: external_hits (tokens found in drives), and whether all tokens match those of vLLM alone.
 
-    Raises FileNotFoundError without vLLM, ConnectionError where it ends before its time.
+    Raises:
+        FileNotFoundError: vLLM is not installed.
+        ConnectionError: vLLM exited early.
     """
     if not asked.python.is_file():
-        raise FileNotFoundError(f"{asked.python}: no such Python, ./dev vllm makes an environment with vLLM")
+        raise FileNotFoundError(
+            f"{asked.python}: no such Python interpreter; run ./dev vllm to create an environment with vLLM"
+        )
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
         cases = Cases(asked, Path(scratch), tick)
         cases.run()
@@ -215,8 +221,10 @@ def bench_vllm(asked: Load, tick: Tick) -> dict[str, dict[str, Any]]:
 
 
 def experiment(load: Load) -> Outcome:
-    """vLLM with prefixes in served drives, beside vLLM alone, on prompts that share 576 of 600 tokens: a second
-    request, a restart of both, a drive that is killed while it is read, four requests at once, BF16."""
+    """vLLM with prefixes in served drives, compared with vLLM alone, on prompts that share 576 of 600 tokens.
+
+    Cases: a second request, a restart of both, a drive killed during a read, four requests at once, BF16.
+    """
     with progress("cases", 5) as tick:
         found = bench_vllm(load, tick)
     columns = "requests", "external_hits", "tokens_equal"
@@ -226,6 +234,6 @@ def experiment(load: Load) -> Outcome:
 
 
 def _is_well(case: dict[str, Any]) -> bool:
-    """Whether every request's prefix was found, and its tokens are right; of a killed drive that it was recomputed."""
+    """Whether every request's prefix was found and its tokens match; for a killed drive, whether it was recomputed."""
     found = case["external_hits"] >= PREFIX * case["requests"]
     return bool(found and case["tokens_equal"] and case.get("recomputed", True))

@@ -1,6 +1,6 @@
-"""vLLM with a model in a process of its own: a line of JSON in for each batch of prompts, a line out with its tokens.
+"""vLLM with a model in a separate process: one line of JSON per batch of prompts in, one line with its tokens out.
 
-For the Python of an environment that has vLLM; nothing of ours is imported but the connector, by vLLM itself.
+Runs in the Python environment that has vLLM; of this project only the connector is imported, by vLLM itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import sys
 import time
 from typing import Any
 
-PATIENCE_S = 60.0  # for blocks to be stored
+PATIENCE_S = 60.0  # limit of the wait for stored blocks
 
 
 def main() -> None:
-    """The only argument: vLLM's own, as JSON. In: `prompts`, lists of tokens, and how many `tokens` to add to each; or
-    `stored`, blocks to wait for. Out: `tokens`, and counters since the engine began."""
+    """The only argument: vLLM's engine arguments.
+
+    Input lines: `prompts`, lists of tokens, and `tokens`, the number to generate for each; or `stored`, the number of
+    blocks to wait for. Output lines: `tokens`, and counters since the engine started.
+    """
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what vLLM prints is for people
+    os.dup2(2, 1)  # vLLM's log must not mix with the JSON output
     from vllm import LLM
 
     llm = LLM(**json.loads(sys.argv[1]))
@@ -41,7 +44,7 @@ def _generate(llm: Any, prompts: list[list[int]], tokens: int) -> list[list[int]
 
 
 def _await(llm: Any, blocks: int) -> None:
-    """Let the engine run on until so many blocks are stored; it hears of them only while it runs."""
+    """Run the engine until `blocks` blocks are stored; it receives store completions only while it runs."""
     deadline = time.monotonic() + PATIENCE_S
     while _counters(llm)["stored_blocks"] < blocks:
         if time.monotonic() > deadline:

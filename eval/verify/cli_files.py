@@ -1,4 +1,4 @@
-"""The folder in which mutated invocations are tried: valid files of every kind, a drive that was kept, one created."""
+"""Folder in which mutated invocations run: valid files of every kind, an existing drive, a new one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _ASKED = {"question": "Who sings?", "answers": [{"text": "Ann", "answer_start": 
 _SQUAD = {"data": [{"title": "Songs", "paragraphs": [{"context": "Ann sings.", "qas": [_ASKED]}] * 3}] * 3}
 _METHODS = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['dense']\n"
 
-# Text of each document, and whether every command that takes it must refuse what is not in its layout: some layouts
-# are of others, a bit of drive.json may be mended, and a drive can be deleted whatever its file says
+# Text of each document, and whether all commands must refuse a version with a wrong schema: some schemas
+# are third-party, one wrong bit of drive.json is corrected, and a drive can be deleted whatever its file contains
 DOCUMENTS: dict[str, tuple[str, bool]] = {
     "drive.yaml": (yaml.safe_dump(asdict(DRIVE)), True),
     "drives.yaml": (yaml.safe_dump(_SERVED), True),
@@ -50,7 +50,10 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "kept/drive.json": (encode_description(DRIVE).decode(), False),
     "home/one/served.yaml": (yaml.safe_dump(_CREATED), False),
 }
-READ = {"kept": "kept/drive.json", "one": "home/one/served.yaml"}  # what is read for a word that names no document
+READ = {
+    "kept": "kept/drive.json",
+    "one": "home/one/served.yaml",
+}  # file read for a word that is not the name of a document
 
 # Valid values of arguments and options: those of a command, and those of all that have one of this name
 NAMES: dict[tuple[str, str], str] = {
@@ -102,7 +105,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("llama2c", "tokenizer"): "binary",
 }
 
-# What makes a command short that would take minutes
+# Options that shorten commands which would take minutes
 SHORT: dict[tuple[str, str], str] = {
     ("top", "rounds"): "1",
     ("run", "max_new_tokens"): "2",
@@ -114,7 +117,7 @@ SHORT: dict[tuple[str, str], str] = {
 
 
 def make_folder(folder: Path) -> None:
-    """Write all of it into a folder that is there."""
+    """Write all files into an existing folder."""
     (folder / "home").mkdir(mode=0o700)
     for where in (folder / "kept", folder / "home" / "one"):
         InProcessDevice(DRIVE, where).close()

@@ -1,9 +1,9 @@
-"""Mutated invocations and files on every command that there is.
+"""Mutated invocations and files for every command.
 
-Commands are found by program, through the entry point `vcsd`. Each input runs in a process of its own, in a copy of a
-folder of valid files; whatever is a process in its group ends with it. A *traceback* is an exception that leaves the
-command; *silent* is exit code 0 for what must be refused. What would take minutes ends where its deepest work begins:
-`CUT` has these functions. Up to there all is tried, of what is behind them nothing.
+Commands are found by introspection of the entry point `vcsd`. Each input runs in a separate process, in a copy of a
+folder of valid files; all processes in its group end with it. A *traceback* is an exception that leaves the command;
+*silent* is exit code 0 for an input that must be refused. Functions listed in `CUT` would take minutes and are replaced
+by an exit: everything before them is tested, nothing inside or after them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from vcsd.progress import Tick, progress
 CUT = (
     "eval.papers.instinfer.options:simulate",  # steps at full scale
     "eval.papers.dual_blade.evaluate:infer",  # and whole inferences
-    "vcsd.guest:run_guest",  # a machine boots
+    "vcsd.guest:run_guest",  # boots a VM
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted
     "fleet.local:start_local",  # Ray starts
     "fleet.cluster:start",
     "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
-    "eval.verify.cli_fuzz:bench_cli_fuzz",  # all of this again
+    "eval.verify.cli_fuzz:bench_cli_fuzz",  # recursion
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
-    "eval.bench.page_cache:bench_page_cache",  # control groups, and as much of the disk as it is told
+    "eval.bench.page_cache:bench_page_cache",  # control groups, and the requested amount of disk space
     "eval.bench.attention:sweep",  # this and the next ones: minutes
     "eval.verify.flips:bench_flips",  # in processes of their own
     "eval.verify.exceptions:bench_exceptions",
@@ -65,7 +65,7 @@ CUT = (
     "eval.fair.dual_blade:headline",
 )
 PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
-HANG_S = 60.0  # CPU time: by the clock, a busy machine compiles kernels for longer than that
+HANG_S = 60.0  # CPU time: on a busy machine, compiling kernels takes longer than this in wall-clock time
 WAIT_S = 5 * HANG_S  # wall-clock time
 TRACEBACK = 70
 KINDS = "tracebacks", "signals", "silent", "hangs"
@@ -73,7 +73,7 @@ KINDS = "tracebacks", "signals", "silent", "hangs"
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an input ended. kind: one of KINDS, or None for as it should."""
+    """Outcome of an input. kind: one of KINDS, or None for the expected outcome."""
 
     number: int
     kind: str | None
@@ -82,7 +82,7 @@ class Ended:
 
 
 class Program:
-    """The command line, ready to be forked: everything imported, what is too long cut."""
+    """The command line, ready to be forked: everything is imported, and slow functions are replaced."""
 
     def __init__(self) -> None:
         (entry,) = entry_points(group="console_scripts", name="vcsd")
@@ -91,16 +91,16 @@ class Program:
         for name in PRELOADED:
             importlib.import_module(name)
         for place in CUT:
-            getattr(*_holder(place))  # it is still there
+            getattr(*_holder(place))  # raises if the function no longer exists
 
     def run(self, given: Input, folder: Path) -> NoReturn:
-        """In the child: the command in this folder, and the end of the process."""
+        """In the child: run the command in this folder, then end the process."""
         end_with_parent(os.getppid())
         os.setsid()
         for place in CUT:
             setattr(*_holder(place), _cut)
         os.chdir(folder)
-        torch.set_num_threads(1)  # a forked process has none of OpenMP's threads, and waits for them
+        torch.set_num_threads(1)  # a forked process has no OpenMP threads and would wait for them
         os.environ |= {"VCSD_HOME": str(folder / "home"), "VCSD_RUN_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
         for name, fd in ((os.devnull, 0), (folder / ".stdout", 1), (folder / ".stderr", 2)):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
@@ -122,7 +122,7 @@ class Program:
 
 
 def _holder(place: str) -> tuple[Any, str]:
-    """What has the function at `module:name` or `module:class.name`, and its name there."""
+    """Object that holds the function `module:name` or `module:class.name`, and the function's name there."""
     module, _, names = place.partition(":")
     *parents, last = names.split(".")
     holder: Any = importlib.import_module(module)
@@ -132,7 +132,7 @@ def _holder(place: str) -> tuple[Any, str]:
 
 
 def _cut(*args: object, **options: object) -> NoReturn:
-    """In place of a function of CUT: what was asked for is accepted."""
+    """Replacement of a function in CUT: the input was accepted."""
     raise SystemExit(0)
 
 
@@ -140,7 +140,7 @@ _program: Program | None = None  # of this process; children of the pool inherit
 
 
 def _try(template: Path, seed: int, number: int) -> Ended:
-    """One input, in a copy of the folder, judged by how its process ends."""
+    """Run one input in a copy of the folder; classify it by how its process ends."""
     assert _program
     given = make_input(_program.commands, seed, number)
     with tempfile.TemporaryDirectory(prefix="cli-", ignore_cleanup_errors=True) as scratch:
@@ -168,13 +168,13 @@ def _kind(code: int, said: str, refused: bool) -> str | None:
 
 
 def _wait(pid: int) -> int | None:
-    """The exit code, negative for a signal, None for a process that had to be killed; its group is gone then."""
+    """Exit code, negative for a signal; None for a process that had to be killed. Ends its process group."""
     ends = time.monotonic() + WAIT_S
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
         late = not found and (time.monotonic() > ends or _cpu_s(pid) > HANG_S)
         if found or late:
-            with suppress(ProcessLookupError):  # nobody is left
+            with suppress(ProcessLookupError):  # the group is empty
                 os.killpg(pid, signal.SIGKILL)
         if found:
             return os.waitstatus_to_exitcode(status)
@@ -191,7 +191,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def bench_cli_fuzz(inputs: int, seed: int, first: int, tick: Tick) -> dict[str, Any]:
-    """Run inputs `first` to `first + inputs`; counts by kind, and what to look at in `found`."""
+    """Run inputs `first` to `first + inputs`; returns counts by kind, and details of failures in `found`."""
     global _program
     began, _program = time.perf_counter(), Program()
     with tempfile.TemporaryDirectory(prefix="cli-files-") as scratch:
@@ -215,7 +215,7 @@ def bench_cli_fuzz(inputs: int, seed: int, first: int, tick: Tick) -> dict[str, 
 
 
 def _describe(ended: Ended, seed: int) -> dict[str, Any]:
-    """What an input was and how it ended: `--seed SEED --first NUMBER --inputs 1` tries it again."""
+    """Description of an input and its outcome; `--seed SEED --first NUMBER --inputs 1` repeats it."""
     assert _program
     given = make_input(_program.commands, seed, ended.number)
     words = [word if len(word) < 100 else f"{word[:40]}... {len(word)} characters" for word in given.words]
@@ -224,11 +224,11 @@ def _describe(ended: Ended, seed: int) -> dict[str, Any]:
 
 
 def experiment(
-    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated invocations and files")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
-    first: Annotated[int, typer.Option(min=0, max=10**9, help="number of the first input, to try one again")] = 0,
+    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="number of mutated invocations and files")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the mutations")] = 0,
+    first: Annotated[int, typer.Option(min=0, max=10**9, help="number of the first input, to repeat one")] = 0,
 ) -> Outcome:
-    """Put mutated words and files on every command there is."""
+    """Run every command with mutated arguments and files."""
     with progress("inputs", inputs) as tick:
         result = bench_cli_fuzz(inputs, seed, first, tick)
     outcome = flat("cli-fuzz", {key: each for key, each in result.items() if key != "found"})

@@ -1,8 +1,8 @@
 """Mutated invocations of any command, and mutated files for it to read.
 
-A command's options and arguments say what is valid and what is not: every number is as small as it may be, so that an
-invocation that is carried out is a short one. Some mutations must be refused, whatever the command: then the input says
-so. Where a mutation may as well be harmless, only its end is looked at.
+Valid and invalid values follow from a command's options and arguments. Every number is as small as allowed, so that a
+valid invocation is short. An input is marked if every command must refuse its mutation; if the mutation may be
+harmless, only the way in which the process ends is checked.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ NEVER: dict[type, tuple[Any, ...]] = {
     str: (5, [], {}, True, None),
     list: ("alice", 5, None, {"a": 1}),
 }
-MAY_BE_LEFT_OUT = ("drive", "path")  # texts for which null stands as well
+MAY_BE_LEFT_OUT = ("drive", "path")  # text fields that also accept null
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Words of the command line, and files that are other than usual.
+    """Words of the command line, and files that differ from the valid ones.
 
-    refused: it must not end with exit code 0.
+    refused: the exit code must not be 0.
     """
 
     words: tuple[str, ...]
@@ -99,7 +99,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An option or an argument on the command line. name: None is an argument; text: None is a flag."""
+    """An option or an argument on the command line. name: None for an argument. text: None for a flag."""
 
     param: Any
     name: str | None
@@ -111,7 +111,7 @@ class Part:
 
 
 def make_input(commands: list[tuple[tuple[str, ...], Any]], seed: int, number: int) -> Input:
-    """The input of this number: the same in every run with this seed."""
+    """Input number `number`; the same in every run with this seed."""
     draw = random.Random(f"{seed} {number}")
     path, command = draw.choice(commands)
     parts = _valid(path, command, draw)
@@ -124,14 +124,14 @@ def make_input(commands: list[tuple[tuple[str, ...], Any]], seed: int, number: i
     refused, count = False, draw.choice((0, 1, 1, 1, 1, 2, 3))
     for _ in range(count):
         parts, sure = draw.choice(MUTATIONS)(parts, command, draw)
-        refused = sure and count == 1  # of several, one may undo another
+        refused = sure and count == 1  # with several mutations, one may undo another
     if any(part.name is None and (part.text or "").startswith("-") for part in parts):
-        refused = False  # a word that ends or begins options gives the others another meaning
+        refused = False  # a word that starts or ends options changes the meaning of the others
     return Input((*path, *(word for part in parts for word in part.words)), {}, refused)
 
 
 def _valid(path: tuple[str, ...], command: Any, draw: random.Random) -> list[Part]:
-    """What the command needs, the smallest of every number, and some of what it may have besides."""
+    """Required parts of the command, with the smallest valid numbers, and some of the optional ones."""
     parts = []
     for param in command.params:
         option = isinstance(param, TyperOption)
@@ -163,7 +163,7 @@ Mutation = Callable[[list[Part], Any, random.Random], tuple[list[Part], bool]]
 
 
 def _swapped(parts: list[Part], chosen: Callable[[Part], bool], texts: Any, draw: random.Random) -> list[Part] | None:
-    """The parts with another text for one that is chosen; None where there is none."""
+    """The parts with another text for one that is chosen; None if there is no such part."""
     places = [at for at, part in enumerate(parts) if part.param and part.text is not None and chosen(part)]
     if not places:
         return None
@@ -197,7 +197,7 @@ def _unknown_option(parts: list[Part], command: Any, draw: random.Random) -> tup
 
 
 def _missing(parts: list[Part], command: Any, draw: random.Random) -> tuple[list[Part], bool]:
-    """Without a part that is needed."""
+    """The parts without a required one."""
     needed = [at for at, part in enumerate(parts) if part.param and part.param.required]
     if not needed:
         return _unknown_option(parts, command, draw)
@@ -225,7 +225,7 @@ MUTATIONS += (_twice, _extra)
 
 
 def _document(name: str, draw: random.Random) -> tuple[bytes, bool]:
-    """A document with one change; whether it must be refused."""
+    """A document with one change, and whether it must be refused."""
     text, strict = DOCUMENTS[name]
     if draw.random() < 0.4 or not name.endswith((".yaml", ".json")):
         return _damaged(text.encode(), draw), False
@@ -236,7 +236,7 @@ def _document(name: str, draw: random.Random) -> tuple[bytes, bool]:
 
 
 def _change(values: Any, draw: random.Random) -> bool:
-    """Change one thing in a tree of values; whether no such document is valid."""
+    """Change one item in a tree of values; returns whether the result is invalid in any case."""
     places = list(_places(values))
     inside, key = draw.choice(places)
     there = inside[key]
@@ -262,7 +262,7 @@ def _change(values: Any, draw: random.Random) -> bool:
 
 
 def _places(values: Any) -> Any:
-    """Every place in a tree of values: what holds it, and the key or the number there."""
+    """Every position in a tree of values: its container, and the key or index there."""
     for key in list(values) if isinstance(values, dict) else range(len(values)):
         yield values, key
         if isinstance(values[key], dict | list):
@@ -270,7 +270,7 @@ def _places(values: Any) -> Any:
 
 
 def _damaged(text: bytes, draw: random.Random) -> bytes:
-    """A text with bits flipped, cut off, or with something strange in its middle."""
+    """A text with flipped bits, truncated, or with unusual bytes inserted."""
     data, at = bytearray(text), draw.randrange(len(text))
     match draw.randrange(6):
         case 0 | 1:

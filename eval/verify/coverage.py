@@ -33,7 +33,7 @@ class Coverage:
     @contextmanager
     def watch(self, opcode: int) -> Iterator[None]:
         self._opcode = opcode if verb_of(opcode) else -1
-        csd_link.wire.form_of.cache_clear()  # an input reaches the same lines whatever was decoded before
+        csd_link.wire.form_of.cache_clear()  # coverage must not depend on earlier inputs
         sys.settrace(self._call)
         try:
             yield

@@ -1,4 +1,6 @@
-"""Power cuts: every moment of a trace that uses all verbs, each followed by recovery and a comparison of all bytes."""
+"""Power cuts at every moment of a trace that uses all verbs; each is followed by recovery and a comparison of all
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,16 @@ from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 
-MISSED = {2: 0.5, 4: 0.16}  # by bits: most of a group's length of V that codes may miss, 8 bits of it included
-OWNERS = 24  # so few that their numbers come again several times in each trace
+MISSED = {
+    2: 0.5,
+    4: 0.16,
+}  # by bits: largest error of V codes over the group's norm, including the error of 8 bits
+OWNERS = 24  # few, so that owner numbers are reused several times in each trace
 
 
 @dataclass(slots=True)
 class Trace:
-    """What the array saw, and the state at each commit with the number of operations that had been done by then.
+    """Operations of the array, and the state at each commit with the number of operations done by then.
 
     lost_keys: see `RandomHost.lost_keys`, of all commits.
     """
@@ -50,7 +55,7 @@ class Trace:
 
 
 class _Host(RandomHost):
-    """Keeps what each commit holds."""
+    """Records the state of each commit."""
 
     def __init__(self, seed: int) -> None:
         nand, self.trace = Nand(DRIVE.geometry), Trace([], [])
@@ -60,7 +65,7 @@ class _Host(RandomHost):
         self.ftl.journal.log = self._commit
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
-        """A commit may come in the middle of a verb: what it keeps is the state before that verb."""
+        """Record the state before the current verb: a commit may happen in the middle of one."""
         before = self.kept
         self.kept = {handle: layers for handle, layers in before.items() if handle not in freed}
         self.kept |= {handle: self.model[handle].copy() for handle in recorded if handle in self.model}
@@ -86,13 +91,13 @@ def _apply(nand: Nand, operation: Operation) -> None:
 
 
 def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> Callable[[], None]:
-    """Leave an operation half done, in one of the ways in which that can happen; returns what undoes it."""
+    """Leave an operation half done, in one of the possible variants; returns a function that undoes it."""
     pages = np.array([operation.ppn]) if isinstance(operation, Program) else nand.pages_of(operation.block)
     arrays: list[NDArray[Any]] = [nand.content, nand.spare]
     before = [array[pages].copy() for array in arrays]
     if isinstance(operation, Program):
-        cut, spare = int(generator.integers(1, operation.page.size - 7)), generator.random()  # 1 byte may be mended
-        if spare < 0.5:  # the spare area may be whole while the data is not
+        cut, spare = int(generator.integers(1, operation.page.size - 7)), generator.random()  # 1 byte may be corrected
+        if spare < 0.5:  # the spare area may be complete although the data is not
             _apply(nand, operation)
         elif spare < 0.75:
             nand.spare[operation.ppn : operation.ppn + 1].view(np.uint8)[:] = generator.integers(0, 255, SPARE.itemsize)
@@ -110,9 +115,9 @@ def _tear(nand: Nand, operation: Operation, generator: np.random.Generator) -> C
 
 
 def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) -> tuple[int, int]:
-    """Recover, and count sequences or logical pages that are lost and that are wrong.
+    """Recover, and count lost and wrong sequences or logical pages.
 
-    newer: what logical pages may hold besides; None leaves them out.
+    newer: further allowed contents of logical pages; None skips logical pages.
     """
     try:
         ftl = Ftl(DRIVE, nand)
@@ -139,7 +144,7 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
 
 
 def _found(ftl: Ftl, handle: int, names: dict[bytes, int]) -> bool:
-    """Whether each of these keys, and no other, leads to this sequence."""
+    """Whether exactly these keys map to this sequence."""
     keys = [(0, key) for key in KEYS] + [(VALUES, key) for key in VALUE_KEYS]
     return {key: named for label, key in keys for named in ftl.kv.names.find(label, [key]) if named[0] == handle} == {
         key: (handle, tokens) for key, tokens in names.items()
@@ -147,7 +152,7 @@ def _found(ftl: Ftl, handle: int, names: dict[bytes, int]) -> bool:
 
 
 def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
-    """Whether a layer holds these rows (S, H, d) and nothing else, in every form."""
+    """Whether a layer holds exactly these rows (S, H, d), in every representation."""
     if len(k) != ftl.sequences[handle].lengths[layer]:
         return False
     if not len(k):
@@ -160,9 +165,9 @@ def _right(ftl: Ftl, handle: int, layer: int, k: F16, v: F16) -> bool:
 
 
 def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
-    """K of a layer as its embedding-indexed copy has it, (S, H, d); K itself where that has no pages.
+    """K of a layer from its embedding-indexed copy, (S, H, d); K itself if the copy has no pages.
 
-    Of a copy in few bits: NaN where its codes are not those of K.
+    For a quantized copy: NaN where its codes do not match K.
     """
     seq, rows = ftl.sequence(handle), ftl.read_back(handle, layer)[0].view(np.uint16)
     layout, view = seq.layout, _all_of(ftl, handle, layer)
@@ -182,14 +187,14 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
 
 
 def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
-    """A layer with all of its pages at hand."""
+    """View of a layer with all its pages resident."""
     view = ftl.view([handle], layer)
     ftl.store.page_in(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
     return view
 
 
 def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
-    """Whether all pages of K in few bits, where the layout has them, say of K what their steps allow."""
+    """Whether all pages of quantized K, if the layout has them, match K within their quantization steps."""
     layout = ftl.sequence(handle).layout
     form = layout.progressive
     if form is None:
@@ -201,8 +206,10 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
         rows = stored[group * form.T : (group + 1) * form.T, head]
         pages = view.banks[0][slots[head, group]][None].view(np.uint8)
         steps = to_fp32(pages[0, : 2 * form.m].view(np.uint16), form.bf16)
-        steps = np.where(pages[0, 4 * form.m : 5 * form.m] > 0, steps, np.inf)  # a channel without digits is its middle
-        # K itself may have been rounded to 8 bits since, by the largest of a group of its own, which may reach further
+        steps = np.where(
+            pages[0, 4 * form.m : 5 * form.m] > 0, steps, np.inf
+        )  # a channel without digits has the middle value
+        # K may have been rounded to 8 bits since, with the scale of a different, possibly longer group
         near = stored[max(0, group * form.T - layout.n) : (group + 1) * form.T + layout.n, head]
         allowed = 0.51 * steps + np.abs(near).max(0) / 60
         if (np.abs(decode_scores(pages, form)[0] - rows) > allowed * np.where(steps > 0, 1, np.inf)).any():
@@ -211,7 +218,7 @@ def scores_agree(ftl: Ftl, handle: int, layer: int) -> bool:
 
 
 def values_agree(ftl: Ftl, handle: int, layer: int) -> bool:
-    """Whether all pages of V in few bits, where the layout has them, miss no more of a group's V than codes do."""
+    """Whether all pages of quantized V, if the layout has them, match V within the error of the codes."""
     form = ftl.sequence(handle).layout.progressive
     if form is None:
         return True
@@ -227,14 +234,22 @@ def values_agree(ftl: Ftl, handle: int, layer: int) -> bool:
 
 
 def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memory") -> dict[str, Any]:
-    """Cut the power before, in the middle of and after every operation of a trace; `cuts` is the least number.
+    """Cut the power before, during and after every operation of a trace; `cuts` is the minimum number.
 
-    Three traces of other seeds, four times as long, are cut at random moments, a tenth as often in all; and a twentieth
-    as often the machine under a drive's files loses its power, with writes that were not synced. medium: with one that
-    reads files, what each cut has left lies in files, and is read by it; then the machine dies a quarter as often, and
-    as often only the process that writes. lost: sequences and values that a commit had and recovery did not find, and
-    overwritten values of which a commit had neither the old nor the new one. wrong: sequences, tokens, values or
-    logical pages that are not those of the last commit, byte for byte. recovered: cuts after which all was right.
+    Three traces with other seeds, four times as long, are cut at random moments: a tenth of that number in total. In a
+    further twentieth, the machine that stores the drive's files loses power, with writes that were not synced.
+
+    Args:
+        cuts: Minimum number of power cuts.
+        seed: Random seed of the traces.
+        tick: Progress callback.
+        medium: With a medium that reads files, the remains of each cut are stored in files and read by it; the machine
+            then loses power a quarter as often, and only the writing process is killed as often.
+
+    Returns:
+        lost: Sequences and values of a commit that recovery did not find, and overwritten values for which a commit had
+            neither the old nor the new one. wrong: Sequences, tokens, values or logical pages that differ from the last
+            commit. recovered: Cuts with correct recovery.
     """
     operations, (of_host, of_process) = -(-cuts // 2), _deaths(cuts, medium)
     with patch("ftl.kv.owners.MAX_OWNERS", OWNERS), place(medium, DRIVE.geometry) as where:
@@ -252,12 +267,12 @@ def bench_crash(cuts: int, seed: int, tick: Tick = no_tick, medium: Kind = "memo
 
 
 def _deaths(cuts: int, medium: Kind) -> tuple[int, int]:
-    """How often the machine loses its power beside so many cuts, and how often only the process that writes dies."""
+    """Number of power losses of the host machine for `cuts` cuts, and number of kills of the writing process."""
     return (max(1, cuts // 20), 0) if medium == "memory" else (max(1, cuts // 4), max(1, cuts // 4))
 
 
 def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -> Counter[str]:
-    """Record a trace and cut it at this share of its moments."""
+    """Record a trace and cut it at this fraction of its moments."""
     trace, total = record(seed, operations), Counter[str]()
     generator = np.random.default_rng(seed)
     nand, commit = Nand(DRIVE.geometry), 0
@@ -289,7 +304,7 @@ def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -
 
 
 class _Life(RandomHost):
-    """From one power-on to the next. commits: states that may come back; a sync leaves the last alone."""
+    """One power-on to the next. commits: states allowed after recovery; a sync leaves only the last."""
 
     def __init__(self, seed: int, nand: Nand, state: State) -> None:
         super().__init__(seed, nand)
@@ -298,7 +313,7 @@ class _Life(RandomHost):
         self.ftl.journal.begins, self.ftl.journal.log = self._begin, self._commit
 
     def _begin(self, recorded: set[int], freed: set[int]) -> None:
-        """Power may be lost when the commit counts already."""
+        """Record the commit; power may be lost once it counts."""
         kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
         self.coming = [kept | {handle: self.model[handle].copy() for handle in recorded if handle in self.model}]
 
@@ -307,14 +322,14 @@ class _Life(RandomHost):
         self.coming = []
 
     def synced(self) -> None:
-        """The last commit cannot be lost any more."""
+        """Keep only the last commit: it can no longer be lost."""
         del self.commits[:-1]
 
 
 def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> Counter[str]:
-    """Cut the power of the machine under a drive's files: of writes after the last sync any may be lost or torn.
+    """Cut the power of the machine that stores a drive's files: writes after the last sync may be lost or torn.
 
-    killed: end its process alone instead; what it wrote is there.
+    killed: kill only its process instead; its completed writes remain.
     """
     draw, state, total = random.Random(seed), State(), Counter[str]()
     with where.disk(draw) as disk:
@@ -349,8 +364,10 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
 
 
 def experiment(
-    cuts: Annotated[int, typer.Option("--min-power-cuts", min=2, max=10**9, help="cut points at the least")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the trace")] = 0,
+    cuts: Annotated[
+        int, typer.Option("--min-power-cuts", min=2, max=10**9, help="minimum number of cut points")
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the traces")] = 0,
     medium: MediumOption = "memory",
 ) -> Outcome:
     """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""

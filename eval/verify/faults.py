@@ -1,4 +1,4 @@
-"""A decode whose drives are killed at random moments, beside the same decode undisturbed."""
+"""A decode whose drives are killed at random moments, compared with the same decode without kills."""
 
 from __future__ import annotations
 
@@ -31,24 +31,29 @@ from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
-CACHE_BYTES = 1 << 20  # so little that pages come and go
+CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
 MAX_PAUSE_S = 0.4  # between two kills
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many drives are killed in which decode."""
+    """Number of kills, and the decode."""
 
-    kills: Annotated[int, typer.Option(min=1, max=10**6, help="drives to kill")] = 100
-    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, a process each")] = 2
-    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 128
-    flush_every: Annotated[int, typer.Option(min=0, max=512, help="decode steps between flushes; 0: never")] = 8
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments")] = 0
+    kills: Annotated[int, typer.Option(min=1, max=10**6, help="number of kills")] = 100
+    drives: Annotated[int, typer.Option(min=1, max=4, help="number of virtual drives, one process each")] = 2
+    tokens: Annotated[
+        int,
+        typer.Option(min=1, max=512, help="length of a decode, tokens; decodes are repeated until all kills are done"),
+    ] = 128
+    flush_every: Annotated[
+        int, typer.Option(min=0, max=512, help="decode steps between flushes; 0 disables flushing")
+    ] = 8
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the kill times")] = 0
     medium: MediumOption = "memory"
 
 
 class Killer(threading.Thread):
-    """Kills a random drive at random moments while it is told to."""
+    """Kills a random drive at random moments while active."""
 
     def __init__(self, names: Sequence[str], kills: int, seed: int, tick: Tick) -> None:
         super().__init__(daemon=True)
@@ -66,7 +71,7 @@ class Killer(threading.Thread):
         self.over.set()
 
     def _kill(self, name: str) -> None:
-        """SIGKILL, unless the process of the last time has not been followed by another yet."""
+        """Send SIGKILL, unless the process killed last has not been replaced yet."""
         with suppress(OSError, ValueError):
             pid = int(pid_path(name).read_text())
             if self._last.get(name) != pid:
@@ -78,11 +83,12 @@ class Killer(threading.Thread):
 
 @torch.inference_mode()
 def bench_faults(asked: Load, tick: Tick) -> dict[str, Any]:
-    """Decode again and again, `tokens` tokens a time, until drives with flash in files were killed `kills` times.
+    """Repeat decodes of `tokens` tokens until drives with flash in files were killed `kills` times.
 
-    lost_tokens: those that a decode did not come to; wrong_tokens: those unlike the undisturbed run's; recovery: from a
-    kill until the drive is where it was, wall time; notice: from a kill until the driver knew, of those with a command
-    under way or one within that second.
+    Returns:
+        lost_tokens: Tokens that a decode did not reach. wrong_tokens: Tokens that differ from the undisturbed run.
+            recovery: Wall-clock time from a kill until the drive has its former state. notice: Time from a kill until
+            the driver detects it, for kills with a command in flight or submitted within the next second.
     """
     model, tokenizer = load(CHECKPOINT)
     tokens = asked.tokens
@@ -122,7 +128,7 @@ def bench_faults(asked: Load, tick: Tick) -> dict[str, Any]:
 
 
 def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
-    """For every recovery: seconds from the first kill that it answers until it began, and until it ended."""
+    """Seconds from the first kill to the start and to the end of each recovery."""
     notices, recoveries = [], []
     for device in devices:
         before = 0.0
@@ -136,7 +142,7 @@ def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]
 
 
 def experiment(load: Load) -> Outcome:
-    """Kill drives (SIGKILL) at random moments of a decode; they come back and the tokens stay the same."""
+    """Kill drives (SIGKILL) at random moments of a decode; they restart and the tokens stay the same."""
     with progress("kills", load.kills) as tick:
         result = bench_faults(load, tick)
     return flat("faults", result, failed=bool(result["lost_tokens"] or result["wrong_tokens"]))

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections, delays bytes, and damages them, at points that a seed draws."""
+"""TCP proxy that cuts connections, delays bytes, and damages them, at points drawn from a seed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from contextlib import suppress
 
 FAULTS = ("cut", "delay", "drop", "double", "flip")
 MAX_DELAY_S = 0.2
-_MAX_BYTES = 64  # that are dropped or doubled
+_MAX_BYTES = 64  # dropped or duplicated at once
 
 
 class FaultyProxy:
-    """Passes bytes on between hosts and a port of this machine; with `is_active` set it does them harm.
+    """Forwards bytes between hosts and a local port; injects faults while `is_active` is set.
 
-    faults: those injected, by kind. most_bytes: between two faults; their mean is half as many.
+    faults: injected faults by kind. most_bytes: maximum between two faults; the mean is half of it.
     """
 
     def __init__(self, port: int, draw: random.Random, most_bytes: int, kinds: tuple[str, ...] = FAULTS) -> None:
@@ -82,7 +82,7 @@ class FaultyProxy:
         _shut([source, sink])
 
     def _drawn(self, size: int) -> str:
-        """The fault of a piece of so many bytes; empty for most."""
+        """Draw the fault of a piece of `size` bytes; empty for most pieces."""
         with self._lock:
             self._left -= size
             if not self.is_active or self._left > 0:
@@ -108,5 +108,5 @@ def _harmed(data: bytes, fault: str, at: int, size: int) -> bytes:
 
 def _shut(lines: list[socket.socket]) -> None:
     for line in lines:
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # it is closed already
             line.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Bits of a drive's files are flipped, and stretches of them; then the drive is opened and every byte compared."""
+"""Flip single bits and runs of bits in a drive's files; then open the drive and compare every byte."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = {"bit": 0.8, "burst": 0.15, "page": 0.05}  # one bit, up to 64 bits in a
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A drive's folder after a flush, and what it holds."""
+    """A drive's folder after a flush, and its expected contents."""
 
     folder: Path
     host: RandomHost
@@ -49,7 +49,7 @@ class Kept:
         return cls(folder, host, {file.name: file.read_bytes() for file in folder.iterdir()}, secret)
 
     def restore(self) -> None:
-        """The folder as it was."""
+        """Restore the folder to its state after the flush."""
         for file in self.folder.iterdir():
             if file.name not in self.files:
                 file.unlink()
@@ -59,7 +59,7 @@ class Kept:
 
 
 class Flipper:
-    """Damages one place of a folder at a time. Every file has the same share, and every part of it is come to."""
+    """Damages one position of a folder at a time. Every file gets the same share, and every part of it is covered."""
 
     def __init__(self, kept: Kept, seed: int) -> None:
         self._kept, self._draw = kept, np.random.default_rng(seed)
@@ -118,7 +118,7 @@ def _differs(kept: Kept) -> bool:
 
 
 def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
-    """Sequences and logical pages that are not what they were and do not say so; those that say so, or are missed."""
+    """Count wrong sequences and logical pages that are not reported, and those that are reported or missing."""
     wrong = len(set(ftl.sequences) - set(host.model))
     missed = len(set(host.model) - set(ftl.sequences))
     for handle in set(host.model) & set(ftl.sequences):
@@ -153,10 +153,11 @@ def damage_drive(seed: int, turns: range) -> Counter[str]:
 
 
 def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -> dict[str, Any]:
-    """Flip bits, bursts and pages, one place at a time, on drives of several seeds.
+    """Flip bits, bursts and pages, one position at a time, on drives of several seeds.
 
-    corrected: all data was as before though a bit that matters was not. reported: what was lost is refused, and the
-    drive's health says so. silent: something was older, other or missing, and nothing said so.
+    Returns:
+        corrected: All data intact although a relevant bit was wrong. reported: Lost data is refused, and the drive's
+            health log reports it. silent: Data was stale, wrong or missing without a report.
     """
     found, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
     parts = [range(flips * number // drives, flips * (number + 1) // drives) for number in range(drives)]
@@ -172,11 +173,13 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
 
 
 def experiment(
-    flips: Annotated[int, typer.Option("--count", min=1, max=10_000_000, help="places to damage")] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the drives and the places")] = 0,
+    flips: Annotated[
+        int, typer.Option("--count", min=1, max=10_000_000, help="number of positions to damage")
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the drives and positions")] = 0,
     workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
 ) -> Outcome:
-    """Flip bits of all files of a drive, one place at a time: what is lost must be reported."""
+    """Flip bits in all files of a drive, one position at a time: every loss must be reported."""
     with progress("flips", flips) as tick:
         result = bench_flips(flips, seed, workers, tick)
     return flat("flips", result, failed=bool(result["silent"]))

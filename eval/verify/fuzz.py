@@ -50,9 +50,9 @@ from eval.verify.place import Place, place
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
-HANG_S = 10.0  # more than compiling a kernel that no good command has needed takes
+HANG_S = 10.0  # longer than compiling a kernel that no valid command has used
 LAYOUTS_USED = tuple(LAYOUTS[name].code for name in ("fp16", "progressive", "progressive4-exact"))
-RENEW = 2000  # inputs that one world gets
+RENEW = 2000  # inputs per world
 IMAGES = 0.2  # share of inputs that damage the window instead of a command
 VALUES = 0.1  # share of inputs that are Key Value commands
 H, G, D = 2, 2, 16
@@ -89,7 +89,7 @@ class Memory:
 
 
 class World:
-    """A drive with a tenant who has data, and a window for another one, who attacks."""
+    """A drive with one tenant that has data (the victim), and a window for a second one (the attacker)."""
 
     def __init__(self, seed: int, where: Place, layout: int) -> None:
         generator = np.random.default_rng(seed)
@@ -98,7 +98,7 @@ class World:
         self.rows = generator.standard_normal((40, H, D)).astype(np.float16)
         self.marks = [row.tobytes() for row in self.rows[::7, 0, :8]]
         self.secret_handle = self._fill(self.victim, self.rows, layout)
-        self.broken = False  # by a command that was stopped halfway
+        self.broken = False  # a command was stopped halfway
         self.values = FuzzedValues(self.firmware, self.rows[:20].tobytes())
         self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
         self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
@@ -112,7 +112,7 @@ class World:
         return handle
 
     def attach(self) -> None:
-        """A host of the attacker's attaches anew, whatever lies in the window."""
+        """Attach a new host of the attacker, regardless of the contents of the window."""
         self.host = WindowHost(self.medium)
         self.drive.beat()
         self.host.attach()
@@ -121,7 +121,7 @@ class World:
             raise AssertionError("a host could not attach")
 
     def seeds(self) -> list[Command]:
-        """Good commands of the attacker's, and some on what is not his."""
+        """Valid commands of the attacker, and some that address the victim's data."""
         own, rows = (self.own_handle,), np.ones((100, H, D), np.float16)
         commands: list[Command] = [KvAppend(own, 1, np.array([100]), rows, rows)]
         for seqs in (own, (self.secret_handle,), (1,)):
@@ -130,7 +130,7 @@ class World:
         return commands
 
     def state(self) -> tuple[Any, ...]:
-        """What a refused command must not change, and what it may: see `changed`."""
+        """State that a refused command must not change, with exceptions: see `changed`."""
         ftl = self.firmware.ftl
         lengths, moved = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items()), ftl.counters.moved
         kept = lengths, ftl.nand.writes - moved, ftl.buffers.left, self.firmware.free_ns
@@ -145,14 +145,14 @@ class World:
         return now != before and (kept != before[0] or moved == before[1])
 
     def victim_has_its_data(self) -> bool:
-        """Whether the other tenant still has his data."""
+        """Whether the victim's data is intact."""
         done = self.victim.step(KvRead((self.secret_handle,), 0), 0)
         return done.status is Status.SUCCESS and all(map(np.array_equal, done.data, self.kept))
 
 
 @dataclass(slots=True)
 class Findings:
-    """What went wrong, counted; the first of each kind in words."""
+    """Counts of failures, and a description of the first of each kind."""
 
     crashes: int = 0
     hangs: int = 0
@@ -181,7 +181,7 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory"
 def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
     draw, found, coverage = random.Random(seed), Findings(), Coverage()
     worlds = itertools.cycle([partial(World, seed, where, layout) for layout in LAYOUTS_USED])
-    for _ in LAYOUTS_USED:  # what is compiled does not hang
+    for _ in LAYOUTS_USED:  # compile kernels first: compilation must not count as a hang
         world = next(worlds)()
         for command in world.seeds():
             world.attacker.step(command, 0)
@@ -264,7 +264,7 @@ def _guard(world: World, found: Findings, run: Callable[[], None], what: object)
 
 
 def _command(world: World, request: Request, submit_ns: int, found: Findings) -> Callable[[], None]:
-    """A request straight into the ring, as a host that keeps to no rule would write it."""
+    """Write a request directly into the ring, as a host that ignores the protocol would."""
 
     def run() -> None:
         before, host, layout = world.state(), world.host, IDENTITY.layout
@@ -329,7 +329,7 @@ def _image(world: World, draw: random.Random, found: Findings) -> None:
 
 
 def _fix_crc(data: bytearray, at: int) -> None:
-    """Make a damaged control block's checksum right, so that what it says is looked at."""
+    """Correct the checksum of a damaged control block, so that its contents are examined."""
     size = int.from_bytes(data[at + 12 : at + 16], "little")
     if size <= BODY_BYTES:
         crc = zlib.crc32(data[at + 44 : at + 44 + size], zlib.crc32(data[at : at + 40]))
@@ -367,10 +367,10 @@ def mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> R
 
 def experiment(
     inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated commands and window images")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the mutations")] = 0,
     medium: MediumOption = "memory",
 ) -> Outcome:
-    """Put mutated commands, Key Value commands and damaged windows on a drive that two tenants share."""
+    """Send mutated commands, Key Value commands and damaged windows to a drive that two tenants share."""
     with progress("inputs, 10,000 each", inputs // 10_000) as tick:
         result = bench_fuzz(inputs, seed, tick, medium)
     found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))

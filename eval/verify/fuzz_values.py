@@ -1,4 +1,4 @@
-"""Random Key Value commands of a tenant on a drive of two; a dictionary says what each must do."""
+"""Random Key Value commands of a tenant on a drive with two tenants; a dictionary predicts the result of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VICTIM, _ATTACKER = "victim", "attacker"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a command must return. may_lack_room: or Capacity Exceeded."""
+    """Required result of a command. may_lack_room: Capacity Exceeded is also allowed."""
 
     status: int = 0
     data: bytes = b""
@@ -82,7 +82,7 @@ class FuzzedValues:
         return done, f"{expected} was expected, not {done!r}" if wrong else ""
 
     def _expected(self, sqe: Sqe) -> Expected:
-        """What the dictionary and the specification say."""
+        """Result required by the dictionary and the specification."""
         if sqe.opcode not in set(KeyValue):
             return Expected(Code.INVALID_OPCODE)
         if sqe.opcode in (KeyValue.STORE, KeyValue.RETRIEVE, KeyValue.LIST) and sqe.cdw10 > MAX_BYTES:

@@ -46,7 +46,7 @@ LAYERS, SEQUENCES, GROUP, PAGES = 1, 3, 2, 16
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
 
 Rows = tuple[bytes, ...]
-Seqs = dict[int, tuple[Rows, frozenset[tuple[bytes, int]]]]  # by handle: rows of each layer's K and V, names
+Seqs = dict[int, tuple[Rows, frozenset[tuple[bytes, int]]]]  # handle -> (key and value rows of each layer, names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ class Asked:
 
     kills: Annotated[int, typer.Option(min=1, max=10**5, help="losses for each redundancy; every third is a node")] = 25
     tokens: Annotated[int, typer.Option(min=8, max=512, help="length of a decode, one for each loss")] = 48
-    transport: Annotated[Literal["process", "nvme+tcp"], typer.Option(help="of the drives")] = "process"
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the moments, and of the drives")] = 0
+    transport: Annotated[Literal["process", "nvme+tcp"], typer.Option(help="transport of the drives")] = "process"
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the drives and of the loss times")] = 0
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Tally:
 
     Attributes:
         degraded_s: Until the first command of a group that has lost a drive was served.
-        redundant_s: Until all groups had as many drives as before.
+        redundant_s: Until all groups had their former number of drives.
         refused: Decodes that ended with the error of a lost drive.
         not_redundant: Losses after which a group was left with fewer drives than before.
     """
@@ -183,7 +183,7 @@ def _lose(
 
 
 def experiment(asked: Asked) -> Outcome:
-    """Lose drives and nodes for good in the middle of a decode; with redundancy the tokens stay the same."""
+    """Lose drives and nodes permanently in the middle of a decode; with redundancy the tokens stay the same."""
     with progress("losses", 1 + 2 * asked.kills) as tick:
         result = bench_lost_drives(asked, tick)
     rows = [

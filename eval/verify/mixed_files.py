@@ -27,7 +27,7 @@ from vcsd.tables import flat_table
 
 LAYOUTS_USED = "fp16", "fp8", "progressive"
 FILES = tuple(data_sizes(DRIVE.geometry))
-Rows = dict[int, list[bytes] | None]  # rows of each layer's K and V by handle; None if the drive reports a loss
+Rows = dict[int, list[bytes] | None]  # handle -> key and value rows of each layer; None if the drive reports a loss
 
 
 @dataclass(frozen=True, slots=True)

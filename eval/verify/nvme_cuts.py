@@ -100,12 +100,13 @@ def _executed(drive: ServedDrive) -> Counter[str]:
 
 @torch.inference_mode()
 def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) -> dict[str, Any]:
-    """Decode again and again, `tokens` tokens a time, until connections to drives were harmed `cuts` times.
+    """Repeat decodes of `tokens` tokens until connections to drives had `cuts` faults.
 
-    lost: tokens that a decode did not come to, and commands that a drive has not executed. wrong: tokens unlike the
-    undisturbed run's. twice: commands that a drive has executed more often than it was given them. refused_*: attaches
-    with another subsystem's NQN, and of other hosts, that were refused; refusals_missed: those that were not, and
-    commands that drives executed meanwhile.
+    Returns:
+        lost: Tokens that a decode did not reach, and commands that a drive has not executed. wrong: Tokens that differ
+            from the undisturbed run. twice: Commands that a drive executed more often than they were submitted.
+            refused_*: Refused attaches with another subsystem's NQN, and of other hosts. refusals_missed: Such attaches
+            that were accepted, and commands that drives executed meanwhile.
     """
     model, tokenizer = load(CHECKPOINT)
     inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
@@ -166,10 +167,15 @@ def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
 
 
 def experiment(
-    cuts: Annotated[int, typer.Option(min=1, max=10**6, help="faults of connections")] = 50,
+    cuts: Annotated[int, typer.Option(min=1, max=10**6, help="number of connection faults")] = 50,
     drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, max=512, help="length of a decode; as many as it takes")] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the faults")] = 0,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, max=512, help="length of a decode, tokens; decodes are repeated until all faults are injected"
+        ),
+    ] = 64,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the faults")] = 0,
 ) -> Outcome:
     """Cut, delay and damage connections to drives over NVMe/TCP in a decode; the tokens stay the same."""
     with progress("faults", cuts) as tick:

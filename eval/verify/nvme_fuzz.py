@@ -42,7 +42,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 
 SETTLE_S = 10.0
-HANG_S = 30.0  # for a connection to be closed whose host has closed its direction
+HANG_S = 30.0  # limit for closing a connection after its host has closed its direction
 RENEW = 5000  # PDUs that one drive gets
 LOOK = 64  # connections between two reads of the honest host
 LIMITS = Limits(in_capsule_bytes=8192, transfer_bytes=1 << 20, in_flight_bytes=8 << 20)
@@ -91,7 +91,7 @@ class Honest:
 
 
 class World:
-    """A drive with an honest host and an attacker, and all that connections may leave behind."""
+    """A drive with an honest host and an attacker, and the resources that connections may leak."""
 
     def __init__(self, draw: random.Random) -> None:
         self._before = threads_and_descriptors()
@@ -128,7 +128,7 @@ class World:
         _settle(threads_and_descriptors, self._before, found)
 
     def _held(self) -> tuple[object, ...]:
-        """All that a connection may leave behind."""
+        """Resources that a connection may leak."""
         sessions: Any = self.subsystem.namespaces[SEQUENCES_NSID]
         bounded = len(sessions) <= sessions.most_sessions and sessions.kept_bytes <= sessions.most_kept_bytes
         controllers = self.target.controllers
@@ -141,7 +141,7 @@ class World:
         )
 
     def internal_errors(self) -> list[str]:
-        """Of sequence commands, since the last look."""
+        """Internal errors of sequence commands since the last call."""
         refused = self.firmware.state.history.errors
         found = [each["reason"] for each in tuple(refused) if each["status_field"] == Code.INTERNAL_ERROR]
         refused.clear()
@@ -149,7 +149,7 @@ class World:
 
 
 def _settle(held: Callable[[], object], wanted: object, found: Findings) -> None:
-    """Wait until what connections hold is what it was before them: their threads end just after them."""
+    """Wait until connections hold the same resources as before: their threads end shortly after them."""
     deadline = time.monotonic() + SETTLE_S
     while (now := held()) != wanted:
         if time.monotonic() > deadline:
@@ -177,7 +177,7 @@ def escapes(note: Callable[[object], None]) -> Iterator[None]:
 def bench_nvme_fuzz(pdus: int, seed: int, tick: Tick) -> dict[str, Any]:
     """Send at least `pdus` mutated PDUs.
 
-    crashes: exceptions that leave a connection, internal errors, and answers that are no PDUs. hangs: connections that
+    crashes: exceptions that leave a connection, internal errors, and answers that are not PDUs. hangs: connections that
     the controller does not take, or does not close. leaks: threads, descriptors, controllers, sessions, bytes in
     flight. state_changes: reads of the honest host that fail, or return other data than it has stored.
     """
@@ -237,7 +237,7 @@ def _connection(world: World, state: str, found: Findings) -> int:
 
 def experiment(
     pdus: Annotated[int, typer.Option(min=1, max=10**9, help="mutated PDUs")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the mutations")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the mutations")] = 0,
 ) -> Outcome:
     """Send mutated PDUs and commands to an NVMe/TCP controller that an honest host uses too."""
     with progress(f"PDUs, {RENEW:,} each", -(-pdus // RENEW)) as tick:

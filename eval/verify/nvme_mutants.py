@@ -46,7 +46,7 @@ _CC_ENABLED = 1 | 6 << 4 | 6 << 16 | 4 << 20
 _CHANGES = [bytes([each]) for each in (Nvm.WRITE, Nvm.WRITE_ZEROES, Nvm.DATASET_MANAGEMENT)]
 _MUTATED = 0.6  # share of PDUs
 _TRANSFER_BYTES = 3 * LBA_BYTES
-# No shift of these by some dwords names blocks of others: what is no longer a range is out of range
+# No shift of these by some dwords addresses other hosts' blocks: a shifted range is out of range
 _RANGES = struct.pack("<IIQ", OWN_LBA, 2, OWN_LBA) * 64
 _SUBMIT_BYTES, _PAGE_BYTES, _FETCH_BYTES, _ATTACH_BYTES = 4096, 4096, 1 << 16, 1 << 14
 

@@ -1,4 +1,4 @@
-"""Where the drives of a bench that ill-treats them lie: in memory, or in files that a medium reads."""
+"""Storage of the drives under test: in memory, or in files that a medium reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eval.verify.simulation.disk import MirroredDisk, SimDisk
 from ftl import Nand
 from ftl.flash.files import BLOCK, NandFiles, data_sizes, entry
 
-CACHE_BYTES = 4 * medium.BLOCK  # so few that pages come and go
+CACHE_BYTES = 4 * medium.BLOCK  # few, so that pages are evicted and reloaded
 
 
 class Place:
-    """Disks, and arrays that are opened on what a power cut has left of them, each gone after its block."""
+    """Disks, and arrays opened on the remains of a power cut; each is discarded after its block."""
 
     def __init__(self, kind: Kind, geometry: Geometry, scratch: Path) -> None:
         self.geometry, self._scratch = geometry, scratch
@@ -30,7 +30,7 @@ class Place:
         self._last = ExitStack()
 
     def array(self) -> Nand:
-        """An array that was never written to; the last one is gone."""
+        """Create an array that was never written to; the previous one is discarded."""
         self.close()
         if not self.in_files:
             return Nand(self.geometry)
@@ -42,12 +42,12 @@ class Place:
         return nand
 
     def close(self) -> None:
-        """Let go of the last array."""
+        """Discard the last array."""
         self._last.close()
 
     @contextmanager
     def disk(self, draw: random.Random) -> Iterator[SimDisk]:
-        """A disk that may lose its power, with the files of an array that was never written to."""
+        """A disk that may lose power, with the files of an array that was never written to."""
         disk = MirroredDisk(DiskFolder(self._fresh("drive")), "host", draw) if self.in_files else None
         plain = disk or SimDisk("crash", "host", draw)
         NandFiles.make(plain, self.geometry)
@@ -59,7 +59,7 @@ class Place:
 
     @contextmanager
     def life(self, disk: SimDisk) -> Iterator[Nand]:
-        """The array on a disk, until its process has ended."""
+        """Open the array on a disk until its process exits."""
         nand = Nand(self.geometry, folder=disk, medium=self.medium)
         try:
             yield nand
@@ -68,7 +68,7 @@ class Place:
 
     @contextmanager
     def after(self, disk: SimDisk) -> Iterator[Nand]:
-        """What power-on finds on a disk; the disk stays as it is."""
+        """Array that power-on finds on a disk; the disk is not changed."""
         if not self.in_files:
             yield Nand(self.geometry, folder=disk, private=True)
             return
@@ -79,8 +79,10 @@ class Place:
 
     @contextmanager
     def powered(self, image: Nand, torn: list[int]) -> Iterator[Nand]:
-        """What power-on finds of the pages of an array in memory. torn: pages that were under way; the copies of their
-        spare areas are written last, and are not there yet."""
+        """Array that power-on finds in the pages of an array in memory.
+
+        torn: pages whose program was in flight; the copies of their spare areas are written last and are missing.
+        """
         if not self.in_files:
             image.power_on()
             yield image
@@ -115,7 +117,7 @@ class Place:
 
 @contextmanager
 def place(kind: Kind, geometry: Geometry) -> Iterator[Place]:
-    """A place whose files are gone afterwards."""
+    """A place whose files are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
         made = Place(kind, geometry, Path(scratch))
         try:

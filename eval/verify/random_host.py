@@ -1,4 +1,4 @@
-"""A host that gives a drive random verbs, and does the same to plain arrays."""
+"""A host that sends random verbs to a drive, and applies the same to plain arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERBS = (
 
 @dataclass(slots=True)
 class Stored:
-    """What a sequence holds: K and V of each layer, (S, H, d), and of keys that name prefixes the tokens.
+    """Contents of a sequence: keys and values of each layer, (S, H, d), and the tokens of each prefix key.
 
     value: bytes, if the sequence is a value; then it has no layers, and its key has the size.
     """
@@ -40,9 +40,9 @@ class Stored:
         return Stored(list(self.layers), dict(self.names), self.value)
 
 
-State = dict[int, Stored]  # by handle
+State = dict[int, Stored]  # handle -> contents
 
-LARGEST = 1.99  # of a row: from 2 on, the bits of an FP16 number are those of a much larger BF16 number
+LARGEST = 1.99  # of a row: from 2 on, the bits of an FP16 number read as BF16 are a much larger number
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,
     name="crash",
@@ -69,8 +69,11 @@ FORMS = [
 
 
 def as_stored(form: PageForm, before: int, k: F16, v: F16) -> tuple[F16, F16]:
-    """K and V (S, H, d) as a layout keeps them: of groups that were not full with `before` tokens, what 8 bits say;
-    of rows that are encoded, all. V that is a part of K is K."""
+    """Keys and values (S, H, d) as a layout stores them.
+
+    Groups that were not full at `before` tokens are rounded to 8 bits; encoded layouts round all rows. If V is a part
+    of K, V is taken from K.
+    """
     if not form.rows.exact:
         return round_to_codec(form, k), round_to_codec(form, v)
     planes = None if form.keeps_rows else form.progressive
@@ -130,7 +133,7 @@ class RandomHost:
                 self._delete()
 
     def _sequences(self) -> list[int]:
-        """Handles of all sequences that are no values."""
+        """Handles of all sequences that are not values."""
         return sorted(handle for handle, stored in self.model.items() if stored.value is None)
 
     def _any(self) -> int:

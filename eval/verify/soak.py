@@ -1,6 +1,6 @@
-"""Everything at once, again and again: decodes beside churn and administration, drives that are killed and snapshots.
+"""Runs everything at once, repeatedly: decodes with churn and administration, kills of drives, and snapshots.
 
-No token may be wrong, and nothing may grow.
+No token may be wrong, and no resource may grow.
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ from vcsd.progress import Tick, progress
 from vcsd.transport import open_drives
 
 WAYS = "inproc", "process", "fuse"
-# So small that all of its flash is used over and over: 128 MiB
+# Small, so that all of its flash is reused repeatedly: 128 MiB
 _FLASH = Geometry(
     channels=8, dies_per_channel=2, planes_per_die=1, blocks_per_plane=32, pages_per_block=64, page_bytes=4096
 )
 SPEC = replace(INSTCSD_ZYNQ7045_8CH, name="soak", geometry=_FLASH, dram_bytes=64 << 20)
 LEAST_ROUNDS = 3  # two of them to warm up
 MAX_ANONYMOUS_BYTES, MAX_FLASH_BYTES = 1 << 20, 16 << 20  # growth: noise of the allocator; an eighth of a drive's flash
-HEADS, HEAD_DIM, MAX_ROWS = 2, 64, 2048  # of the sequences that come and go beside the decodes
-CHUNK_BYTES, CHUNKS = 64 << 10, 8  # written to and read from a mounted drive at once; places where
+HEADS, HEAD_DIM, MAX_ROWS = 2, 64, 2048  # of the short-lived sequences that run alongside the decodes
+CHUNK_BYTES, CHUNKS = 64 << 10, 8  # bytes per access to a mounted drive; positions
 _PR_SET_THP_DISABLE, _M_ARENA_MAX = 41, -8  # prctl(2), mallopt(3)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What this process and all that it started hold.
+    """Resources of this process and all its descendants.
 
-    anonymous_bytes: anonymous memory but for flash_bytes, the arrays of emulated flash: these come and go with the data
-    and with blocks of garbage that wait to be collected.
+    anonymous_bytes: anonymous memory without flash_bytes, the arrays of emulated flash: these grow and shrink with the
+    data and with blocks that wait for garbage collection.
     """
 
     anonymous_bytes: int
@@ -89,7 +89,7 @@ class Usage:
 
     @classmethod
     def now(cls, run: Path) -> Usage:
-        """Without what waits to be collected or lies free in the allocator. run: where run folders are."""
+        """Measure now, after garbage collection and a trim of the allocator. run: parent of the run folders."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         processes = list(_family(os.getpid()))
@@ -156,7 +156,7 @@ def _done(device: Device, command: Command) -> Completion:
 
 
 def _store(device: Device, rows: F16) -> tuple[int, ...]:
-    """A sequence with rows (tokens, H, d) as K and V."""
+    """Create a sequence with rows (tokens, H, d) as both keys and values."""
     seqs = tuple(_done(device, SeqCreate(1, 1, HEADS, HEAD_DIM, MAX_ROWS)).data[0].tolist())
     _done(device, KvAppend(seqs, 0, np.array([len(rows)]), rows, rows))
     return seqs
@@ -173,7 +173,7 @@ def _rows(draw: random.Random) -> F16:
 
 
 def churn(device: Device, draw: random.Random) -> int:
-    """Create, append, crop, read and free a sequence; 1 where it did not hold what it was given."""
+    """Create, append, crop, read and free a sequence; returns 1 if it read back wrong data."""
     rows = _rows(draw)
     seqs, left = _store(device, rows), draw.randrange(len(rows) + 1)
     _done(device, KvCrop(seqs, 0, np.array([left])))
@@ -183,7 +183,7 @@ def churn(device: Device, draw: random.Random) -> int:
 
 
 def administer(device: Device, draw: random.Random) -> int:
-    """Read log pages, through the administrator's window where there is one."""
+    """Read log pages, through the administrator's window if the drive has one."""
     pages = LogPage.ERROR, LogPage.SMART, LogPage.WEAR, LogPage.LATENCY, LogPage.PROGRAMS, LogPage.NAMESPACE
     with ExitStack() as undo:
         if not isinstance(device, InProcessDevice):
@@ -194,7 +194,7 @@ def administer(device: Device, draw: random.Random) -> int:
 
 
 def use_namespace(file: Path, draw: random.Random) -> int:
-    """Write, flush and read a part of a mounted drive's blocks; 1 where that is not what was written."""
+    """Write, flush and read a part of a mounted drive's blocks; returns 1 if the data differs."""
     data = draw.randbytes(CHUNK_BYTES)
     with file.open("r+b", buffering=0) as blocks:
         at = draw.randrange(CHUNKS) * CHUNK_BYTES
@@ -204,13 +204,14 @@ def use_namespace(file: Path, draw: random.Random) -> int:
 
 
 class Soak:
-    """Rounds of everything on drives that stand all the time, and on kept ones that are killed.
+    """Rounds of all operations, on drives that run permanently and on persistent ones that are killed.
 
-    tokens: decoded so far. wrong_tokens, wrong_reads: unlike what an undisturbed decode gives, or what was stored.
+    tokens: decoded tokens. wrong_tokens, wrong_reads: tokens that differ from an undisturbed decode; reads that differ
+    from the stored data.
     """
 
     def __init__(self, count: int, length: int, seed: int) -> None:
-        """count: drives of each way; length: tokens of a decode."""
+        """count: drives per transport; length: tokens of a decode."""
         self._count, self._length, self._draw = count, length, random.Random(seed)
         self._model, tokenizer = load(CHECKPOINT)
         self._inputs: Inputs = encode(self._model, tokenizer, PROMPT.read_text(encoding="utf-8"), 2, length, seed)
@@ -221,12 +222,12 @@ class Soak:
 
     @contextmanager
     def standing(self) -> Iterator[list[list[Device]]]:
-        """Drives of every way, for as long as the block."""
+        """Drives of every transport, alive until the block ends."""
         with ExitStack() as undo:
             yield [undo.enter_context(open_drives(self._drives(way))) for way in self.ways]
 
     def round(self, standing: Sequence[Sequence[Device]], sample: Callable[[], None]) -> None:
-        """All ways once; sample: called when nothing is under way."""
+        """Use all transports once; sample: called when nothing is in flight."""
         for way, devices in zip(self.ways, standing, strict=True):
             self._side_by_side(devices)
             sample()
@@ -270,7 +271,7 @@ class Soak:
             _done(device, Flush())
 
     def _kept(self, way: str) -> None:
-        """Drives in files, killed in a decode, reached again, killed again, copied: is there what was flushed?"""
+        """Kill drives in files during a decode, reconnect, kill again, copy them; check that flushed data is intact."""
         rows, others = _rows(self._draw), set(run_dir().glob("*/pid"))
         with tempfile.TemporaryDirectory() as scratch:
             keep, copy = Path(scratch, "drives"), Path(scratch, "copy")
@@ -300,10 +301,10 @@ class Soak:
 
 @contextmanager
 def steady_memory() -> Iterator[None]:
-    """For the block, let this process and those that it starts have as much memory as is in use, by and large.
+    """Keep the memory of this process and its children close to the amount in use, until the block ends.
 
-    The kernel supplies single pages, not huge ones. glibc keeps one heap, not one for each of many threads, and gives
-    back what is free at its end. Otherwise tens of MiB would come and go.
+    The kernel supplies single pages, not huge ones. glibc keeps one heap instead of one per thread, and returns free
+    memory at its end. Otherwise usage would vary by tens of MiB.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
@@ -318,7 +319,7 @@ def steady_memory() -> Iterator[None]:
 
 @contextmanager
 def own_run_dir() -> Iterator[Path]:
-    """Run folders of this process alone for the block, so that others' are not counted."""
+    """Use a run folder of this process only until the block ends, so that other processes' runs are not counted."""
     folder = tempfile.TemporaryDirectory(prefix="soak-", dir=private_dir(run_dir()))
     with folder as run, _environment(VCSD_RUN_DIR=run):
         yield Path(run)
@@ -375,10 +376,10 @@ def failed(result: dict[str, Any]) -> bool:
 
 
 def experiment(
-    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="how long")] = 5,
-    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives, of each way to them")] = 2,
-    tokens: Annotated[int, typer.Option(min=2, max=512, help="length of a decode")] = 16,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of all that is random")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.01, max=10**5, help="duration, minutes")] = 5,
+    drives: Annotated[int, typer.Option(min=1, max=4, help="number of virtual drives per transport")] = 2,
+    tokens: Annotated[int, typer.Option(min=2, max=512, help="length of a decode, tokens")] = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed")] = 0,
 ) -> Outcome:
     """Decode, churn, administer, kill and snapshot drives at full load; tokens stay the same and nothing grows."""
     with progress("minutes", math.ceil(minutes)) as tick:

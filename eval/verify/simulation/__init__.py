@@ -1,1 +1,1 @@
-"""The whole stack in one thread with a virtual clock, under faults that a seed draws; plain dictionaries judge it."""
+"""The whole stack in one thread with a virtual clock, under faults drawn from a seed; checked against dictionaries."""

@@ -1,4 +1,4 @@
-"""A disk that a seed may let die, fill up, fail, or forget what was not synced."""
+"""A simulated disk that can lose power, fill up, fail, or lose unsynced writes, driven by a seed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ ROOM = 1 << 40
 
 
 class Killed(BaseException):
-    """The process that was writing is no more."""
+    """The writing process was killed."""
 
 
 class SimDisk:
-    """A folder of files in memory. What is written is there at once; what was not synced may be lost with the power.
+    """A folder of files in memory. Writes are visible at once; unsynced writes may be lost on power loss.
 
-    deaths: counts down with each write; at 0 the process dies in it. fault: errno of every write from now on, 0 for
-    none. synced: told of every sync.
+    Attributes:
+        deaths: Counts down with each write; at 0 the process is killed during it.
+        fault: errno of every write from now on, 0 for none.
+        synced: Called on every sync.
     """
 
     def __init__(self, name: str, durability: Durability, draw: random.Random) -> None:
@@ -58,7 +60,7 @@ class SimDisk:
         return 0 if self.fault == errno.ENOSPC else ROOM
 
     def write(self, name: str, offset: int, data: bytes) -> None:
-        """Write, or die in it: then whole sectors of it are there up to some place, but never all."""
+        """Write, or be killed during the write: then some leading sectors are complete, but never all."""
         if self.deaths == 0:
             whole = self._draw.randrange(max(1, len(data) // SECTOR)) * SECTOR
             data = data[: max(0, whole - offset % SECTOR)]
@@ -84,12 +86,12 @@ class SimDisk:
         self._pending = []
 
     def process_died(self) -> None:
-        """What it wrote is there."""
+        """The process exited; its completed writes remain."""
         self._settle(self._pending)
         self.deaths = -1
 
     def lose_power(self) -> tuple[int, int]:
-        """Of what was not synced any part may be there, in any order; returns writes that were lost, and torn."""
+        """Apply any part of the unsynced writes, in any order; returns the numbers of lost and torn writes."""
         lost, torn, kept = 0, 0, []
         for name, offset, data in self._pending:
             luck = self._draw.random()
@@ -107,15 +109,15 @@ class SimDisk:
         return lost, torn
 
     def flip(self, name: str, bit: int) -> None:
-        """A bit rots."""
+        """Flip one bit."""
         for each in (self.files, self._durable):
             each[name][bit // 8] ^= 1 << bit % 8
 
 
 class MirroredDisk(SimDisk):
-    """A simulated disk whose files lie in a folder too, with the same bytes at every moment: for who reads them there.
+    """A simulated disk whose files are mirrored in a real folder, for readers that need real files.
 
-    What is written with zeros alone becomes a hole.
+    Blocks of zeros become holes.
     """
 
     def __init__(self, folder: DiskFolder, durability: Durability, draw: random.Random) -> None:
@@ -146,7 +148,7 @@ class MirroredDisk(SimDisk):
         return gone
 
     def close(self) -> None:
-        """Let go of the folder's files."""
+        """Close the folder's files."""
         self._folder.close()
 
 

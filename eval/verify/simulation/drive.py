@@ -1,4 +1,4 @@
-"""A drive that lives, dies and comes back, and what it has to hold then."""
+"""A drive that runs, is killed and restarts, and its expected contents after the restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
 
-State = dict[int, list[tuple[F16, F16]]]  # by handle, K and V of each layer
+State = dict[int, list[tuple[F16, F16]]]  # handle -> (keys, values) of each layer
 TENANTS = ("alice", "bob")
 LAYOUT = WindowLayout(depth=2, slot_blocks=16)
 MEDIA = IN_MEMORY, IN_MEMORY, Medium("direct", BLOCK)  # the last with a cache of one block
@@ -37,8 +37,10 @@ def _nothing() -> None: ...
 
 
 class SimDrive:
-    """Firmware over a simulated disk, a window for each tenant. `model` is what it holds, by its own handles;
-    `commits` are the states that it may come back with."""
+    """Firmware over a simulated disk, with a window for each tenant.
+
+    `model` is its expected contents, by its own handles; `commits` are the states allowed after a restart.
+    """
 
     def __init__(
         self, name: str, folder: Path, clock: Clock, draw: random.Random, durability: Durability, links: dict[str, Link]
@@ -51,7 +53,7 @@ class SimDrive:
         self.commits: list[State] = [{}]
         self.coming: list[State] = []
         self.lives = self.lost = self.wrong = self.reported = 0
-        self.rotten = False  # whether more was damaged than can be corrected
+        self.rotten = False  # damage beyond correction
         self.up_at: float | None = None
         self.ends: list[WindowController] = []
         self.start()
@@ -61,10 +63,10 @@ class SimDrive:
         return bool(self.ends)
 
     def start(self) -> None:
-        """Power on; whatever came back is judged."""
+        """Power on, and check the recovered contents."""
         self.up_at, self.lives = None, self.lives + 1
         self._hold = FolderLock(self.folder)
-        self.disk.synced = _nothing  # what power-on syncs is what came back, which is judged first
+        self.disk.synced = _nothing  # power-on syncs the recovered state, which is checked first
         try:
             self.firmware = self._firmware()
             self.judge()
@@ -84,11 +86,11 @@ class SimDrive:
         except MediaFailedError:
             if not self.disk.fault:
                 raise
-            self.disk.fault = 0  # its administrator sees to the disk, and opens the drive again
+            self.disk.fault = 0  # the administrator repairs the disk and reopens the drive
             self.die()
 
     def _disk(self, durability: Durability) -> SimDisk:
-        """In memory; for a medium that reads files, in files too."""
+        """In memory; with a medium that reads files, mirrored in files."""
         if self.medium.kind == "memory":
             return SimDisk(self.name, durability, self.draw)
         (files := self.folder / "files").mkdir()
@@ -100,7 +102,7 @@ class SimDrive:
         return Firmware(DRIVE, nand)
 
     def pump(self) -> None:
-        """A turn of its loop."""
+        """Run one iteration of the firmware's loop."""
         if self.up_at is not None and self.clock.now >= self.up_at:
             self.start()
         try:
@@ -114,12 +116,12 @@ class SimDrive:
             self.die()
 
     def die(self) -> None:
-        """The process is killed, and restarted in a while."""
+        """Kill the process; it is restarted after a delay."""
         self.disk.process_died()
         self._down()
 
     def lose_power(self) -> tuple[int, int]:
-        """The machine loses its power; writes that were lost, and torn."""
+        """Cut the machine's power; returns the numbers of lost and torn writes."""
         gone = self.disk.lose_power()
         self._down()
         return gone
@@ -134,14 +136,14 @@ class SimDrive:
         self.up_at = self.clock.now + self.draw.random() * 2
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         self._hold.close()
         self._media.close()
         if isinstance(self.disk, MirroredDisk):
             self.disk.close()
 
     def serve_twice(self) -> bool:
-        """Somebody starts another server on the same folder; whether it was refused."""
+        """Start a second server on the same folder; returns whether it was refused."""
         try:
             other = FolderLock(self.folder)
         except ValueError:
@@ -155,7 +157,7 @@ class SimDrive:
         return False
 
     def rot_record(self) -> bool:
-        """A page of a journal record rots in both of its places, beyond correction; whether there was one."""
+        """Damage both copies of a page of a journal record beyond correction; returns whether there was one."""
         nand = self.firmware.ftl.nand
         pages = self.firmware.ftl.journal.pages
         numbers, places, *_ = tag.record_fields(nand.tags[pages])
@@ -172,7 +174,7 @@ class SimDrive:
         return True
 
     def _noted(self, command: Any, done: Completion) -> Completion:
-        """Do the same to the model."""
+        """Apply the command to the model."""
         if done.status is Status.SUCCESS:
             match command:
                 case SeqCreate():
@@ -212,7 +214,7 @@ class SimDrive:
         self.model[seq] = layers
 
     def _begin(self, recorded: set[int], freed: set[int]) -> None:
-        """A commit in the middle of a verb keeps the state before it. Death may come when it counts already."""
+        """Record the state before the current verb; the drive may be killed once the commit counts."""
         kept = {seq: layers for seq, layers in self.commits[-1].items() if seq not in freed}
         self.coming = [kept | {seq: self.model[seq] for seq in recorded if seq in self.model}]
 
@@ -226,9 +228,9 @@ class SimDrive:
         del self.commits[:-1]
 
     def judge(self) -> None:
-        """Compare what has come back with what may have."""
+        """Compare the recovered contents with the allowed states."""
         ftl = self.firmware.ftl
-        if self.rotten and ftl.findings:  # what is refused is known to be lost; the rest has to be right
+        if self.rotten and ftl.findings:  # refused data is reported as lost; the rest must be correct
             self.reported += 1
             good = {seq for seq, each in ftl.sequences.items() if not each.failed}
             self.commits = [{seq: layers for seq, layers in each.items() if seq in good} for each in self.commits]
@@ -241,7 +243,7 @@ class SimDrive:
         self.model = dict(self.commits[0])
 
     def _differs(self, commit: State) -> tuple[int, int]:
-        """Sequences of a commit that are not there, and those that are other than it says."""
+        """Numbers of sequences of a commit that are missing, and of those that differ."""
         ftl, found = self.firmware.ftl, Counter[str]()
         for seq, layers in commit.items():
             if seq not in ftl.sequences or ftl.sequences[seq].failed:

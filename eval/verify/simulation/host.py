@@ -1,4 +1,4 @@
-"""A host that gives drives random work by way of the real driver, and knows what the answers must be."""
+"""A host that runs random work on drives through the real driver, and knows the expected answers."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ VERBS = (
 )
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]
 LAYOUTS_USED = *(5 * ("fp16",)), "int8", "int4", "progressive", "progressive4-exact"
-METHODS = "dense", "progressive"  # the second for layouts with planes
+METHODS = "dense", "progressive"  # the second for layouts with bit planes
 MAX_TOKENS = 64
 TOLERANCE = 4e-3  # of attention in FP16
 
 
 class Wrong(Exception):
-    """An answer that must not be."""
+    """A wrong answer."""
 
 
 class Inline:
-    """An executor that has no threads."""
+    """An executor without threads."""
 
     def __init__(self, *args: Any, **given: Any) -> None: ...
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Do it now."""
+        """Run the function now."""
         future = Future[Any]()
         try:
             future.set_result(function(*args))
@@ -66,7 +66,7 @@ class Inline:
 
 @dataclass(slots=True)
 class Held:
-    """Sequences of a batch, and their rows: of each layer k and v, (B, S, H, d)."""
+    """Sequences of a batch, and their rows: keys and values of each layer, (B, S, H, d)."""
 
     batch: Batch
     layers: list[tuple[F16, F16]]
@@ -86,21 +86,21 @@ class SimHost:
         attention = Attention(draw.choice(METHODS if self.form.progressive else METHODS[:1]), Compression(1), layout)
         self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
-        self.named: dict[bytes, tuple[Held, int]] = {}  # by key the first sequence of which batch, and tokens
-        self.unsure = set(KEYS)  # what a host before this one has named, or a verb was about that was not answered
+        self.named: dict[bytes, tuple[Held, int]] = {}  # key -> (batch that holds its first sequence, tokens)
+        self.unsure = set(KEYS)  # keys set by a previous host, or by a verb without an answer
 
     def rows(self, *shape: int) -> F16:
         return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
 
     def work(self) -> None:
-        """One verb. Raises Wrong for an answer that is not right, DeviceError where a drive refuses it."""
+        """Run one verb. Raises Wrong for a wrong answer, DeviceError if a drive refuses."""
         verb = self.draw.choice(VERBS) if self.held else "create"
         if len(self.held) >= 4:
             verb = "free"
         self._do(verb, self.draw.choice(self.held) if self.held else None)
 
     def _do(self, verb: str, held: Held | None) -> None:
-        """A verb; a batch that a drive refuses it for may have grown in some layers only, and is freed."""
+        """Run a verb; if a drive refuses it, the batch may have grown in some layers only, and is freed."""
         try:
             getattr(self, f"_{verb}")(held)
         except DeviceError:
@@ -153,7 +153,7 @@ class SimHost:
             found = self.driver.read(held.batch, slice(None), layer)
             for each, kept in zip(found, rows, strict=True):
                 if not np.array_equal(each.reshape(kept.shape), kept):
-                    raise Wrong(f"layer {layer} reads back otherwise")
+                    raise Wrong(f"layer {layer} reads back different data")
 
     def _crop(self, held: Held) -> None:
         for layer, (k, v) in enumerate(held.layers):
@@ -221,13 +221,13 @@ class SimHost:
         return done
 
     def _flush(self, held: Held) -> None:
-        """Right after decode steps, of which all but the first may be short."""
+        """Flush right after decode steps; all but the first of these may use the fast path."""
         for _ in range(2):
             self._decode(held)
         self.driver.flush()
 
     def connected(self) -> int:
-        """How often drives were connected to again."""
+        """Number of reconnects to drives."""
         return sum(len(device.recoveries) for device in self.devices)
 
     def work_and_flush(self) -> None:
@@ -245,13 +245,13 @@ class SimHost:
         self._append(held)
 
     def check(self) -> None:
-        """Read all that is held, and find all that has a name."""
+        """Read all stored data, and look up all keys."""
         for held in self.held:
             self._read(held)
             self._find(held)
 
     def leave(self) -> None:
-        """Free all and go."""
+        """Free everything and disconnect."""
         while self.held:
             self._free(self.held[0])
         self.driver.close()

@@ -1,4 +1,4 @@
-"""A window whose two ends are far apart: what one writes reaches the other later, twice, or not at all."""
+"""A window with simulated delays between its ends: writes reach the other end late, twice, or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from csd_link.window import BLOCK_BYTES
 from eval.verify.simulation.disk import Killed
 
 BLOCKS = 96
-TORN_BYTES = 1000  # of a torn block that arrive
+TORN_BYTES = 1000  # bytes of a torn block that arrive
 
 
 class Clock:
-    """Virtual seconds; what stands in for the module `time`. Whoever asks for the time lets a little of it pass."""
+    """Virtual seconds; replaces the module `time`. Each query advances the time slightly."""
 
     def __init__(self, pump: Callable[[], None]) -> None:
         self.now, self._pump = 0.0, pump
@@ -28,20 +28,21 @@ class Clock:
     perf_counter = monotonic
 
     def sleep(self, seconds: float) -> None:
-        """Let the others work meanwhile."""
+        """Run the other components in the meantime."""
         self.now += seconds
         self._pump()
 
 
 class HostDied(BaseException):
-    """The host that was writing is no more."""
+    """The writing host was killed."""
 
 
 class Link:
-    """Both ends' copies of a window's blocks, and what is on its way. Of one end nothing overtakes anything.
+    """Copies of a window's blocks at both ends, and writes in transit. Writes of one end stay in order.
 
-    rates: of blocks that are late, doubled, or lost with the path, and of payload blocks that are torn. deaths: counts
-    down with each write of the drive, or of the host; at 0 that end dies in it.
+    Attributes:
+        rates: Rates of blocks that are late, duplicated, or lost with the path, and of torn payload blocks.
+        deaths: Counts down with each write of the drive, or of the host; at 0 that end is killed during it.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Link:
         self.copies: dict[str, dict[int, bytes]] = {"host": {}, "drive": {}}
         self._ways: dict[str, deque[tuple[float, int, bytes]]] = {"host": deque(), "drive": deque()}
         self.deaths = {"host": -1, "drive": -1}
-        self.news = {"host": True, "drive": True}  # whether something has arrived that was not looked at
+        self.news = {"host": True, "drive": True}  # whether unread writes have arrived
 
     def write(self, end: str, block: int, data: bytes) -> None:
-        """What an end writes, it sees at once."""
+        """Write to this end's own copy at once, and send to the other end."""
         if self.deaths[end] == 0:
             self.deaths[end] = -1
             raise HostDied if end == "host" else Killed
@@ -82,7 +83,7 @@ class Link:
         way.append((max(arrives, way[-1][0] if way else 0.0), block, data))
 
     def deliver(self) -> None:
-        """What has arrived by now is there."""
+        """Apply all writes that have arrived by now."""
         for end, other in (("host", "drive"), ("drive", "host")):
             way = self._ways[end]
             while way and way[0][0] <= self.clock.now:

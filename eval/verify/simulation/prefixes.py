@@ -38,8 +38,10 @@ class PrefixHost:
         self.held: list[list[bytes]] = []
 
     def _prompt(self) -> tuple[list[bytes], F16, F16]:
-        """Keys of a prompt's blocks, and K and V of its tokens, each (layers, tokens, heads, d); the same for the same
-        tokens."""
+        """Keys of a prompt's blocks, and K, V of its tokens, each (layers, tokens, heads, d).
+
+        Equal tokens give equal data.
+        """
         kinds = [self.draw.randrange(2) for _ in range(self.draw.randint(1, PROMPT_BLOCKS))]
         keys = self.names.keys([kind for kind in kinds for _ in range(BLOCK_TOKENS)])
         shape = self.names.shape.layers, BLOCK_TOKENS, self.names.shape.kv_heads, DIM
@@ -79,7 +81,7 @@ class PrefixHost:
             return
         for each, wanted in zip(found, (k, v), strict=True):
             if not np.array_equal(each, wanted[:, :stored]):
-                raise Wrong(f"a prefix of {stored} tokens reads back otherwise")
+                raise Wrong(f"a prefix of {stored} tokens reads back different data")
 
     def connected(self) -> int:
         """How often drives were connected to again: a store ends with its connection."""

@@ -1,4 +1,4 @@
-"""Many seeds of the simulation, side by side; one that fails is replayed and made shorter."""
+"""Runs many seeds of the simulation concurrently; a failing one is replayed and shortened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
 
-SHOWN = 5  # failing seeds that are made shorter
+SHOWN = 5  # failing seeds to shorten
 
 
 class Plant(StrEnum):
@@ -43,7 +43,7 @@ def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(F
 
 
 def shrunk(seed: int, steps: int, plant: str) -> dict[str, Any]:
-    """The fewest steps and kinds of faults with which a seed that failed still fails."""
+    """Smallest number of steps and kinds of faults with which a failing seed still fails."""
     verdict = run(seed, steps, plant)
     steps = verdict.steps
     low = 1
@@ -63,7 +63,7 @@ def shrunk(seed: int, steps: int, plant: str) -> dict[str, Any]:
 
 
 def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -> Iterator[Verdict]:
-    """Of each seed, in the order in which they end; seeds are begun until the time `until` (time.monotonic())."""
+    """Verdicts in the order of completion; no seed starts after the time `until` (time.monotonic())."""
     with sweep.workers(workers) as pool:
         under_way = set[Future[Verdict]]()
         waiting = iter(seeds)
@@ -81,10 +81,11 @@ def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -
 def bench_simulate(
     seeds: range, minutes: float, steps: int, plant: str = "none", workers: int = 2, tick: Tick = no_tick
 ) -> dict[str, Any]:
-    """Run seeds, at most for so many minutes.
+    """Run seeds for at most `minutes` minutes.
 
-    lost: sequences that a flush had acknowledged and a drive came back without. wrong: answers, and sequences that came
-    back other than any commit has them. hangs: runs in which nothing came any more.
+    Returns:
+        lost: Sequences that a flush had acknowledged and that a drive lost on restart. wrong: Wrong answers, and
+            sequences that match no commit after a restart. hangs: Runs without further progress.
     """
     total, faults, failing, ended = Counter[str](), Counter[str](dict.fromkeys(FAULTS, 0)), list[int](), 0
     for verdict in verdicts(seeds, steps, plant, workers, time.monotonic() + 60 * minutes):
@@ -109,12 +110,14 @@ def bench_simulate(
 
 
 def experiment(
-    seeds: Annotated[int, typer.Option(min=1, max=10_000_000, help="runs, at most")] = 1000,
-    minutes: Annotated[float, typer.Option(min=0.01, max=100_000, help="time after which no run is begun")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, max=10_000_000, help="maximum number of runs")] = 1000,
+    minutes: Annotated[
+        float, typer.Option(min=0.01, max=100_000, help="time after which no run is started, minutes")
+    ] = 8,
     first: Annotated[int, typer.Option("--first-seed", min=0, max=MAX_SEED, help="the first seed")] = 0,
-    steps: Annotated[int, typer.Option(min=1, max=100_000, help="what hosts do in a run")] = STEPS,
+    steps: Annotated[int, typer.Option(min=1, max=100_000, help="number of host operations per run")] = STEPS,
     plant: Annotated[
-        Plant, typer.Option("--inject-bug", help="a bug to plant: it has to be found, and the first seed ends it")
+        Plant, typer.Option("--inject-bug", help="bug to inject; the run ends at the first seed that finds it")
     ] = Plant.NONE,
     workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
 ) -> Outcome:

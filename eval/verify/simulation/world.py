@@ -1,4 +1,4 @@
-"""One seeded run: drives, hosts, and what befalls them."""
+"""One seeded run: drives, hosts, and the faults injected into them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from eval.verify.simulation.link import Clock, HostDied, Link, Side
 from eval.verify.simulation.prefixes import PrefixHost
 
 STEPS = 40
-OWNERS = 160  # so few that their numbers come again
-WAIT_S = 0.02  # virtual: of who looks again and again
-PATIENCE_S = 600.0  # virtual: nothing takes so long
+OWNERS = 160  # few, so that owner numbers are reused
+WAIT_S = 0.02  # virtual: polling interval of a waiting host
+PATIENCE_S = 600.0  # virtual: longer than any operation
 FAULTS = (
     "drive killed in a disk write",
     "drive killed in a window write",
@@ -47,19 +47,19 @@ FAULTS = (
     "drive killed after a crop",
 )
 REFUSALS = {  # which fault explains a refusal
-    Status.CAPACITY_EXCEEDED: (),  # a full drive is no fault
+    Status.CAPACITY_EXCEEDED: (),  # a full drive is not a fault
     Status.WRITE_FAULT: ("disk full", "disk failed"),
     Status.UNRECOVERED_READ_ERROR: ("record rotten",),
     Status.UNKNOWN_SEQUENCE: ("record rotten",),
     Status.TRANSFER_ERROR: ("payload torn",),
-    # It came back, and not with all that it had
+    # It restarted and has lost data
     Status.PATH_LOST: ("record rotten", "disk full", "disk failed", "payload torn", "window taken"),
 }
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What a run has come to. faults: how often each was hit. what: the first thing that was not right."""
+    """Result of a run. faults: number of hits of each. what: the first failure."""
 
     seed: int
     steps: int = 0
@@ -75,11 +75,11 @@ class Verdict:
 
 
 class Hang(BaseException):
-    """Nothing comes any more."""
+    """No progress is possible."""
 
 
 class Doorbell:
-    """Waits by letting the world go on. One of a socket knows at once that its drive has died."""
+    """Waits by running the world. A socket's doorbell detects at once that its drive has exited."""
 
     def __init__(self, world: World, drive: SimDrive, socket: bool) -> None:
         self._world, self._drive, self._socket, self._life = world, drive, socket, drive.lives
@@ -95,7 +95,7 @@ class Doorbell:
 
 
 class World:
-    """Drives and hosts of one seed. allowed: the faults that may come."""
+    """Drives and hosts of one seed. allowed: faults that may be injected."""
 
     def __init__(self, seed: int, folder: Path, allowed: frozenset[str]) -> None:
         self.draw, self.allowed, self.verdict = random.Random(seed), allowed, Verdict(seed)
@@ -120,7 +120,7 @@ class World:
         self.faults += 3 * [name for name in self.faults if name == "drive killed after a flush"]
 
     def pump(self) -> None:
-        """Everybody but the host that waits has a turn."""
+        """Run every component except the waiting host once."""
         if self.clock.now - self._began > PATIENCE_S:
             raise Hang
         for drive in self.drives:
@@ -143,7 +143,7 @@ class World:
         return connect
 
     def step(self) -> None:
-        """Perhaps a fault, then one host's work."""
+        """Inject a fault with some probability, then run one host operation."""
         self._began = self.clock.now
         tenant = self.draw.choice(TENANTS)
         try:
@@ -193,9 +193,10 @@ class World:
         hits[fault] += 1
 
     def _take_window(self, tenant: str) -> None:
-        """Another host attaches; the one before gets no answers any more.
+        """Attach another host to a window; the previous host receives no further answers.
 
-        A host that connects again, to a drive that began anew say, takes the window back: leases are to prevent that.
+        A host that reconnects, for example to a restarted drive, takes the window back; leases prevent that in
+        practice.
         """
         before = self.hosts.pop(tenant)
         self._host(tenant)
@@ -210,7 +211,7 @@ class World:
             raise Wrong("a host whose window was taken got answers")
 
     def _flush_and_die(self, tenant: str, drive: SimDrive) -> None:
-        """A drive dies right after a flush, and with it the host of a store of prefixes, which has no other record."""
+        """Kill a drive right after a flush, and the host of a prefix store with it, which has no other record."""
         host = self.hosts[tenant]
         if isinstance(host, SimHost):
             if host.held:
@@ -234,13 +235,13 @@ class World:
         self._gone(tenant)
 
     def _gone(self, tenant: str) -> None:
-        """A host has ended; what it held is nobody's any more."""
+        """Drop the state of a host that has exited."""
         self.hosts.pop(tenant, None)
         for drive in self.drives:
             drive.links[tenant].deaths["host"] = -1
 
     def _explain(self, error: DeviceError, tenant: str) -> None:
-        """A refusal must have a reason that is known; what stands behind it is then mended. Raises Wrong."""
+        """Check that a refusal has a known reason, and remove its cause. Raises Wrong if it has none."""
         if error.status is Status.PATH_LOST and self._kinds[tenant] is PrefixHost:
             self._gone(tenant)  # a store ends with its connection
             return
@@ -257,7 +258,7 @@ class World:
             self._gone(tenant)
 
     def end(self) -> None:
-        """All drives die once more; then hosts read all that they hold, and go."""
+        """Kill all drives once more; then hosts read all their data, and disconnect."""
         self._began = self.clock.now
         for drive in self.drives:
             drive.disk.fault = 0
@@ -277,7 +278,7 @@ class World:
 
 @contextmanager
 def virtual(world: World) -> Iterator[None]:
-    """No threads, no clock but the world's, no chance but the seed's."""
+    """Replace threads, the clock and the source of randomness by those of the world."""
     with ExitStack() as undo:
         for place in ("csd_link.recovery.ThreadPoolExecutor", "host_driver.driver.ThreadPoolExecutor"):
             undo.enter_context(patch(place, Inline))
@@ -290,7 +291,7 @@ def virtual(world: World) -> Iterator[None]:
 
 
 def simulate(seed: int, steps: int = STEPS, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:
-    """One run. Raises nothing: whatever is not right is in the verdict."""
+    """Run one seed. Raises nothing: every failure is in the verdict."""
     with tempfile.TemporaryDirectory(prefix="vcsd-simulate-") as folder:
         world = World(seed, Path(folder), allowed)
         verdict = world.verdict

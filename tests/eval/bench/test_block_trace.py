@@ -60,17 +60,17 @@ def plain(path):
             time_ns, device, lba, sectors, op = (int(field) for field in line.split())
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: needs five whole numbers: time_ns device lba sectors op"
+                f"{path}, line {number}: a line must be five integers: time_ns device lba sectors op"
             ) from error
         if not (0 <= time_ns < 1 << 61 and 0 <= lba < 1 << 48 and 1 <= sectors < 1 << 22 and op in (0, 1)):
             raise ValueError(
-                f"{path}, line {number}: time from 0 to 2^61 ns, lba from 0 to 2^48, sectors from 1 to 2^22, op 0 or 1"
+                f"{path}, line {number}: allowed: time 0 to 2^61 ns, lba 0 to 2^48, sectors 1 to 2^22, op 0 or 1"
             )
         if not 0 <= device < 1 << 32:
-            raise ValueError(f"{path}, line {number}: device from 0 to 2^32")
+            raise ValueError(f"{path}, line {number}: device must be from 0 to 2^32")
         rows.append((time_ns, device, lba, sectors, op))
     if not rows:
-        raise ValueError(f"{path}: no request in it")
+        raise ValueError(f"{path}: the trace has no requests; add at least one line")
     requests = np.array(rows, np.int64)
     return requests[np.argsort(requests[:, 0], kind="stable")]
 

@@ -59,7 +59,7 @@ def test_tokens_follow_from_those_before(tmp_path):
 
 
 def test_more_than_the_disk_holds_is_refused(tmp_path):
-    with pytest.raises(OSError, match="MiB are needed: take another --folder or less --kv-mib"):
+    with pytest.raises(OSError, match="MiB are needed: choose another --folder or reduce --kv-mib"):
         bench_reopen(Load(kv_mib=1 << 20, folder=tmp_path))
 
 

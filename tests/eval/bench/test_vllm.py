@@ -35,12 +35,12 @@ def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
 
 def test_a_program_that_ends_is_said_with_its_last_words(python, monkeypatch):
     monkeypatch.setenv("MADE_UP_VLLM", "dead")
-    with pytest.raises(ConnectionError, match="vLLM has ended: no such model"):
+    with pytest.raises(ConnectionError, match="vLLM exited early: no such model"):
         experiment(Load(python=python, drives=1))
 
 
 def test_an_environment_that_is_missing_is_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no such Python, \./dev vllm makes"):
+    with pytest.raises(FileNotFoundError, match=r"no such Python interpreter; run \./dev vllm"):
         experiment(Load(python=tmp_path / "python"))
 
 
