@@ -1,1 +1,1 @@
-"""Papers whose printed figures are worked out again: a folder each, and profiles of hardware and models for all."""
+"""Papers whose printed figures are recomputed: one folder each, and shared profiles of hardware and models."""

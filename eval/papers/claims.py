@@ -21,12 +21,12 @@ Text = Annotated[str, Field(min_length=1)]
 class Kind(StrEnum):
     """Relation of a printed value to our model."""
 
-    INPUT = "input"  # taken as it is: the model starts from it, or has nothing to say about it
+    INPUT = "input"  # taken as printed: an input of the model, or outside its scope
     CALIBRATED = "calibrated"  # a constant was fitted to it
-    DERIVED = "derived"  # a count, or follows by algebra from input and calibrated values: says little of the model
+    DERIVED = "derived"  # a count, or algebra on input and calibrated values: weak evidence for the model
     PREDICTED = "predicted"  # follows from the model, with nothing fitted
     CONTRADICTS = "contradicts"  # disagrees with values of the same paper or with its equations, which the reason names
-    UNDETERMINED = "not determined"  # follows from what is not printed
+    UNDETERMINED = "not determined"  # depends on values that are not printed
     UNMODELLED = "not modelled"  # needs hardware that is not modelled; printed, so that no value is left out
 
 
@@ -39,7 +39,7 @@ class Source(StrEnum):
 
 
 WITH_REASON = (Kind.CONTRADICTS, Kind.UNDETERMINED, Kind.UNMODELLED)
-COMPUTED = (Kind.CALIBRATED, Kind.DERIVED, Kind.PREDICTED, Kind.CONTRADICTS)  # that must have a value of ours
+COMPUTED = (Kind.CALIBRATED, Kind.DERIVED, Kind.PREDICTED, Kind.CONTRADICTS)  # our value is required
 
 
 @frozen_value
@@ -54,7 +54,7 @@ class Claim:
         value: The printed number, in `unit`.
         bound: "<" or ">" if the paper prints a bound.
         source: How our value is obtained; None if we compute none.
-        reason: What a value contradicts, what is not printed or not modelled; empty for all other kinds.
+        reason: Contradicted source, or missing input or model; empty for all other kinds.
     """
 
     id: Annotated[str, Field(pattern=r"^[a-z]+[0-9]+[a-z]?(-[a-z0-9]+)?$")]
@@ -70,11 +70,11 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.kind in WITH_REASON and not self.reason:
-            raise ValueError(f"reason: is empty, but kind = {self.kind} needs one")
+            raise ValueError(f"reason: must not be empty for kind = {self.kind}")
         if self.kind not in WITH_REASON and self.reason:
             raise ValueError(f"reason: only {', '.join(WITH_REASON)} have one, kind = {self.kind} must have none")
         if self.kind in COMPUTED and not self.source:
-            raise ValueError(f"source: is empty, but kind = {self.kind} needs {', '.join(Source)}")
+            raise ValueError(f"source: must be one of {', '.join(Source)} for kind = {self.kind}")
 
     def error_percent(self, ours: float) -> float:
         """Error of our value; 0 if a bound is met, in percent of 1 if the printed value is 0."""
@@ -83,7 +83,7 @@ class Claim:
         return 100 * (ours / self.value - 1) if self.value else 100 * ours
 
     def is_off(self, ours: float) -> bool:
-        """Whether our value is further from the printed one than what a model explains."""
+        """Whether the difference from the printed value is larger than the model's tolerance."""
         if not self.error_percent(ours):
             return False
         if self.unit == "%":
@@ -119,7 +119,9 @@ def read_claims(path: Path) -> tuple[Claim, ...]:
         except ValidationError as error:
             raise ValueError(f"{path}:{line}: {format_error(error, Claim)}") from None
         if claim.id in claims:
-            raise ValueError(f"{path}:{line}: id {claim.id} is that of line {lines[claim.id]}: ids must be unique")
+            raise ValueError(
+                f"{path}:{line}: id {claim.id} is already used in line {lines[claim.id]}: ids must be unique"
+            )
         claims[claim.id], lines[claim.id] = claim, line
     return tuple(claims.values())
 

@@ -37,7 +37,7 @@ def load(name: str) -> Paper:
 def experiment(
     machine: MachineOptions,
     simulated: Simulated,
-    paper: Annotated[Name, typer.Option(help="whose claims")] = Name("instinfer"),
+    paper: Annotated[Name, typer.Option(help="paper whose claims are compared")] = Name("instinfer"),
     leave_one_out: Annotated[
         bool, typer.Option("--leave-one-out", help="also predict each claim from constants fitted to the others")
     ] = False,
@@ -65,7 +65,7 @@ def experiment(
 
 
 def _shown(paper: Paper, evaluation: Evaluation, result: dict[str, Any]) -> list[Any]:
-    """Tables and lines for people."""
+    """Tables and lines for the terminal."""
     columns = ("id", "text", "paper", "ours", "kind", "error %", *evaluation.columns)
     rows = [
         (

@@ -95,9 +95,13 @@ def papers() -> list[str]:
 
 def experiment(
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b",
-    gpu: Annotated[str, typer.Option(help="GPU profile: a name, as many as 8xh100, or a YAML file")] = "h100",
-    tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="tokens of a prompt")] = 16384,
-    batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="sequences of a decode step, each so long")] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="GPU profile: a name, a name with a count (8xh100), or a YAML file")
+    ] = "h100",
+    tokens: Annotated[int, typer.Option(min=1, max=1 << 24, help="tokens per prompt")] = 16384,
+    batch: Annotated[
+        int, typer.Option(min=1, max=1 << 16, help="sequences in a decode step, each of this number of tokens")
+    ] = 1,
 ) -> Outcome:
     """Seconds of prefill and of a decode step by the one cost model, and with each paper's overlay on it."""
     decoder, accelerator = Model.load(model), Gpu.some(gpu).accelerator

@@ -1,4 +1,4 @@
-"""Options that all papers have: the machine, how much is simulated, and figures for people."""
+"""Options common to all papers: machine, extent of the simulation, and number formats."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ SAMPLED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """How much of what is wanted is simulated, and by how many."""
+    """Extent of the simulation, and number of processes."""
 
     all_layers: Annotated[
         bool, typer.Option("--simulate-all-layers", help="simulate all layers and sequences, not a sample")
     ] = False
-    workers: Annotated[int | None, typer.Option(min=1, max=1024, help="processes (default: a core each)")] = None
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="number of processes (default: one per core)")
+    ] = None
 
     @property
     def sampled_layers(self) -> int | None:
@@ -28,23 +30,24 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class MachineOptions:
-    """A model on a GPU and a host, each the paper's where it is not said."""
+    """Model, GPU and host; the paper's by default."""
 
     model: Annotated[str | None, typer.Option(help="model profile: a name or a YAML file (default: the paper's)")] = (
         None
     )
     gpu: Annotated[
-        str | None, typer.Option(help="GPU profile: a name, as many as 8xh100, or a YAML file (default: the paper's)")
+        str | None,
+        typer.Option(help="GPU profile: a name, a name with a count (8xh100), or a YAML file (default: the paper's)"),
     ] = None
     host: Annotated[str | None, typer.Option(help="host profile: a name or a YAML file (default: the paper's)")] = None
 
     def profiles(self, model: str, gpu: str, host: str) -> tuple[Model, Gpu, Host]:
-        """Those that these options name, or else these, the paper's."""
+        """Profiles named by the options; the arguments, which are the paper's, are the defaults."""
         return Model.load(self.model or model), Gpu.some(self.gpu or gpu), Host.load(self.host or host)
 
 
 def cell(value: Any) -> str:
-    """A figure for people."""
+    """Text of a figure in a table."""
     if value is None:
         return "-"
     return f"{value:,.3f}" if isinstance(value, float) else str(value)

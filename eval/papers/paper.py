@@ -54,15 +54,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a paper's function has computed.
+    """Result of a paper's function.
 
     Attributes:
         values: Our value by id of a claim, in the claim's unit. An input without one is taken as printed; a value that
             is not determined or not modelled may lack one.
-        engine: Value by id of the simulation that stands beside a formula's or a count's.
+        engine: Simulated value by id, in addition to that of a formula or a count.
         columns: Values under other conditions, by column and id; a column may lack ids.
         more: Further entries of the JSON result.
-        notes: Lines for people.
+        notes: Lines for the terminal.
         extent: How the values were obtained, for titles.
         sections: Figures; empty unless requested.
     """
@@ -105,7 +105,7 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
         source, and of independent ones, which are predicted and no bounds. `dof`: constants that are not printed.
 
     Raises:
-        ValueError: A value of ours has no claim, or a claim lacks the value that its kind requires.
+        ValueError: A computed value has no claim, or a claim lacks the value that its kind requires.
     """
     if unknown := sorted({*evaluation.values, *evaluation.engine} - {claim.id for claim in paper.claims}):
         raise ValueError(f"{paper.name}: claims.csv has no row for {', '.join(unknown)}")
@@ -148,11 +148,11 @@ def _spread(errors: list[float]) -> dict[str, Any]:
 
 
 def _row(paper: Paper, claim: Claim, evaluation: Evaluation) -> dict[str, Any]:
-    """A claim beside our value, as the JSON result has it."""
+    """A claim with our value, as in the JSON result."""
     ours = evaluation.values.get(claim.id, claim.value if claim.kind is Kind.INPUT else None)
     engine = evaluation.engine.get(claim.id)
     if ours is None and claim.kind not in (Kind.UNDETERMINED, Kind.UNMODELLED):
-        raise ValueError(f"{paper.name}: {claim.id} is {claim.kind} and must have a value of ours, evaluate gives none")
+        raise ValueError(f"{paper.name}: {claim.id} is {claim.kind} and needs a computed value: add it to evaluate")
     unit = "" if claim.unit == "x" else f", {claim.unit}"
     return {
         "id": claim.id,

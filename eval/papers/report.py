@@ -32,7 +32,7 @@ def report(
     simulated: Simulated,
     out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
-    """Papers' claims beside ours, and the figures behind them, as one page that needs no network."""
+    """Papers' claims with our values, and the figures for them, as one page that needs no network."""
     papers = [load(name) for name in PAPERS]
     page = write_report([(paper, paper.evaluate(machine, simulated, True)) for paper in papers], out)
     err.print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")

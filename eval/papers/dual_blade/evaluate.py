@@ -28,14 +28,18 @@ from vcsd.progress import status
 SSDS = ("A", "B")  # Samsung PM9D3a and 990 PRO
 ALPHAS = (0.3, 0.5, 0.7)  # share of the layers in Group 1 (Table V)
 LIMITS_GIB = (2, 4, 6, 7, 9, 11)
-NOTHING_HIT, BETWEEN, ALL_HIT = range(2, 8), 9, (10, 11)  # of Baseline's reads in decode, by limit in GiB
+NOTHING_HIT, BETWEEN, ALL_HIT = (
+    range(2, 8),
+    9,
+    (10, 11),
+)  # limits in GiB: Baseline's decode reads all miss, partly hit, all hit
 SHOWN_GIB = (2, 4, 7, 11)
-HALF = 0.5  # alpha of what systems are compared at
+HALF = 0.5  # alpha at which systems are compared
 Values = dict[str, float]
 
 
 class Runs:
-    """Inferences of a setup, each made when it is first asked for."""
+    """Inferences of a setup; each is simulated on first use."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.drives = setup, drives()
@@ -49,7 +53,7 @@ class Runs:
         return self._made[key]
 
     def cuts(self, ssd: str) -> list[float]:
-        """By how many percent Dual-Blade cuts decode, under each limit at which Baseline's cache is an LRU's."""
+        """Reduction of decode time by Dual-Blade, percent, at each limit at which Baseline's cache is an LRU."""
         both = (
             [self.at(ssd, SYSTEMS[name], limit).decode_s for name in ("dual-blade", "baseline")]
             for limit in (*NOTHING_HIT, *ALL_HIT)
@@ -58,7 +62,7 @@ class Runs:
 
 
 def _sizes(setup: Setup) -> Values:
-    """d1: K and V in all, and of a layer."""
+    """d1: size of the KV cache, total and per layer."""
     first, last = setup.layer_bytes(setup.input), setup.layer_bytes(setup.final_tokens)
     layers = setup.model.layers
     whole: Values = {"d1a": layers * first / 1e9, "d1b": layers * last / 1e9}
@@ -66,7 +70,7 @@ def _sizes(setup: Setup) -> Values:
 
 
 def _baseline(runs: Runs) -> Values:
-    """d4, d6: what Baseline finds in its cache, and what its time goes to. SSD A: III-A does not say which."""
+    """d4, d6: Baseline's cache hits and time breakdown. On SSD A, since III-A does not name the SSD."""
     low, between, high = (runs.at("A", SYSTEMS["baseline"], limit) for limit in (NOTHING_HIT[0], BETWEEN, ALL_HIT[-1]))
     hits = [100 * (each.hit_share or 0.0) for each in (high, between)]
     most = max(100 * (runs.at("A", SYSTEMS["baseline"], limit).hit_share or 0.0) for limit in NOTHING_HIT)
@@ -84,7 +88,7 @@ def _baseline(runs: Runs) -> Values:
 
 
 def _prefill(runs: Runs) -> Values:
-    """d7: Dual-Blade's prefill, which hides its writes, over one of which d5c is what is not I/O."""
+    """d7: Dual-Blade's prefill, which hides its writes, over Baseline's, whose fraction d5c is not I/O."""
     made: Values = {}
     for name, ssd in zip(("d7a", "d7b"), SSDS, strict=True):
         run = runs.at(ssd, SYSTEMS["dual-blade"], NOTHING_HIT[0])
@@ -93,7 +97,7 @@ def _prefill(runs: Runs) -> Values:
 
 
 def _tensors(runs: Runs) -> Values:
-    """d10: a tensor that has SSD A for itself. d14, d15: what Table IV's times of tensors make."""
+    """d10: a tensor alone on SSD A. d14, d15: results of Table IV's times of tensors."""
     setup = runs.setup
     one = machine(setup, runs.drives["A"], None)
     mean_tokens = (setup.input + setup.final_tokens - 1) / 2
@@ -129,7 +133,7 @@ def _decodes(runs: Runs) -> Values:
 
 
 def _printed() -> Values:
-    """d18: what P.P saves in Table V. d20y: what Table VI gives."""
+    """d18: time that P.P saves in Table V. d20y: result of Table VI."""
     d = PRINTED
     made: Values = {"d20y": d["d20r"] / d["d20q"]}
     for name, (least, most) in (("d16", ("d18a", "d18b")), ("d17", ("d18c", "d18d"))):
@@ -145,7 +149,7 @@ def runs_on(machine: MachineOptions) -> Runs:
 
 
 def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
-    """Run all configurations that claims and comparisons need, and those under more limits that figures need."""
+    """Run all configurations needed by claims and comparisons, and those at further limits that figures need."""
     runs = runs_on(machine)
     with status("configurations under limits"):
         parts = (_printed(), _sizes(runs.setup), _baseline(runs), _prefill(runs), _tensors(runs), _decodes(runs))
@@ -163,7 +167,7 @@ OVER = "ours_over_dual_blade"
 
 
 def _compared(runs: Runs) -> dict[str, Any]:
-    """Systems under some limits; split pairs over Dual-Blade at alpha 0.5, and by which steps they come to that."""
+    """Systems at some limits; split pairs over Dual-Blade at alpha 0.5, and the steps between them."""
 
     def over_dual_blade(ssd: str, system: System) -> float:
         return runs.at(ssd, SYSTEMS["dual-blade"], share=HALF).decode_s / runs.at(ssd, system, share=HALF).decode_s
@@ -188,7 +192,7 @@ def _compared(runs: Runs) -> dict[str, Any]:
 
 
 def _smaller(runs: Runs) -> dict[str, dict[str, float]]:
-    """Decode where half of K and V was to be cached, and the cache keeps one layer in eight less, seconds."""
+    """Decode time, seconds, if half of the KV data should be cached and the cache holds one layer in eight less."""
     setup = runs.setup
     kept = HALF * setup.model.layers * 7 / 8
     limit_gib = setup.limit_gib(int(kept * setup.layer_bytes(setup.final_tokens)))

@@ -1,4 +1,4 @@
-"""The paper's edge machine as tiers and routes: a page cache under a limit, files behind it, an SSD past the kernel."""
+"""The paper's edge machine as tiers and routes: page cache with a limit, files backed by it, SSD without the kernel."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kv_cache.transfer.simulated import LayerTime
 
 PRINTED = printed("dual-blade")
 GIB = 2**30
-EVICTED = "evicted"  # files whose pages are given up when they have been used
+EVICTED = "evicted"  # files whose pages are dropped after use
 DMA, COPY, READ, WRITE, FAULTS = "gpu-in", "memory-copy", "ssd-read", "ssd-write", "faults"
-QUEUED_BYTES = 32 * 128 * 1024  # Table I's requests under way, so that a rate is these over their mean latency
+QUEUED_BYTES = 32 * 128 * 1024  # Table I's requests in flight: a rate is this over their mean latency
 READ_BYTES, WRITTEN_BYTES = 527 * 8192 * 32, 512 * 8192 * 32  # K or V of a layer in Table IV: mean of decode, prefill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """What an SSD gives to K or V of a layer, bytes/s: past the kernel, and to threads that fault files in.
+    """Rates of an SSD for K or V of a layer, bytes/s: kernel bypass, and threads that fault files in.
 
     profile: its data sheet.
     """
@@ -33,14 +33,14 @@ class Drive:
     faulted: float
 
     def behind_ext4(self) -> Drive:
-        """The same under requests past the page cache, but not past the file system, by as much as Table I has it."""
+        """Same drive with direct I/O through the file system, scaled as in Table I."""
         d = PRINTED
         read, write = self.read * d["d3c"] / d["d3a"], self.write * d["d2c"] / d["d2a"]
         return Drive(profile=self.profile, read=read, write=write, faulted=self.faulted)
 
 
 def drives() -> dict[str, Drive]:
-    """SSD A at Table I's rates, SSD B at those that its rows of Table IV give; both fault as Table IV has it."""
+    """SSD A at Table I's rates, SSD B at the rates of its rows of Table IV; both fault at Table IV's rates."""
     d = PRINTED
     return {
         "A": Drive(
@@ -60,7 +60,9 @@ def drives() -> dict[str, Drive]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """A model on the edge machine, and the paper's work: one batch, whose K and V of a layer are one block each."""
+    """A model on the edge machine, and the paper's workload: one batch whose keys and values of a layer are one block
+    each.
+    """
 
     model: Model
     gpu: Gpu
@@ -71,34 +73,34 @@ class Setup:
 
     def __post_init__(self) -> None:
         if self.model.layers < 2:
-            raise ValueError(f"model = {self.model.name}: of one layer there are no two groups")
+            raise ValueError(f"model = {self.model.name}: has one layer, must have at least 2 for two groups")
         room = self.gpu.memory_gib * GIB - self.model.weight_bytes
         if room < 3 * self.layer_bytes(self.final_tokens):
             raise ValueError(
                 f"gpu = {self.gpu.name}: {self.gpu.memory_gib:g} GiB do not hold the weights of {self.model.name}, "
-                f"{self.model.weight_bytes / GIB:.1f} GiB, and three layers of K and V"
+                f"{self.model.weight_bytes / GIB:.1f} GiB, and three layers of KV data: choose a larger --gpu"
             )
 
     @property
     def row_bytes(self) -> int:
-        """One token of K or V of a layer, of the whole batch."""
+        """Size of one token of K or V of a layer, of the whole batch, bytes."""
         return 2 * self.batch * self.model.kv_heads * self.model.head_dim
 
     @property
     def final_tokens(self) -> int:
-        """Tokens that are stored in the end; the last one that is made is not."""
+        """Tokens that are stored at the end; the last generated one is not stored."""
         return self.input + self.output - 1
 
     def layer_bytes(self, tokens: int) -> int:
-        """K and V of a layer."""
+        """Size of the KV data of a layer, bytes."""
         return 2 * tokens * self.row_bytes
 
     def cache_bytes(self, limit_gib: float) -> int:
-        """What a limit leaves to the page cache, beside the runtime and a pinned buffer for each of two threads."""
+        """Page cache left by a limit, after the runtime and one pinned buffer for each of two threads, bytes."""
         return max(0, int((limit_gib - ANONYMOUS.value) * GIB) - self.layer_bytes(self.final_tokens))
 
     def limit_gib(self, cache_bytes: int) -> float:
-        """The limit that leaves so much."""
+        """Limit that leaves this page cache, GiB."""
         return ANONYMOUS.value + (cache_bytes + self.layer_bytes(self.final_tokens)) / GIB
 
     @property
@@ -108,11 +110,11 @@ class Setup:
 
     @property
     def prefill_gpu_s(self) -> float:
-        """Prefill, as long as the GPU computes."""
+        """GPU time of prefill, seconds."""
         return self.model.layers * self.work(self.input, self.input).device_ns / 1e9
 
     def work(self, new: int, tokens: int) -> LayerTime:
-        """A layer's work on the GPU for a batch whose sequences have so many tokens, `new` of them new."""
+        """GPU time of a layer for a batch with `tokens` tokens per sequence, `new` of them new."""
         if new == 1:
             step_s = self.cost.decode_s(self.batch, self.batch * tokens)
         else:
@@ -121,10 +123,16 @@ class Setup:
 
 
 def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:
-    """Tiers and routes. cache_bytes: None is as much as wanted. piece_bytes: how copies are cut; 0: they are not.
+    """Tiers and routes.
 
-    DMA to the GPU goes in turn, and reads that write the same memory are contention meanwhile; threads that fault files
-    in wait for each other, and leave other reads the rest of the SSD's rate.
+    DMA to the GPU is serialized, and reads into the same memory slow down in the meantime; threads that fault files in
+    are serialized too, and leave the rest of the SSD's rate to other reads.
+
+    Args:
+        setup: Model and workload.
+        drive: Rates of the SSD.
+        cache_bytes: Size of the page cache; None is unlimited.
+        piece_bytes: Size of the pieces into which copies are cut; 0 disables cutting.
     """
     gpu_link, copied = setup.host.gpu_link_gb_per_s * 1e9, MEMORY_COPY.value * 1e9
     contention = {DMA: HINDERED.value}

@@ -17,16 +17,17 @@ from kv_cache.policies.split import split
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
-BATCH = "batch"  # the request that all sequences are
+BATCH = "batch"  # one request for all sequences
 READING = ("page-cache", "evicted", "direct")  # routes to the GPU
-PIECE_BYTES = 16 << 20  # of the split's copies: small beside K or V of a layer, and smaller ones give no more
+PIECE_BYTES = 16 << 20  # pieces of split copies: small compared with K or V of a layer; smaller ones gain nothing
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A configuration. policy: by the share of layers, or of K and V, that goes behind the page cache; None: what fits.
+    """A configuration.
 
-    piece_bytes: how its copies are cut. on_ext4: whether what goes past the page cache goes through a file system.
+    policy: built from the fraction of layers, or of KV data, that uses the page cache; None: as much as fits.
+    piece_bytes: size of the pieces of its copies. on_ext4: whether direct I/O goes through a file system.
     """
 
     policy: Callable[[float | None], Program]
@@ -35,13 +36,13 @@ class System:
 
 
 def _evicting(t: Iteration) -> None:
-    """CachePolicy-Only: as Dual-Blade, but Group 2 too is files, whose pages are given up when they were used."""
+    """CachePolicy-Only: as Dual-Blade, but Group 2 is also stored in files, whose pages are dropped after use."""
     group = first_group(t.layers.start + t.memory.setdefault("n1", in_cache(t)))
     pipelined(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else EVICTED, 0, group)
 
 
 def _unpipelined(t: Iteration, share: float | None) -> None:
-    """Dual-Blade without P.P: K and V of a layer at once, in both groups."""
+    """Dual-Blade without P.P: keys and values of a layer at once, in both groups."""
     group = first_group(t.layers.start + int((share or 0.0) * len(t.layers)))
     stream(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, 0)
 
@@ -70,11 +71,14 @@ WITHOUT_PIPELINE = System(lambda share: partial(_unpipelined, share=share))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inferred:
-    """What an inference took.
+    """Result of an inference.
 
-    hit_share: of what decode read of files behind the page cache; None where it read none of them. cached_share: of all
-    that it read, what the cache had. copying_share, faulting_share: of its time, while memory was copied, files were
-    faulted in. group1_s: a layer of Group 1 in the trial, intra and cross.
+    Attributes:
+        hit_share: Fraction of decode's reads of page-cached files that hit; None if it read none of them.
+        cached_share: Fraction of all decode reads served by the cache.
+        copying_share, faulting_share: Fractions of the decode time in which memory was copied, and files were faulted
+            in.
+        group1_s: Seconds of a layer of Group 1 in the trial, intra and cross.
     """
 
     prefill_s: float
@@ -87,7 +91,7 @@ class Inferred:
 
 
 class _Gpu:
-    """What a layer takes on the GPU in the iteration that runs."""
+    """GPU time of a layer in the current iteration."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.new, self.tokens = setup, 0, 0
@@ -99,7 +103,7 @@ class _Gpu:
 def infer(
     setup: Setup, system: System, drive: Drive, limit_gib: float | None = None, share: float | None = None
 ) -> Inferred:
-    """Prefill and decode of a batch. limit_gib: of the cgroup; None where `share` alone says what is cached."""
+    """Prefill and decode of a batch. limit_gib: limit of the cgroup; None if `share` alone decides what is cached."""
     cache_bytes = None if limit_gib is None else setup.cache_bytes(limit_gib)
     one = machine(setup, drive.behind_ext4() if system.on_ext4 else drive, cache_bytes, system.piece_bytes)
     gpu = _Gpu(setup)
@@ -125,7 +129,7 @@ def infer(
 
 
 def alone_ms(one: Machine, link: str, nbytes: int) -> float:
-    """How long so many bytes take on a link that they have for themselves."""
+    """Time of a copy of `nbytes` bytes on an idle link, ms."""
     events = Events()
     Network(events, one.links).send(link, nbytes, lambda: None)
     while (next_ns := events.next_ns) is not None:

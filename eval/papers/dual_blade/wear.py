@@ -1,4 +1,4 @@
-"""Write amplification of contexts that come and go: Dual-Blade's extents on a small drive of this project."""
+"""Write amplification of contexts that are created and freed: Dual-Blade's extents on a small drive of this project."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Figures 5, 14 and 15: what a decode step's time goes to.
+"""Figures 5, 14 and 15: time breakdown of a decode step.
 
-Shares are of the sum of the three parts, so that they add up to one. Where one part is hidden under another the step is
-shorter than that sum by `hidden_s`.
+Shares are fractions of the sum of the three parts, so that they add up to one. If one part is hidden under another, the
+step is shorter than that sum by `hidden_s`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def experiment(
     compression: CompressionFactor = 8,
     plot: Picture = None,
 ) -> Outcome:
-    """What a decode step's time goes to (figures 5, 14, 15)."""
+    """Time breakdown of a decode step (figures 5, 14, 15)."""
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
     runs = run(simulated, setup, cases(batches, drives))

@@ -73,10 +73,11 @@ def experiment(
 
 
 def split(setup: Setup, batch: int, flash_s: float, engine_s: float) -> dict[str, Any]:
-    """Dense attention of a step to all tokens: in drives, one unit after the other; on the GPU, where its memory has K
-    and V, or where they come over the link; and the share of tokens in drives at which both are done at once.
+    """Dense attention of a step to all tokens: in drives, on the GPU, or split between them.
 
-    engine_times: how fast the engine would have to be for flash to be all that a drive waits for, beside it.
+    In drives, units run one after the other; on the GPU, the KV data is in its memory or is copied over the link. The
+    split is the fraction of tokens in drives at which both finish at the same time. engine_times: speedup of the engine
+    at which flash is the only bottleneck of a drive.
     """
     drives_s, gpu_s = flash_s + engine_s, setup.attention_s(batch)
     link_s = max(gpu_s, setup.kv_bytes(batch, float(setup.steps.mean())) / (setup.host.gpu_link_gb_per_s * 1e9))

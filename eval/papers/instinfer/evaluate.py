@@ -81,12 +81,12 @@ UNLIKE = (
 
 
 def _recorded(page_share: float) -> InStorage:
-    """SparF that touches as many pages as was recorded."""
+    """SparF that reads the recorded number of pages."""
     return replace(SPARF, name="InstI-SparF, recorded", page_share=page_share)
 
 
 def cases(recorded_page_share: float) -> list[Case]:
-    """What `claimed` needs."""
+    """Cases needed by `claimed`."""
     systems = (DENSE, SPARF, _recorded(recorded_page_share), *OVERLAPPED.values())
     return [
         Case((*systems, BATCHED_DENSE, PAGED, OURS) if batch == 256 and drives in (1, 20) else systems, batch, drives)
@@ -136,7 +136,7 @@ def _drives(runs: Runs, systems: dict[str, InStorage]) -> Callable[..., Result]:
 
 
 def _methods(runs: Runs) -> dict[str, dict[str, Any]]:
-    """What batched, overlapped commands are worth beside the paper's systems: whole pages of 4 bits, and dense."""
+    """Gain of batched, overlapped commands over the paper's systems: whole pages of 4 bits, and dense."""
     paged, dense = runs.drive(PAGED, 256), runs.drive(BATCHED_DENSE, 256)
     return {
         "paged": {
@@ -152,7 +152,7 @@ def _methods(runs: Runs) -> dict[str, dict[str, Any]]:
 
 
 def _ours(runs: Runs) -> dict[str, Any]:
-    """Pages of progressive precision beside the paper's systems, at the setting that `ours` names everywhere."""
+    """Pages of progressive precision compared with the paper's systems, at the default setting of `ours`."""
     one, many = runs.drive(OURS, 256), runs.drive(OURS, 256, 20)
     return {
         "method": OURS.method,
@@ -170,14 +170,14 @@ def _ours(runs: Runs) -> dict[str, Any]:
 
 
 def _pcie(setup: Setup) -> float:
-    """c13: bytes over PCIe in decode, K and V offloaded over attention in storage."""
+    """c13: bytes over PCIe in decode, KV offloading over attention in storage."""
     tokens, shape = float(setup.steps.mean()), setup.model.shape
     in_storage_bytes = shape.layers * (64 + 2 * shape.head_dim * (2 * shape.q_heads + 2 * shape.kv_heads))
     return setup.kv_bytes(1, tokens) / in_storage_bytes
 
 
 def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
-    """Simulate what the claims need, and the figures if they are requested."""
+    """Simulate the cases needed by the claims, and the figures if they are requested."""
     return evaluate_on(setup_of(machine, simulated), simulated, with_figures)
 
 

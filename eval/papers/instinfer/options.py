@@ -30,14 +30,17 @@ _BEGAN = time.perf_counter()
 
 DriveCount = Annotated[int, typer.Option(min=1, max=1024, help="drives that share the heads")]
 EnoughDrives = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="drives that share the heads (default: as many as hold them)")
+    int | None,
+    typer.Option(
+        min=1, max=1024, help="drives that share the heads (default: the smallest number that holds the KV cache)"
+    ),
 ]
-DriveCounts = Annotated[str, typer.Option(help="numbers of drives, with commas")]
-BatchSizes = Annotated[str, typer.Option(help="batch sizes, with commas")]
+DriveCounts = Annotated[str, typer.Option(help="comma-separated numbers of drives")]
+BatchSizes = Annotated[str, typer.Option(help="comma-separated batch sizes")]
 TRAINED = Path("smollm2")
 RecordedModel = Annotated[
     Path | None,
-    typer.Option(help="model whose recorded attention says how many pages SparF touches", callback=check_model),
+    typer.Option(help="model whose recorded attention gives the pages that SparF reads", callback=check_model),
 ]
 CompressionFactor = Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of SparF's and SparQ's 1/C")]
 
@@ -51,8 +54,10 @@ class Sparse:
 
 
 def setup_of(machine: MachineOptions, simulated: Simulated, **more: Any) -> Setup:
-    """The setup that these options name, the paper's where they do not, of its GPU as many as hold the model; more: its
-    other fields."""
+    """Setup specified by the options; the paper's for those not given.
+
+    Of the paper's GPU, the smallest number that holds the model is used. more: further fields of the setup.
+    """
     model, gpu, host = machine.profiles("opt-13b", "a6000", "pcie4")
     gpu = gpu if machine.gpu else gpu.holding(model.weight_bytes)
     ssd = Ssd.load("980pro")
@@ -65,14 +70,15 @@ class Sweep:
 
     ray: RayAddress = None
     progress_dir: Annotated[
-        Path | None, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has simulated")
+        Path | None,
+        typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run"),
     ] = Path("build/scaling")
 
 
 def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = Sweep(progress_dir=None)) -> Runs:
     """Simulate cases, and show progress."""
     if how.ray and simulated.workers:
-        raise ValueError("--workers and --ray exclude each other: processes of this machine, or a cluster")
+        raise ValueError("--workers and --ray cannot be combined: choose local processes or a Ray cluster")
     kept = Kept(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
     with progress("systems, page by page", len(plan(setup, cases))) as tick:
         runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, kept)
@@ -82,13 +88,13 @@ def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is stored where."""
+    """Drives, and tokens stored on them."""
 
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
     ] = None
-    prompt: Annotated[int, typer.Option("--prompt-tokens", min=1, max=1 << 20, help="tokens of a prompt")] = 1024
-    new: Annotated[int, typer.Option("--new-tokens", min=2, max=1 << 20, help="new tokens of a sequence")] = 1024
+    prompt: Annotated[int, typer.Option("--prompt-tokens", min=1, max=1 << 20, help="tokens per prompt")] = 1024
+    new: Annotated[int, typer.Option("--new-tokens", min=2, max=1 << 20, help="new tokens per sequence")] = 1024
 
     def setup(self, machine: MachineOptions, simulated: Simulated, compression: float = 8) -> Setup:
         """The machine with this work."""
@@ -98,7 +104,7 @@ class Work:
 
 
 def rows_outcome(title: str, rows: Rows, columns: Sequence[str], runs: Runs) -> Outcome:
-    """Rows, which of their columns are for people, and what working them out took."""
+    """Outcome with rows, the columns shown in the terminal, and the cost of the simulation."""
     rss = max(getrusage(who).ru_maxrss for who in (RUSAGE_SELF, RUSAGE_CHILDREN)) / 2**20
     used = {"wall_s": time.perf_counter() - _BEGAN, "max_rss_gib": rss}
     cells = ([cell(row[column]) for column in columns] for row in rows)
@@ -107,6 +113,6 @@ def rows_outcome(title: str, rows: Rows, columns: Sequence[str], runs: Runs) -> 
 
 
 def extent(runs: Runs) -> str:
-    """What the figures are: modelled, and from how many layers."""
+    """Origin of the figures: simulated, and from how many layers."""
     layers = runs.sampled.get("layers")
     return f"modelled, {layers['simulated']} of {layers['of']} layers simulated" if layers else "modelled"

@@ -61,7 +61,7 @@ class Combinations:
     ] = None
     drives: DriveCounts = "4,8,20"
     batch_sizes: BatchSizes = "16,256"
-    tokens: Annotated[str, typer.Option(help="tokens stored of each sequence, with commas")] = "2048,32768"
+    tokens: Annotated[str, typer.Option(help="comma-separated numbers of stored tokens per sequence")] = "2048,32768"
     decoded: Annotated[int, typer.Option(min=2, max=1 << 20, help="tokens of these that were decoded")] = 1024
     networks: Annotated[str, typer.Option(help=f"with commas: none, {', '.join(NETWORKS)}")] = "none,25gbe"
     parity_drives: Annotated[

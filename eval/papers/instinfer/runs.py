@@ -1,4 +1,4 @@
-"""Results of systems at batch sizes on drives: all that is wanted is simulated first, side by side, and read then."""
+"""Results of systems at batch sizes on drives: all cases are simulated concurrently first, and read afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
 
-WORKER_BYTES = 5 << 30  # what one worker may need: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
+WORKER_BYTES = 5 << 30  # memory of one worker: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
 Key = tuple[InStorage, int, int]  # system, batch, drives
 
 
@@ -29,7 +29,7 @@ class Case:
 
 
 class Runs:
-    """Results of a setup: of host systems as they are asked for, of systems in drives those that were simulated."""
+    """Results of a setup: host systems are computed on demand, systems in drives must have been simulated."""
 
     def __init__(self, setup: Setup, in_storage: dict[Key, Result]) -> None:
         self.setup, self._in_storage = setup, in_storage
@@ -44,20 +44,20 @@ class Runs:
 
     @property
     def sampled(self) -> dict[str, dict[str, int]]:
-        """How many layers' steps were simulated, of how many; nothing where that is all."""
+        """Number of simulated layers and of all layers; empty if all are simulated."""
         some, every = self.setup.simulated_layers, self.setup.model.shape.layers
         return {"layers": {"simulated": some, "of": every}} if some < every else {}
 
 
 def plan(setup: Setup, cases: Sequence[Case]) -> list[Fill]:
-    """What is to be simulated for cases, each once."""
+    """Simulations needed by the cases, without duplicates."""
     for case in cases:
         assign_heads(setup.model.shape, case.drives)
     return [*dict.fromkeys(Fill(setup, each, case.batch, case.drives) for case in cases for each in case.systems)]
 
 
 def enough(setup: Setup, systems: tuple[InStorage, ...], batch: int) -> int:
-    """The fewest drives, a power of two, that hold a batch; as many as can share it where none do."""
+    """Smallest number of drives, a power of two, that holds a batch; the largest possible number if none does."""
     most, drives = setup.model.kv_heads, 1
     while 2 * drives <= most and not all(Fill(setup, each, batch, drives).fits for each in systems):
         drives *= 2
@@ -127,7 +127,7 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
 
 
 def default_workers() -> int:
-    """As many as there are cores, and memory for."""
+    """Number of cores, limited by memory."""
     memory = Path("/proc/meminfo")
     lines = memory.read_text().splitlines() if memory.exists() else []
     free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)

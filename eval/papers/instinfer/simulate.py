@@ -1,5 +1,7 @@
-"""A drive at full scale without data: every page of a decode step, its flash time and its engine's, for a pattern of
-selections instead of numbers."""
+"""A drive at full scale without data: every page of a decode step, its flash time and its engine time.
+
+A pattern of selections replaces the data.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from ftl import Ftl, Nand
 
 
 class Pattern(Arithmetic):
-    """Selections at random: channels and whole pages anywhere, tokens in as many pages as `page_share` of all.
+    """Random selections: any channels and whole pages; tokens in a fraction `page_share` of all pages.
 
-    The same for every layer, since the place of a page depends on the layer already.
+    The same for every layer, since the location of a page already depends on the layer.
     """
 
     def __init__(self, page_share: float, n: int, seed: int = 0) -> None:
@@ -71,7 +73,7 @@ class Pattern(Arithmetic):
         return np.zeros((0, 0, 0), np.float32), np.float32(0)
 
     def weigh_pages(self, logits: Any, seq_lens: I64, form: tuple[int, int, float], *arguments: Any) -> Worth:
-        """All value groups count, and refined pages at random, as many as the budget pays for."""
+        """Select all value groups, and random refined pages up to the budget."""
         (n, per_group, _), streams, longest = form, len(seq_lens), int(seq_lens.max())
         pages, groups = -(-longest // n), -(-longest // per_group)
         errors = 1 + np.random.default_rng((self.seed, streams, pages)).random((streams, pages), np.float32)
@@ -129,7 +131,7 @@ class SimulatedDrive(TimedDrive):
         self.handles = self.ftl.create(batch, shape.layers, shape.kv_heads, self.layout)
 
     def grow(self, length: int) -> float:
-        """Append tokens up to `length` to every layer; returns the seconds that programs take, one behind the other."""
+        """Append tokens up to `length` to every layer; returns the total time of the programs in sequence, seconds."""
         start_ns = self.ftl.timing.idle_ns()
         lengths = np.full(self.batch, length - self.length)
         ends = [

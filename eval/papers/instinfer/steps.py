@@ -29,10 +29,12 @@ OF_ALL = "weights"  # the request that a layer's weights are of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What lies at a tier before a step.
+    """Data at a tier before a step.
 
-    tokens: of each request, in the mean of steps. rows: bytes of one token of K or V of a layer, by request.
-    weights: bytes of a layer's; 0 where the GPU keeps them.
+    Attributes:
+        tokens: Tokens of each request, mean over steps.
+        rows: Bytes of one token of K or V of a layer, by request.
+        weights: Bytes of a layer's weights; 0 if the GPU keeps them.
     """
 
     home: str
@@ -42,7 +44,7 @@ class Stored:
 
 
 def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work: LayerTime) -> float:
-    """Seconds of a decode step behind another one; where the mean of tokens lies between two lengths, of both."""
+    """Seconds of a steady-state decode step; interpolated between two lengths if the mean length is not an integer."""
     transfers = SimulatedTransfers(machine, lambda attention: work)
     run = IterationRunner(machine, range(layers), policy, transfers)
     first = floor(stored.tokens)
@@ -58,14 +60,14 @@ def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work:
 
 
 def host_memory(bytes_per_s: float) -> Machine:
-    """K, V and weights in host memory, behind one link in each direction."""
+    """KV data and weights in host memory, over one link per direction."""
     links = [Link("in", bytes_per_s), Link("out", bytes_per_s)]
     routes = {(HOST, DEVICE): Route("in", ("in",)), (DEVICE, HOST): Route("out", ("out",))}
     return Machine.of([Tier(DEVICE, attends=True), Tier(HOST)], links, routes)
 
 
 def files(cached_bytes_per_s: float, file_bytes_per_s: float, cache_bytes: int) -> Machine:
-    """K and V in files: one rate to the GPU for what the page cache has, one for what it has not."""
+    """KV data in files: one rate to the GPU for page-cache hits, one for misses."""
     links = [Link("cached", cached_bytes_per_s), Link("file", file_bytes_per_s), Link("out", cached_bytes_per_s)]
     routes = {
         (PAGE_CACHE, DEVICE): Route("in", ("cached",), miss_links=("file",)),
@@ -80,7 +82,7 @@ def drives() -> Machine:
 
 
 def streamed(t: Iteration) -> None:
-    """ZeRO-Inference: a layer's weights come with its K and V, and nothing is hidden under anything."""
+    """ZeRO-Inference: a layer's weights are loaded with its KV data, and nothing overlaps."""
     for layer in t.layers:
         weights = BlockKey(OF_ALL, layer, WEIGHTS)
         t.wait(*[t.copy(block, DEVICE) for block in (weights, *t.blocks(layer))])

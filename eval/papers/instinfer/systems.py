@@ -1,7 +1,7 @@
-"""The paper's five systems and two of ours, each a few lines over shared parts: GPU roofline, link, page cache, drive.
+"""The paper's five systems and two of this project, built from shared parts: GPU roofline, link, page cache, drive.
 
-Seconds of a decode step fall into three: access to K and V, the drive's engine, and the rest (the GPU's roofline, the
-link, and what the runtime spends for each sequence and layer).
+Seconds of a decode step have three parts: access to KV data, the drive's engine, and the rest (the GPU's roofline, the
+link, and the runtime's work per sequence and layer).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kv_cache.policies.flexgen import flexgen as flexgen_policy
 from kv_cache.transfer.simulated import LayerTime
 
 GIB = 2**30
-LENGTHS = 8  # decode steps that are simulated
+LENGTHS = 8  # simulated decode steps
 SUMS_BYTES = 8  # maximum and sum of a query head's logits
 SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 3)
 
@@ -50,7 +50,7 @@ class Constants:
 class Setup:
     """A model on hardware, and its work: `input` tokens of prompt and `output` new ones for each sequence.
 
-    network: between the host and the drives of systems that attend in drives; None is none.
+    network: link between the host and drives that attend; None for local drives.
     sampled_layers: how many layers are simulated, and stand for all; None for all, and all sequences.
     """
 
@@ -73,9 +73,9 @@ class Setup:
                 f"{self.model.weight_bytes / GIB:.1f} GiB"
             )
         if self.input < 1 or self.output < 2:
-            raise ValueError(f"input = {self.input}, output = {self.output}: at least 1 and 2 tokens are needed")
+            raise ValueError(f"input = {self.input}, output = {self.output}: must be at least 1 and 2 tokens")
         if self.sampled_layers is not None and self.sampled_layers < 1:
-            raise ValueError(f"sampled_layers = {self.sampled_layers}: at least 1 is needed")
+            raise ValueError(f"sampled_layers = {self.sampled_layers}: must be at least 1")
 
     @property
     def simulated_layers(self) -> int:
@@ -84,11 +84,11 @@ class Setup:
         return min(self.sampled_layers or layers, layers)
 
     def kv_bytes(self, batch: int, tokens: float) -> float:
-        """K and V of a batch in the layers that attend to all tokens."""
+        """KV data of a batch in the layers with full attention, bytes."""
         return batch * tokens * self.model.shape.kv_bytes_per_token
 
     def stored(self, home: str, batch: int, share: float = 1.0, weights: int = 0) -> steps.Stored:
-        """K and V of a batch, or a share of them, at a place, as long as they are in the mean of decode's steps."""
+        """KV data of a batch, or a fraction of it, at a tier, at the mean length over decode steps."""
         row = self.kv_bytes(batch, 1) * share / (2 * self.model.shape.layers)
         return steps.Stored(home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights)
 
@@ -103,7 +103,7 @@ class Setup:
         return self.cost.linear_s(batch, float(self.steps.mean()))
 
     def attention_s(self, batch: int) -> float:
-        """Attention of the middle decode step to all tokens, where the GPU holds K and V."""
+        """Seconds of full attention in the middle decode step, with the KV data in GPU memory."""
         return batch * float(self.steps.mean()) * self.cost.token_s
 
     def prefill_gpu_s(self, batch: int) -> float:
@@ -111,7 +111,7 @@ class Setup:
         return self.cost.prefill_s(self.input, batch=batch)
 
     def runtime_s(self, batch: int) -> float:
-        """What the runtime spends on a step, sequence by sequence and layer by layer."""
+        """Runtime overhead of a step, for each sequence and layer, seconds."""
         return self.cost.runtime_s(batch)
 
     @property
@@ -121,9 +121,9 @@ class Setup:
 
     @property
     def points(self) -> list[int]:
-        """Those decode steps that are simulated, ascending.
+        """Simulated decode steps, ascending.
 
-        Of LENGTHS equal parts of decode one step each, at random: equal distances would alias with a layout's groups.
+        One random step from each of LENGTHS equal parts of decode: equal distances would alias with a layout's groups.
         """
         draws = np.random.default_rng(0).random(LENGTHS)
         return sorted({int(each) for each in self.input + (np.arange(LENGTHS) + draws) * self.output / LENGTHS})
@@ -136,7 +136,7 @@ class Breakdown:
     kv_s: float
     engine_s: float
     other_s: float
-    hidden_s: float = 0  # of these, under one another
+    hidden_s: float = 0  # overlapped part of these
     runtime_s: float = 0
     link_s: float = 0
     network_s: float = 0
@@ -159,7 +159,7 @@ class Breakdown:
 
     @property
     def kv_share(self) -> float:
-        """Of the sum of the parts."""
+        """KV access as a fraction of the sum of the parts."""
         return self.kv_s / self.parts_s
 
 
@@ -189,14 +189,14 @@ def finish(
 
 
 def deepspeed(setup: Setup, batch: int, drives: int) -> Result:
-    """K and V in host memory, weights streamed with them (ZeRO-Inference).
+    """KV data in host memory, streamed together with the weights (ZeRO-Inference).
 
-    Beyond host memory all of it is swapped, a cluster of pages at a time, and what comes in pushes as much out. Weights
-    lie in host memory even where the GPU could hold them (section VI-A: ZeRO-Inference is enabled), so OPT-30B swaps
-    from batch 16 on. `offloaded` is the system whose weights are on the GPU.
+    Data beyond host memory is swapped cyclically, one cluster of pages at a time: each page-in evicts the same amount.
+    Weights are in host memory even if the GPU could hold them (section VI-A: ZeRO-Inference is enabled), so OPT-30B
+    swaps from batch 16 on. `offloaded` is the system whose weights are on the GPU.
     """
     c, model = setup.constants, setup.model
-    buffers = 2 * model.layers  # of K and of V of each layer that attends to all tokens
+    buffers = 2 * model.layers  # key and value buffers of each layer with full attention
     held = model.weight_bytes + buffers * pinned_bytes(setup.kv_bytes(batch, setup.input + setup.output) / buffers)
     rate = setup.host.gpu_link_gb_per_s * 1e9 * c.host_link_share
     if held > setup.host.dram_gib * GIB:
@@ -218,10 +218,9 @@ def pinned_bytes(nbytes: float) -> int:
 
 
 def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Result:
-    """K and V in files on SSDs behind the page cache; a second SSD gives nothing, for the way through the host limits.
+    """KV data in files on SSDs, through the page cache; a second SSD gains nothing, since the host path is the limit.
 
-    What goes round and does not fit a cache of what was read last finds nothing of it.
-    Sparse: SparQ, with K stored twice and 1/c of the bytes read.
+    Cyclic reads that do not fit an LRU cache never hit. Sparse: SparQ, with K stored twice and 1/c of the bytes read.
     """
     name, c, gpu = "FlexGen-SparQ" if sparse else "FlexGen", setup.constants, setup.gpu
     prefill_s = setup.prefill_gpu_s(batch)
@@ -238,7 +237,7 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     layers = setup.model.shape.layers
     work = LayerTime(1e9 * other_s / layers)
     file_path = 1 / (1 / c.cached_path + 1e-9 / setup.ssd.read_gb_per_s)  # the SSD's read, then the same copies
-    machine = steps.files(c.cached_path, file_path, int(cache * read / stored))  # of all that goes round, what is read
+    machine = steps.files(c.cached_path, file_path, int(cache * read / stored))  # the read part of the cyclic data
     policy = partial(flexgen_policy, ahead=0)
     total_s = steps.step_s(machine, policy, layers, setup.stored(PAGE_CACHE, batch, read / full), work)
     kv_s = total_s - other_s
@@ -247,7 +246,7 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
 
 
 def resident(setup: Setup, batch: int, drives: int) -> Result:
-    """K and V of the whole batch in the GPU's memory, by its data sheet."""
+    """KV cache of the whole batch in GPU memory, by its data sheet."""
     if batch > room_of(setup):
         held = f"{setup.model.weight_bytes / GIB:.0f} GiB of weights and K and V of {room_of(setup)} such sequences"
         reason = f"{setup.gpu.name} holds {held}"
@@ -257,7 +256,7 @@ def resident(setup: Setup, batch: int, drives: int) -> Result:
 
 
 def paged(setup: Setup, batch: int, drives: int) -> Result:
-    """vLLM: as many sequences as the GPU's memory has pages for, the others after them."""
+    """vLLM: a batch of the sequences that fit in GPU memory, the others afterwards."""
     name, room = "vLLM", min(batch, room_of(setup))
     if not room:
         reason = f"K and V of a sequence do not fit beside the weights of {setup.model.name} on {setup.gpu.name}"
@@ -270,14 +269,14 @@ def paged(setup: Setup, batch: int, drives: int) -> Result:
 
 
 def room_of(setup: Setup) -> int:
-    """Sequences whose K and V the GPU's memory holds beside the weights."""
+    """Number of sequences whose KV cache fits in GPU memory next to the weights."""
     tokens = setup.input + setup.output
     left = setup.gpu.memory_gib * GIB - setup.model.weight_bytes
     return int(left // (setup.kv_bytes(1, tokens) + setup.model.window_bytes(tokens)))
 
 
 def offloaded(setup: Setup, batch: int, drives: int) -> Result:
-    """K and V in host memory, by the link's data sheet; the next layer comes while one is computed."""
+    """KV data in host memory, by the link's data sheet; the next layer is loaded while one is computed."""
     name, held = "Host", setup.kv_bytes(batch, setup.input + setup.output)
     if held > setup.host.dram_gib * GIB:
         reason = f"K and V are {held / GIB:.0f} GiB, the host has {setup.host.dram_gib:g}"
@@ -301,7 +300,7 @@ class InStorage:
     name: str
     method: str = "dense"
     convention: Convention = "paper"
-    compression: float | None = None  # None: the setup's for what is not dense
+    compression: float | None = None  # None: the setup's, unless dense
     layout: str = "fp16"
     schedule: str = "serial"
     batched: bool = False

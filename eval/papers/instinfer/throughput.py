@@ -69,8 +69,10 @@ def experiment(
     batch_sizes: BatchSizes = "4,16,32,64,128,256",
     plot: Picture = None,
 ) -> Outcome:
-    """Tokens a second of the paper's five systems and of our paged method (figures 4, 12, 13), and by their data sheets
-    of a GPU that holds K and V, of one that streams them from host memory, and of vLLM."""
+    """Tokens per second of the paper's five systems and of our paged method (figures 4, 12, 13).
+
+    Also by data sheet: a GPU that holds the KV cache, one that streams it from host memory, and vLLM.
+    """
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, sparse.compression), numbers("batch_sizes", batch_sizes)
     systems: tuple[InStorage, ...] = IN_DRIVES
@@ -92,7 +94,7 @@ def experiment(
 
 
 def kv_of(setup: Setup) -> dict[str, Any]:
-    """What a model keeps of a token, by kind of layer, and of a sequence of the input's length."""
+    """KV cache of a model per token, by kind of layer, and per sequence of the input length."""
     model, full = setup.model, setup.model.shape
     windows, every = model.window_bytes(setup.input), setup.kv_bytes(1, setup.input)
     return {

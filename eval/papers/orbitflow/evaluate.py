@@ -1,4 +1,4 @@
-"""Our value for each of OrbitFlow's claims: its planner and the systems beside it, serving generated requests."""
+"""Our value for each of OrbitFlow's claims: its planner and its baselines, serving generated requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kv_cache.trace import Request, Trace
 from vcsd.progress import Tick, progress
 
 REQUESTS, LONGEST, SEEDS = 52, 12_000, (0, 1, 2)
-HIGH = 5.0  # load: where systems differ
+HIGH = 5.0  # load at which systems differ
 OTHERS = ("flexgen-half", "flexgen+", "slo-aware", "heuristic")
 SYSTEMS: dict[str, PolicyLike] = {
     **{name: POLICIES[name] for name in ("deepspeed", *OTHERS)},
@@ -37,7 +37,7 @@ SYSTEMS: dict[str, PolicyLike] = {
     "late = 0": partial(OrbitFlow, late=0),
     "late = 2": partial(OrbitFlow, late=2),
 }
-BY_LATE = ("late = 0", "late = 2")  # what else alpha may be
+BY_LATE = ("late = 0", "late = 2")  # other values of alpha
 MODEL_TOKENS = 32_384  # the model's length in the paper's code
 PLANNER_SHARE = 0.0027  # of decode, the least of Table 1
 RUNS = 29  # of each seed
@@ -113,7 +113,7 @@ def _rate(each: dict[str, Any]) -> float:
 
 
 def _layouts() -> Values:
-    """o1, o2, o4, o6: what follows from counting."""
+    """o1, o2, o4, o6: results of counting."""
     counts = len(strides(32)) - 1
     orders = math.log10(2.0**128 / counts**4)
     whole: Values = {
@@ -131,7 +131,7 @@ def _layouts() -> Values:
 
 
 def _printed() -> Values:
-    """What the paper's other values and its code say of those that contradict them."""
+    """Values of the paper and its code that are inconsistent with other printed ones."""
     arrivals = 60 * LOAD.value / (GAP.value * A5000.slo_s(1.0))  # requests/min, of steps at the objective
     shares = [PRINTED[f"o22{each}"] for each in "abc"]
     rows = {f"o22{each}": 100 * share / sum(shares) for each, share in zip("abc", shares, strict=True)}
@@ -152,7 +152,7 @@ def _figure3() -> Values:
 
 
 def _served(runs: Runs, mine: str) -> Values:
-    """o8 to o13, o19: what runs give. mine: which of the systems is the paper's."""
+    """o8 to o13, o19: results of runs. mine: the paper's own system."""
 
     def less(value: Value, than: str, scale: float) -> float:
         return 100 * (1 - runs.at(mine, scale, value) / runs.at(than, scale, value))
@@ -183,7 +183,7 @@ def _served(runs: Runs, mine: str) -> Values:
 
 
 def _studied(runs: Runs, mine: str) -> Values:
-    """o17, o18: what each part gives, and what the deposit gives others."""
+    """o17, o18: gain of each part, and of the deposit added to other systems."""
 
     def attained(system: str, scale: float = 1.0, value: Value = _tbt) -> float:
         return 100 * runs.at(system, scale, value, LOAD.value)

@@ -19,9 +19,10 @@ T = TypeVar("T", bound="Profile")
 
 @frozen_value
 class Profile:
-    """Something with a name and numbers, in ranges that hold every machine of our days: outside is another unit.
+    """A named set of numbers; their ranges cover every current machine, so a value outside is probably in another unit.
 
-    Raises ValueError naming the one that is off.
+    Raises:
+        ValueError: A number is out of range; the message names it.
     """
 
     name: str
@@ -57,11 +58,11 @@ class Gpu(Profile):
         if not (x and count.isdecimal()):
             return cls.load(name)
         if not 1 <= int(count) <= MOST:
-            raise ValueError(f"gpu = {name!r}: must be 1 to {MOST} of a GPU")
+            raise ValueError(f"gpu = {name!r}: the count must be from 1 to {MOST}")
         return cls.load(one).times(int(count))
 
     def times(self, count: int) -> Gpu:
-        """So many of them."""
+        """Profile of `count` of these GPUs."""
         if count == 1:
             return self
         return Gpu(
@@ -72,7 +73,7 @@ class Gpu(Profile):
         )
 
     def holding(self, nbytes: float) -> Gpu:
-        """The fewest of them, a power of two, that hold weights and a tenth more."""
+        """Smallest number of these GPUs, a power of two, that holds the weights and a tenth more."""
         count = 1
         while 1.1 * nbytes > self.memory_gib * count * 2**30 and count < MOST:
             count *= 2
@@ -81,7 +82,7 @@ class Gpu(Profile):
 
 @frozen_value
 class Host(Profile):
-    """A host's memory, and its link to the GPU. gpu_link_us: what a copy takes without its bytes."""
+    """A host's memory, and its link to the GPU. gpu_link_us: fixed time of a copy, without its bytes."""
 
     dram_gib: Annotated[float, Field(ge=4, le=8192)]
     gpu_link_gb_per_s: Annotated[float, Field(ge=1, le=1000)]
@@ -90,7 +91,7 @@ class Host(Profile):
 
 @frozen_value
 class Ssd(Profile):
-    """A plain SSD. lba_bytes: of its logical blocks. capacity_tb: where it matters."""
+    """A plain SSD. lba_bytes: size of its logical blocks. capacity_tb: set if it matters."""
 
     read_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
     write_gb_per_s: Annotated[float, Field(ge=0.1, le=50)]
@@ -102,11 +103,13 @@ class Ssd(Profile):
 
 @frozen_value
 class Model(Profile):
-    """A decoder, its K and V in 16 bits.
+    """A decoder with a KV cache in 16 bits.
 
-    window_layers: those of the layers that attend to the last `window` tokens alone. latent: heads share a row of
-    head_dim values a token, of which V is a part. active_billion: parameters that a token passes, where experts are
-    chosen. weight_bits: of a parameter.
+    Attributes:
+        window_layers: Layers that attend only to the last `window` tokens.
+        latent: Heads share a row of head_dim values per token, part of which is V.
+        active_billion: Parameters used per token, if experts are selected.
+        weight_bits: Bits of a parameter.
     """
 
     layers: Annotated[int, Field(ge=1, le=1000)]
@@ -124,11 +127,13 @@ class Model(Profile):
         if self.window_layers >= self.layers:
             raise ValueError(f"window_layers = {self.window_layers}: must be fewer than layers = {self.layers}")
         if bool(self.window_layers) != bool(self.window):
-            raise ValueError(f"window = {self.window}: goes with window_layers = {self.window_layers}")
+            raise ValueError(
+                f"window = {self.window}: this and window_layers = {self.window_layers} must both be 0 or both positive"
+            )
 
     @property
     def shape(self) -> ModelShape:
-        """Attention of the layers that attend to all tokens: what drives may hold."""
+        """Shape of the layers with full attention: the KV cache that drives may hold."""
         return ModelShape(
             name=self.name,
             layers=self.layers - self.window_layers,
@@ -149,10 +154,10 @@ class Model(Profile):
         return 1e9 * (self.active_billion or self.parameters_billion)
 
     def window_bytes(self, tokens: float) -> float:
-        """K and V of a sequence in the layers with windows."""
+        """KV data of a sequence in the sliding-window layers, bytes."""
         return self.window_layers * min(tokens, self.window) * 2 * self.kv_heads * self.head_dim * 2
 
     def read_bytes(self, batch: float) -> float:
-        """Weights that a step reads: of experts those that are chosen, each token's at random."""
+        """Bytes of weights that a step reads; of experts only the selected ones, random for each token."""
         missed: float = (1 - self.active / (1e9 * self.parameters_billion)) ** batch
         return self.weight_bytes * (1 - missed)

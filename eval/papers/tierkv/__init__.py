@@ -1,1 +1,1 @@
-"""TierKV's tables and claims: KV blocks that come to the GPU ahead of a schedule known in advance."""
+"""TierKV's tables and claims: KV blocks prefetched to the GPU for a schedule that is known in advance."""

@@ -9,17 +9,17 @@ FP16_BYTES = 2
 
 
 def block_bytes(model: Model, tokens: int = BLOCK_TOKENS) -> int:
-    """K and V of so many tokens in all layers."""
+    """Size of the KV data of `tokens` tokens in all layers, bytes."""
     return 2 * model.layers * model.kv_heads * model.head_dim * tokens * FP16_BYTES
 
 
 def from_dram_us(host: Host, size: float) -> float:
-    """A copy of so many bytes from host memory to the GPU."""
+    """Time of a copy of `size` bytes from host memory to the GPU, us."""
     return host.gpu_link_us + size / (host.gpu_link_gb_per_s * 1e3)
 
 
 def from_ssd_us(ssd: Ssd, size: float) -> float:
-    """A read of so many bytes."""
+    """Time of a read of `size` bytes, us."""
     return ssd.random_read_us + size / (ssd.read_gb_per_s * 1e3)
 
 
@@ -29,12 +29,12 @@ def efficiency(host: Host, size: float) -> float:
 
 
 def lost_share(tokens: int, mean_tokens: float) -> float:
-    """Of memory, by the half of a block that a request of mean_tokens leaves empty."""
+    """Fraction of memory lost to half-empty last blocks of requests with `mean_tokens` tokens."""
     return tokens / 2 / (mean_tokens + tokens / 2)
 
 
 def best_tokens(model: Model, host: Host, mean_tokens: float, sizes: tuple[int, ...]) -> int:
-    """The size of a block that loses least of memory and of the link's rate together."""
+    """Block size with the smallest combined loss of memory and link rate."""
     return min(
         sizes,
         key=lambda tokens: lost_share(tokens, mean_tokens) + 1 - efficiency(host, block_bytes(model, tokens)),

@@ -1,7 +1,8 @@
 """Our value for each of TierKV's claims.
 
-Rows without a window come from the engine. With one the printed values count the link several times, which no engine
-does: they come from a reading in closed form, with the engine's value, whose link carries each byte once, beside it.
+Rows without a window come from the engine. With a window, the printed values count the link several times, which no
+engine does: they come from a closed-form reading. The engine's value, whose link carries each byte once, is given in
+addition.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SWEEP = Reading(COMPUTE.value, SWEEP_COPIES.value, SPREAD.value)
 
 
 def reading(ratio: float) -> Reading:
-    """At an oversubscription: as table 5 has it, on lines between its rows, and in proportion beyond."""
+    """Reading at an oversubscription ratio: table 5, interpolated linearly between rows, proportional beyond."""
     most = max(COPIES)
     between = np.interp(ratio, [1, *COPIES], [0.0, *(each.value for each in COPIES.values())])
     copies = COPIES[most].value * (ratio - 1) / (most - 1) if ratio > most else float(between)
@@ -55,7 +56,7 @@ def reading(ratio: float) -> Reading:
 
 
 def tokens_per_s(tpot_ms: float, compute_ms: float = COMPUTE.value) -> float:
-    """Of a stall the throughput feels only a share."""
+    """Throughput, tokens/s; only a fraction of a stall affects it."""
     return 1e3 * STEP_TOKENS.value / (compute_ms + STALL_SHARE.value * (tpot_ms - compute_ms))
 
 
@@ -83,7 +84,7 @@ def _blocks(models: list[Model], gpu: Gpu, host: Host, ssd: Ssd) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way to find what an iteration takes: milliseconds and the share of hits, of a reading and a window."""
+    """Method to compute an iteration's milliseconds and hit fraction for a reading and a window."""
 
     tpot_ms: Callable[[Reading, int], float]
     hits: Callable[[Reading, int], float]
@@ -142,13 +143,13 @@ def _requests() -> Values:
     worse = sum(max(0.0, each - K * base.compute_ms) >= each for each in base.copies_ms)
     return {
         "t21c": 100 * (1 - normal.cdf(5)),
-        "t25b": float(worse),  # ranks of pairs in which Prefetch is not the faster one: W is 0 where there are none
+        "t25b": float(worse),  # ranks of pairs in which Prefetch is not faster: W is 0 without such pairs
         **{f"t20{letter}": 1.0 for letter in LETTERS},
     }
 
 
 def ssd_use(ratio: float, model: Model, gpu: Gpu, host: Host) -> float:
-    """The share of K and V that neither the GPU's memory nor the host's holds."""
+    """Fraction of the KV cache that fits neither in GPU nor in host memory."""
     held = gpu.memory_gib * 2**30 - model.weight_bytes
     return max(0.0, 1 - (held + host.dram_gib * 2**30) / (ratio * held))
 
@@ -176,7 +177,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
 
 
 def _unsaturated(ours: Values) -> float:
-    """The median error of predicted rows, without windows so long that the reading has nothing to say any more."""
+    """Median error of predicted rows, without windows so long that the reading saturates."""
     saturated = {f"{name}-{window}" for name in ("t13", "t14") for window in WINDOWS if window >= K}
     errors = [
         abs(claim.error_percent(ours[claim.id]))

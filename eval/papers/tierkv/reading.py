@@ -13,8 +13,9 @@ DRAWS = 4000  # points of a distribution, of equal weight
 class Reading:
     """Iterations that compute for compute_ms and need copies of mean_ms.
 
-    What copies take is normal with a standard deviation of `spread` of its mean. A window of K iterations hides K times
-    what one computes, from every iteration anew: windows of neighbours overlap, so the link is counted K times.
+    Copy times are normally distributed with a standard deviation of `spread` of the mean. A window of K iterations
+    hides K times the compute time of one, in every iteration: windows of neighbours overlap, so the link is counted K
+    times.
     """
 
     compute_ms: float
@@ -23,19 +24,19 @@ class Reading:
 
     @cached_property
     def copies_ms(self) -> list[float]:
-        """Of iterations, by quantiles."""
+        """Copy times of iterations at the quantiles, ms."""
         if not self.mean_ms:
             return [0.0]
         normal = NormalDist(self.mean_ms, self.spread * self.mean_ms)
         return [max(0.0, normal.inv_cdf((at + 0.5) / DRAWS)) for at in range(DRAWS)]
 
     def tpot_ms(self, window: int) -> float:
-        """Of a token: computing, and what of the copies the window does not hide."""
+        """Time per output token: compute, and the part of copies that the window does not hide, ms."""
         hidden = window * self.compute_ms
         return self.compute_ms + fmean(max(0.0, each - hidden) for each in self.copies_ms)
 
     def hits(self, window: int) -> float:
-        """The share of copies that have come when they are needed."""
+        """Fraction of copies that are complete when they are needed."""
         hidden = window * self.compute_ms
         return fmean(min(1.0, hidden / each) if each else 1.0 for each in self.copies_ms)
 

@@ -26,7 +26,7 @@ from kv_cache.transfer.sequences import Level, Levels, SequenceStore
 from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
 
-USED = 0.9  # of the GPU's memory, by weights and K and V; the rest is for activations
+USED = 0.9  # of the GPU's memory, for weights and KV cache; the rest is for activations
 INPUT, OUTPUT = (700, 2000), (128, 400)  # tokens of generated requests
 REACTIVE, LITERAL, MENDED, ORACLE = ("lru", "lfu", "static"), "tierkv", "mended", "oracle"
 COMPARED = (*REACTIVE, LITERAL, MENDED, ORACLE)
@@ -37,13 +37,15 @@ def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> tuple[ServingCost, 
     """A model on a GPU with room for some KV cache; the host's memory and an SSD hold the rest."""
     room = int(USED * gpu.memory_gib * 2**30 - model.weight_bytes)
     if room <= 0:
-        raise ValueError(f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB leave nothing beside the weights of {model.name}")
+        raise ValueError(
+            f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB are filled by the weights of {model.name}: choose a larger --gpu"
+        )
     cost = ServingCost(
         name=gpu.name,
         compute=CostModel.of(model, gpu.accelerator, overlay("tierkv")),
         fetch_s=0.0,
         fetch_token_s=block_bytes(model, 1) / (host.gpu_link_gb_per_s * 1e9),
-        room_blocks=1 << 40,  # who has room is the policy's business
+        room_blocks=1 << 40,  # unlimited: the policy manages capacity
     )
     return cost, Levels(
         token_bytes=block_bytes(model, 1),
@@ -65,7 +67,7 @@ def requests(path: Path | None, count: int, rate: float | None, seed: int, step_
         made = generate(count, rate or 1.0, INPUT, OUTPUT, seed=seed)
         return made if rate else replace(made, requests=[replace(each, arrival=0.0) for each in made.requests])
     if rate is not None:
-        raise ValueError("--rate is of generated requests, and a trace has arrivals of its own")
+        raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
     return load(path).head(count).in_seconds(step_s)
 
 
@@ -159,12 +161,18 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
 def experiment(
     profiles: options.MachineOptions,
     ssd: Annotated[str, typer.Option(help="SSD profile: a name or a YAML file")] = "tierkv",
-    dram_gb: Annotated[str, typer.Option(help="host memory for K and V, GB, with commas")] = "4,8,16,32,64,96,128,512",
-    slices: Annotated[str, typer.Option(help="tokens in a time slice, with commas")] = "20,50,100,200",
+    dram_gb: Annotated[
+        str, typer.Option(help="comma-separated sizes of host memory for the KV cache, GB")
+    ] = "4,8,16,32,64,96,128,512",
+    slices: Annotated[str, typer.Option(help="comma-separated lengths of a time slice, tokens")] = "20,50,100,200",
     trace: Annotated[Path | None, typer.Option(help="requests: Splitwise's CSV, Mooncake's JSON lines")] = None,
-    count: Annotated[int, typer.Option("--requests", min=1, max=1 << 20, help="requests, a trace's first")] = 135,
-    rate: Annotated[float | None, typer.Option(min=1e-3, max=1e6, help="a second (default: all at once)")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=1 << 32, help="of generated requests")] = 1,
+    count: Annotated[
+        int, typer.Option("--requests", min=1, max=1 << 20, help="number of requests, from the start of a trace")
+    ] = 135,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e6, help="arrival rate, requests per second (default: all at once)")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=1 << 32, help="random seed of generated requests")] = 1,
     plot: Picture = None,
 ) -> Outcome:
     """KV in three tiers under requests that share a GPU: TierKV's policies and ours, over host memory."""

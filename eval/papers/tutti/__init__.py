@@ -1,1 +1,1 @@
-"""Tutti's claims: K and V of prefixes kept on SSDs, which a GPU reads by itself, layer by layer."""
+"""Tutti's claims: KV data of prefixes on SSDs, which the GPU reads by itself, layer by layer."""

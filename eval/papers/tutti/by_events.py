@@ -1,4 +1,4 @@
-"""A request's first token behind a stored prefix, copy by copy: the shipped policies on simulated links."""
+"""TTFT of a request with a stored prefix, copy by copy: the shipped policies on simulated links."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ByEvents(Reading):
         if path is None or not prefix:
             return compute_s
         if here:
-            raise ValueError(f"here = {here}: prefixes come as a whole")
+            raise ValueError(f"here = {here}: must be 0, prefixes are loaded as a whole")
         layers = self.model.layers
         row_bytes = self.model.shape.kv_bytes_per_token // layers
         machine = Machine.of(

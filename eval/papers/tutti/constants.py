@@ -5,7 +5,7 @@ from __future__ import annotations
 from eval.papers.machines import constant
 from eval.papers.paper import Constant
 
-FEW_TOKENS = "tutti-few-tokens"  # the overlay of few tokens behind a long prefix
+FEW_TOKENS = "tutti-few-tokens"  # overlay for few tokens after a long prefix
 FLOPS = constant("tutti", "prefill_tflops")
 FLOPS_FEW = constant("tutti", "prefill_tflops", FEW_TOKENS, "prefill_tflops_few")
 GDS_PATH = Constant("gds_gb_per_s", 5, "GB/s", "GDS under requests; t8 prints 11.9 at its best", "t1a")

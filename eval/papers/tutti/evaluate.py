@@ -42,7 +42,7 @@ GB, KI = 1e9, 1024
 PAGE, LIST, ENTRY = 64 * KI, 4 * KI, 16  # bytes: of a page of the pool, its PRP list, an SGL entry
 STORED = 64  # tokens of a block of vLLM
 OBJECT = 32 * KI  # bytes, of 16 tokens
-H100_HOUR, DRAM_GB_HOUR, SSD_GB_HOUR, DRAM_GB = 5, 0.0088, 0.000082, 256  # $, and what is pinned
+H100_HOUR, DRAM_GB_HOUR, SSD_GB_HOUR, DRAM_GB = 5, 0.0088, 0.000082, 256  # $ per hour, $ per GB and hour, pinned GB
 DRIVES, QUESTIONS = 8, (1, 16, 64, 256)
 TUTTI = Path(PRINTED["t8a"] * GB, layered=True)
 DRAM = Path(DRAM_PATH.value * GB, layered=True)
@@ -65,7 +65,7 @@ def _below(ours: float, other: float) -> float:
 
 
 def _requests(reading: Reading) -> Values:
-    """t1 to t3, t23: requests that wait for each other. t20: what an hour costs."""
+    """t1 to t3, t23: requests that queue. t20: cost per hour."""
     moments = {
         name: {system: workload(name).moments(reading, HITS[name][system], path) for system, path in SYSTEMS.items()}
         for name in HITS
@@ -94,7 +94,7 @@ def _requests(reading: Reading) -> Values:
 
 
 def _one_request(reading: Reading) -> Values:
-    """t6, t7, t12 to t14: a request alone, with many tokens behind its prefix."""
+    """t6, t7, t12 to t14: a request alone, with many tokens after its prefix."""
     new, prefix = 16 * KI, 48 * KI
     full, long, question = 128 * KI, 112 * KI, QUESTION.value
 
@@ -102,7 +102,7 @@ def _one_request(reading: Reading) -> Values:
         return 100 * reading.bubble_s(new, prefix, path) / reading.first_token_s(new, prefix, path)
 
     def first(stored: float, path: Path | None) -> float:
-        """Of 128K tokens with so many stored, or of a question behind them."""
+        """TTFT of 128K tokens with `stored` of them stored, or of a question after them, seconds."""
         return reading.first_token_s(full - stored or question, stored, path)
 
     return {
@@ -138,7 +138,7 @@ def _few_tokens(reading: Reading) -> Values:
 
 
 def _counted(model: Model, gpu: Gpu, ssd: Ssd) -> Values:
-    """t8, t11, t18, t19, and what the review has wrong: bytes and rates."""
+    """t8, t11, t18, t19, and errors of the review: bytes and rates."""
     pages = 60 * 2**30 // PAGE
     qwen, glm = Model.load("qwen3-32b"), Model.load("glm-4-9b-1m")
     two = ByEvents.on(glm, gpu.times(2), overlay("tutti", FEW_TOKENS))
@@ -181,7 +181,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
 
 
 def in_drives(reading: Reading) -> list[dict[str, Any]]:
-    """Questions of the lengths that people ask, behind 128K tokens that are attended to in drives."""
+    """Questions of typical lengths after 128K tokens that are attended to in drives."""
     drives = Drives(INSTCSD_OVERLAPPED, DRIVES, reading.model.shape)
     return list(table_rows(drives, reading, TUTTI, QUESTIONS, (128 * KI,)))
 

@@ -14,13 +14,13 @@ from csd_spec import DriveSpec, ModelShape
 from eval.papers.tutti.reading import Path, Reading
 
 VALUE_BYTES, STATE_BYTES = 2, 8  # FP16; a row's largest logit and weight
-SHARES = 64  # of a prefix, of which some are attended in drives and the rest loaded
+SHARES = 64  # parts of a prefix, each attended in drives or loaded
 LONGEST = 1 << 20  # tokens of a prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one layer takes, by part."""
+    """Seconds of one layer, by part."""
 
     flash_s: float
     engine_s: float
@@ -70,7 +70,7 @@ class Drives:
         )
 
     def path(self) -> Path:
-        """Loading from the same drives: over their links, as far as their flash goes."""
+        """Path for loading from the same drives: their links, limited by their flash."""
         return Path(self.count * min(self.spec.link.bytes_per_s, self.spec.flash_bytes_per_s), layered=True)
 
     def first_token_s(self, reading: Reading, new: int, prefix: int) -> float:
@@ -101,9 +101,9 @@ class Drives:
         return self.layer(new, prefix).total_s if prefix else 0.0
 
     def engine_needed(self, reading: Reading, new: int, prefix: int, path: Path) -> float | None:
-        """Multiply-accumulates a second of one drive with which attending takes as long as loading by a path.
+        """Multiply-accumulates per second of one drive at which attending takes as long as loading by a path.
 
-        None where no engine suffices, since flash and links alone take longer.
+        None if no engine suffices, since flash and links alone take longer.
         """
         spare = (reading.first_token_s(new, prefix, path) - reading.compute_s(new, 0)) / self.shape.layers
         layer = self.layer(new, prefix)
@@ -114,7 +114,7 @@ class Drives:
 
 
 def crossover(drives: Drives, reading: Reading, new: int, path: Path, step: int = 1024) -> int | None:
-    """The least prefix, in steps of so many tokens, from which attending in drives is faster than loading by a path."""
+    """Smallest prefix, in steps of `step` tokens, from which attending in drives is faster than loading by a path."""
     for prefix in range(step, LONGEST + 1, step):
         if drives.first_token_s(reading, new, prefix) < reading.first_token_s(new, prefix, path):
             return prefix

@@ -1,4 +1,4 @@
-"""Requests that share prefixes, over stores and ways to load from them: hits, times to first tokens, rates, prices."""
+"""Requests that share prefixes, over stores and loading paths: hits, TTFT, rates, prices."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from kv_cache.trace import Request, Trace, load
 from vcsd.tables import table
 
 Array = NDArray[np.float64]
-USED = 0.9  # assumed: of the GPU's memory, by weights and K and V
+USED = 0.9  # assumed: fraction of GPU memory for weights and KV cache
 SLO_S = 1.0  # mean time to first token
 HALVED = 40  # of an interval of rates
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What stores prefixes behind the GPU's memory. in_drives: part may be attended to where it lies."""
+    """A prefix store in addition to GPU memory. in_drives: part of a prefix may be attended to in its drives."""
 
     store_gb: float = 0
     way: Way | None = None
@@ -72,7 +72,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What of each prompt is stored, and what of that the GPU's memory holds: tokens. written: blocks, to the store."""
+    """Tokens of each prompt that are stored, and those of them in GPU memory. written: blocks written to the store."""
 
     stored: Sequence[int]
     on_gpu: Sequence[int]
@@ -96,7 +96,7 @@ def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
 
 
 def service_s(requests: Sequence[Request], hits: Hits, system: System, reading: Reading) -> Array:
-    """Of each request: its new tokens, and what has to come for them."""
+    """Service time of each request: its new tokens, and the transfers for them, seconds."""
     drives = Drives(INSTCSD_OVERLAPPED, min(DRIVES, reading.model.kv_heads), reading.model.shape)
 
     def one(request: Request, stored: int, on_gpu: int) -> float:
@@ -111,7 +111,7 @@ def service_s(requests: Sequence[Request], hits: Hits, system: System, reading: 
 
 
 def ttft_s(arrivals: Array, service: Array) -> Array:
-    """Of requests at one server, first come, first served."""
+    """TTFT of requests at one server, first come, first served, seconds."""
     before = np.cumsum(service) - service
     return np.maximum.accumulate(arrivals - before) + before - arrivals + service
 
@@ -125,7 +125,7 @@ def spread(arrivals: Array) -> Array:
 
 
 def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool]) -> float:
-    """How many times as fast the trace may come."""
+    """Largest factor by which the trace may be accelerated."""
     low, high = 0.0, 1.0
     while within(ttft_s(arrivals / high, service)) and high < 1024:
         low, high = high, 2 * high
@@ -138,15 +138,20 @@ def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool])
 def experiment(
     machine: options.MachineOptions,
     trace: Annotated[Path, typer.Option(help="requests with hashes of their blocks: Mooncake's JSON lines")],
-    count: Annotated[int, typer.Option("--requests", min=0, max=1 << 20, help="a trace's first; 0: all")] = 0,
-    stores: Annotated[str, typer.Option(help="GB of stores whose hits are counted, with commas")] = "100,256,1000",
-    speed: Annotated[float, typer.Option(min=1e-4, max=100, help="of arrivals, at which TTFT is shown")] = 0.25,
+    count: Annotated[
+        int,
+        typer.Option("--requests", min=0, max=1 << 20, help="number of requests, from the start of the trace; 0: all"),
+    ] = 0,
+    stores: Annotated[str, typer.Option(help="comma-separated store sizes for the hit counts, GB")] = "100,256,1000",
+    speed: Annotated[
+        float, typer.Option(min=1e-4, max=100, help="speed-up factor of arrivals at which TTFT is shown")
+    ] = 0.25,
 ) -> Outcome:
-    """Prompts that share prefixes: hits by size of the store; first tokens, rates and prices of Tutti, rivals, ours."""
+    """Prompts that share prefixes: hits by size of the store; TTFT, rates and prices of Tutti, baselines, vcsd."""
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
     served = load(trace).head(count)
     if not served.block_tokens:
-        raise ValueError(f"trace {trace}: has no hashes of blocks")
+        raise ValueError(f"trace {trace}: has no block hashes: use Mooncake's JSON lines")
     if served.unit != "s":
         raise ValueError(f"trace {trace}: arrivals must be in seconds")
     block = served.block_tokens * model.shape.kv_bytes_per_token
@@ -161,10 +166,12 @@ def experiment(
 
 
 def _room(model: Model, gpu: Gpu) -> int:
-    """Bytes of K and V that the GPU keeps."""
+    """KV cache that the GPU holds, bytes."""
     room = int(USED * gpu.memory_gib * 2**30 - model.weight_bytes)
     if room <= 0:
-        raise ValueError(f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB leave nothing beside the weights of {model.name}")
+        raise ValueError(
+            f"gpu = {gpu.name}: {gpu.memory_gib:g} GiB are filled by the weights of {model.name}: choose a larger --gpu"
+        )
     return room
 
 
@@ -173,7 +180,7 @@ def _blocks(size_gb: float | None, block: int) -> int | None:
 
 
 def _row(name: str, trace: Trace, reading: Reading, gpu_blocks: int, speed: float) -> dict[str, Any]:
-    """What one system does with a trace."""
+    """Result of one system for a trace."""
     system, requests = SYSTEMS[name], trace.requests
     block = trace.block_tokens * reading.model.shape.kv_bytes_per_token
     hits = find_hits(trace, gpu_blocks, _blocks(system.store_gb, block))

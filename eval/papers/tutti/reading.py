@@ -1,4 +1,4 @@
-"""A request's first token behind a stored prefix, and requests that wait for each other, in closed form."""
+"""TTFT of a request with a stored prefix, and queueing of requests, in closed form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How K and V of a prefix come to the GPU. layered: each layer while the one before it is computed."""
+    """How the KV data of a prefix is loaded to the GPU. layered: each layer while the previous one is computed."""
 
     bytes_per_s: float
     layered: bool = False
@@ -38,11 +38,11 @@ class Reading:
         return cls(model, CostModel.of(model, gpu.accelerator, overlay))
 
     def compute_s(self, new: float, prefix: float) -> float:
-        """Prefill of new tokens behind a prefix."""
+        """Prefill time of new tokens after a prefix, seconds."""
         return self.cost.prefill_s(prefix + new, prefix)
 
     def load_s(self, prefix: float, path: Path) -> float:
-        """K and V of a prefix."""
+        """Time to load the KV data of a prefix, seconds."""
         return self.model.shape.kv_bytes_per_token * prefix / path.bytes_per_s
 
     def first_token_s(self, new: float, prefix: float, path: Path | None, here: float = 0) -> float:
@@ -59,7 +59,7 @@ class Reading:
         return max(compute + load / layers, load + compute / layers)
 
     def bubble_s(self, new: float, prefix: float, path: Path) -> float:
-        """In which the GPU waits for K and V."""
+        """Time that the GPU waits for KV data, seconds."""
         return self.first_token_s(new, prefix, path) - self.compute_s(new, prefix)
 
     def crossover(self, tokens: int, path: Path, step: int) -> float:
@@ -96,6 +96,6 @@ class Workload:
 
 
 def mean_ttft_s(moments: tuple[float, float], rate: float) -> float:
-    """Of Poisson arrivals at one server, first come, first served (Pollaczek-Khinchine); inf where it falls behind."""
+    """Mean TTFT of Poisson arrivals at one server, first come, first served (Pollaczek-Khinchine); inf on overload."""
     mean, square = moments
     return mean + rate * square / (2 * (1 - rate * mean)) if rate * mean < 1 else math.inf

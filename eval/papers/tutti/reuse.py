@@ -1,4 +1,4 @@
-"""A stored prefix, attended to where it lies or loaded: which is sooner, and from which prefix on."""
+"""A stored prefix, attended to in its drives or loaded: which is faster, and from which prefix length on."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def experiment(
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")
     ] = None,
-    drives: Annotated[str, typer.Option(help="numbers of drives, with commas")] = "8",
-    new: Annotated[str, typer.Option(help="tokens of a question, with commas")] = "1,16,64,256",
-    prefix: Annotated[str, typer.Option(help="stored tokens, with commas")] = "8192,32768,131072",
-    load_gb_per_s: Annotated[float, typer.Option(min=0.01, max=1000, help="at which a prefix is loaded")] = (
+    drives: Annotated[str, typer.Option(help="comma-separated numbers of drives")] = "8",
+    new: Annotated[str, typer.Option(help="comma-separated lengths of a question, tokens")] = "1,16,64,256",
+    prefix: Annotated[str, typer.Option(help="comma-separated numbers of stored tokens")] = "8192,32768,131072",
+    load_gb_per_s: Annotated[float, typer.Option(min=0.01, max=1000, help="rate at which a prefix is loaded, GB/s")] = (
         TUTTI.bytes_per_s / GB
     ),
-    tflops: Annotated[float, typer.Option(min=0.1, max=1e5, help="that the GPU gets of few tokens' prefill")] = (
+    tflops: Annotated[float, typer.Option(min=0.1, max=1e5, help="GPU rate in prefill of few tokens, TFLOP/s")] = (
         FLOPS_FEW.value
     ),
 ) -> Outcome:
-    """A question behind a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
+    """A question after a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
     few = replace(overlay("tutti", FEW_TOKENS), mfu=1.0)
     reading = Reading.on(Model.load(model), replace(Gpu.load("h100"), fp16_tflops=tflops), few)
     way = Way(load_gb_per_s * GB, layered=True)

@@ -1,4 +1,4 @@
-"""Stored prefixes by blocks: how many of a prompt's leading blocks are there, and who goes when there is no room."""
+"""Block store of prefixes: lookup of a prompt's leading blocks, and LRU eviction when it is full."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class Store:
-    """Blocks of prompts by the hash of all up to them. blocks: that it holds; None is any number.
+    """Blocks of prompts by the hash of all blocks up to them. blocks: capacity; None is unlimited.
 
-    The block that was used longest ago goes, and none before those behind it: a prompt's blocks are used from the last
-    to the first, so none is ever older than one that needs it.
+    The least recently used block is evicted, and none before those that follow it: a prompt's blocks are used from the
+    last to the first, so a block is never older than one that depends on it.
     """
 
     def __init__(self, blocks: int | None) -> None:
@@ -22,14 +22,14 @@ class Store:
         return len(self._used)
 
     def leading(self, hashes: Sequence[int]) -> int:
-        """How many of a prompt's first blocks are there."""
+        """Number of a prompt's leading blocks that are stored."""
         for count, each in enumerate(hashes):
             if each not in self._used:
                 return count
         return len(hashes)
 
     def put(self, hashes: Sequence[int]) -> None:
-        """Keep a prompt's blocks: all of them, or the first that there is room for."""
+        """Store a prompt's blocks: all of them, or the leading ones that fit."""
         kept = hashes if self.blocks is None else hashes[: self.blocks]
         for each in reversed(kept):
             if each not in self._used:

@@ -66,7 +66,7 @@ def test_read_claims_one_row(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": "t1a"}, "id t1a is that of line 2: ids must be unique"),
+        ({"id": "t1a"}, "id t1a is already used in line 2: ids must be unique"),
         ({"id": "T 1"}, "id: String should match pattern"),
         ({"page": ""}, "page: is missing"),
         ({"value": "many"}, "value: must be a valid number"),
@@ -77,9 +77,9 @@ def test_read_claims_one_row(tmp_path):
             "kind: must be 'input', 'calibrated', 'derived', 'predicted', 'contradicts', 'not determined' ",
         ),
         ({"source": "oracle"}, "source"),
-        ({"source": ""}, "source: is empty, but kind = predicted needs engine, formula, count"),
-        ({"kind": "contradicts"}, "reason: is empty, but kind = contradicts needs one"),
-        ({"kind": "not modelled"}, "reason: is empty, but kind = not modelled needs one"),
+        ({"source": ""}, "source: must be one of engine, formula, count for kind = predicted"),
+        ({"kind": "contradicts"}, "reason: must not be empty for kind = contradicts"),
+        ({"kind": "not modelled"}, "reason: must not be empty for kind = not modelled"),
         ({"reason": "why not"}, "reason: only contradicts, not determined, not modelled have one"),
     ],
 )

@@ -128,7 +128,7 @@ def test_further_columns_are_in_each_row():
 
 
 def test_judge_predicted_claim_without_a_value_is_refused():
-    with pytest.raises(ValueError, match="one: c2 is predicted and must have a value of ours, evaluate gives none"):
+    with pytest.raises(ValueError, match="one: c2 is predicted and needs a computed value: add it to evaluate"):
         judge(paper(), Evaluation(values={name: value for name, value in OURS.items() if name != "c2"}))
 
 

@@ -91,7 +91,9 @@ def test_as_many_gpus_as_do_not_share_a_model_are_refused(name, reason):
         Gpu.some(name)
 
 
-@pytest.mark.parametrize(("line", "reason"), [("window: 9", "goes with window_layers"), ("window_layers: 32", "fewer")])
+@pytest.mark.parametrize(
+    ("line", "reason"), [("window: 9", "window_layers = 0 must both be 0"), ("window_layers: 32", "fewer")]
+)
 def test_windows_that_are_no_part_of_a_model_are_refused(tmp_path, line, reason):
     file = tmp_path / "mine.yaml"
     file.write_text((FOLDER / "model" / "llama-3-8b.yaml").read_text() + line)

@@ -76,7 +76,7 @@ def test_eval_scaling_continues_after_a_kill(tmp_path):
 
 
 def test_scaling_on_workers_and_a_cluster_is_refused():
-    with pytest.raises(ValueError, match="--workers and --ray exclude each other"):
+    with pytest.raises(ValueError, match="--workers and --ray cannot be combined"):
         run(Simulated(workers=2), small_setup(), [], Sweep(ray="local"))
 
 

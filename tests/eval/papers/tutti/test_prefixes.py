@@ -97,14 +97,14 @@ def test_a_small_gpu_has_to_load(outcome, tmp_path):
     assert rows["HBM"]["hit_percent"] < rows["Tutti"]["hit_percent"]
     assert rows["ours"]["service_s"] <= rows["Tutti"]["service_s"] < rows["LMCache-GDS"]["service_s"]
     assert rows["LMCache-GDS"]["service_s"] < rows["LMCache-SSD"]["service_s"]
-    with pytest.raises(ValueError, match="leave nothing beside the weights"):
+    with pytest.raises(ValueError, match="are filled by the weights"):
         experiment(MachineOptions(gpu="rtx5060ti-16gb"), tmp_path / "turns.jsonl")
 
 
 def test_a_trace_without_hashes_is_refused(tmp_path):
     path = tmp_path / "plain.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
-    with pytest.raises(ValueError, match="has no hashes of blocks"):
+    with pytest.raises(ValueError, match="has no block hashes"):
         experiment(MachineOptions(), path)
 
 
