@@ -12,7 +12,7 @@ from eval.accuracy.published import PUBLISHED
 
 DENSE = ("dense", "kivi", "kivi-2")  # attend to all tokens, without a budget
 IDEAL = ("sparq", "sparq-logits", "top-k-oracle")
-OURS_BEGIN = ("ours", "progressive")  # names of ours
+OURS_BEGIN = ("ours", "progressive")  # names of this project's methods
 BY_CONVENTION = ("sparf", "sparf-apart", "sparq", "sparq-logits")  # take k itself from the budget, not its bytes
 
 
@@ -21,14 +21,15 @@ class Contender:
     """A method on a drive, or a published one on arrays.
 
     Attributes:
-        name: By which it is known.
+        name: Name of the contender in results.
         method: The method's name in its table.
-        layout: Name of the layout of K and V in drives.
-        cache_share: Drive DRAM for hot pages, as a share of all of that copy.
-        similar: Tokens of the prompt that are alike share pages.
+        layout: Name of the layout of the KV cache in drives.
+        cache_share: Drive DRAM for hot pages, as a fraction of that copy.
+        similar: Similar tokens of the prompt share pages.
         dense: It has no budget, so it is measured once.
-        ideal: No drive does it: it fetches bytes without their pages, knows logits, or moves tokens, for nothing.
-        own: The only budget at which it is tried.
+        ideal: Not implementable in a drive: it reads bytes without their pages, knows the logits, or moves tokens at no
+            cost.
+        own: The only budget at which it is evaluated.
         arrays: It is a function on arrays, whose bytes are counted by element; no drive has its layout.
     """
 

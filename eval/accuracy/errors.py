@@ -74,9 +74,9 @@ def measured(
             `_p99` and `_worst` of the same.
         mass_recall: Softmax weight of the attended tokens, the mean; `mass_lost_worst`: the largest weight that a head
             misses.
-        lost_mass: Softmax weight that the mean of V stands for, as the method says itself, the mean; `_worst`: the
+        lost_mass: Softmax weight replaced by the mean of V, as estimated by the method, the mean; `_worst`: the
             largest. None of methods on arrays.
-        error_estimate: What codes are likely to add to an output, as the method says itself, the same.
+        error_estimate: Expected error of an output due to codes, as estimated by the method, the same.
         passages: Mean error of each passage.
         token_recall: Share of the n tokens of largest weight that are among the n attended ones.
         bytes_fetched_share, bytes_useful_share: Bytes that cross the channels and bytes that pass the filters, as
@@ -132,7 +132,7 @@ def _row(trial: Trial, tallies: list[Tally]) -> Row:
 
 
 def _said(tallies: list[Tally]) -> dict[str, float | None]:
-    """What a method on a drive says of its own output."""
+    """Estimates that a method on a drive makes of its own output."""
     said: dict[str, float | None] = {}
     for key, name in (("lost_mass", "lost"), ("error_estimate", "estimates")):
         rows = [np.ravel(part) for tally in tallies for part in getattr(tally, name)]

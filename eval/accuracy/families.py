@@ -106,13 +106,13 @@ def experiment(
     workers: Annotated[int | None, typer.Option(min=1, max=256, help="processes (default: a core each)")] = None,
     limit: Annotated[float, typer.Option("--timeout-s", min=1, max=86_400, help="seconds for each")] = 90.0,
     page: Annotated[Path | None, typer.Option("--markdown-out", help="Markdown file to write the table to")] = None,
-    policy: Annotated[str, typer.Option(help="K and V in tiers instead, moved by this policy")] = "",
+    policy: Annotated[str, typer.Option(help="policy of a tiered KV cache that is used instead of drives")] = "",
 ) -> Outcome:
-    """Try every decoder architecture of transformers in drives, or in tiers, beside its own attention."""
+    """Run every decoder architecture of transformers in drives, or in tiers, and compare with its own attention."""
     if policy and policy not in IN_TIERS:
         raise ValueError(f"policy = {policy!r}: must be one of {', '.join(IN_TIERS)}")
     if policy and page:
-        raise ValueError("--markdown-out is of drives: what is in tiers has no page of its own")
+        raise ValueError("--markdown-out is for drives only: leave out --policy")
     known = architectures()
     wanted = [name.strip() for name in names.split(",")] if names else known
     if unknown := [name for name in wanted if name not in known]:
@@ -140,7 +140,7 @@ def _share(value: float | None) -> str:
 
 
 def _markdown(counts: Counter[str], cells: Sequence[Sequence[str]]) -> str:
-    """The page: what was done, the counts, a line for each architecture."""
+    """The page: procedure, counts, and one line per architecture."""
     found = ", ".join(f"{name} {counts[name]}" for name in OUTCOMES)
     head = PAGE.format(version=transformers.__version__, found=found)
     table_lines = ["| " + " | ".join(each) + " |" for each in (COLUMNS, ["---"] * len(COLUMNS))]

@@ -1,4 +1,4 @@
-"""One architecture, tiny and with random weights: with K and V in drives, or in tiers, beside its own attention."""
+"""One architecture, tiny and with random weights: KV cache in drives, or in tiers, compared with its own attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPREAD = 3.0  # of the weights: with less attention is flat, and what is wrong w
 
 # Rounding to FP16 errs by 2^-11 at most: of q, k, v and the output in each of 4 layers
 TOLERANCE = 2.0**-7  # of the largest logit
-SHOWS = 0.25  # of what another first token makes of the logits
+SHOWS = 0.25  # fraction of the logit change caused by another first token
 
 # In tiers, in layers of the larger input: the others, more than half of them, are past the page cache or on their way
 DEVICE_LAYERS, HOST_LAYERS, CACHE_LAYERS = 2, 1, 2
@@ -32,11 +32,13 @@ DEVICE_LAYERS, HOST_LAYERS, CACHE_LAYERS = 2, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of an architecture: right, refused, not_built, wrong or crashed, and why.
+    """Result of an architecture: right, refused, not_built, wrong or crashed, and the reason.
 
-    reason_checked: whether the model has what a refusal says, looked for in another way. difference: the largest of all
-    logits, as a share of the largest logit. control: the same for another first token of the prompt, with the model's
-    own attention. tokens_equal: share of the steps whose best token is the same.
+    Attributes:
+        reason_checked: Whether an independent check confirms the reason of a refusal.
+        difference: Largest difference of all logits, as a fraction of the largest logit.
+        control: The same for another first token of the prompt, with the model's own attention.
+        tokens_equal: Fraction of the steps with the same best token.
     """
 
     name: str
@@ -65,12 +67,15 @@ class Forced(LogitsProcessor):
 
 
 def try_family(name: str, policy: str = "") -> Row:
-    """Build a tiny model, decode with its own attention and in drives, compare.
+    """Build a tiny model, decode with its own attention and in drives, and compare.
 
-    A prompt alone, and one in a batch with another that is padded on the left. In drives the model is given the tokens
-    of its own decoding, so that every step's logits can be compared, and best tokens that are nearly tied may change.
+    Inputs are a prompt alone, and one in a batch with another that is padded on the left. In drives the model is fed
+    the tokens of its own decoding, so that every step's logits can be compared; best tokens that are nearly tied may
+    differ.
 
-    policy: name of one with which K and V are in tiers instead of drives; then no bit of the logits may differ.
+    Args:
+        name: Architecture.
+        policy: Policy of a tiered KV cache that replaces drives; then the logits must be bit-identical.
     """
     began = time.monotonic()
     torch.set_num_threads(1)
@@ -82,7 +87,7 @@ def try_family(name: str, policy: str = "") -> Row:
 def _try_family(name: str, policy: str) -> Row:
     try:
         model = build(name, SPREAD)
-    except Exception as error:  # a config of defaults and small sizes fails in as many ways as there are
+    except Exception as error:  # a config of defaults and small sizes can raise any exception
         return Row(name, "not_built", _line(error))
     made = Row(name, "wrong", model_class=type(model).__name__)
     refusal = None
@@ -90,7 +95,7 @@ def _try_family(name: str, policy: str) -> Row:
         kinds_in_tiers(model) if policy else placement(model)
     except vcsd.Unsupported as error:
         refusal = error
-    except Exception as error:  # whatever it is, it is a defect
+    except Exception as error:  # any exception is a defect
         return replace(made, outcome="crashed", reason=_line(error))
     try:
         if refusal:
@@ -115,7 +120,7 @@ def _by_itself(model: PreTrainedModel) -> tuple[list[tuple[torch.Tensor, torch.T
 
 
 def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, torch.Tensor]], policy: str) -> Row:
-    """The row with what drives, or tiers, make of it."""
+    """The row, completed by the comparison with drives or tiers."""
     forced = [Forced(tokens) for tokens, _ in own]
     try:
         got, reports = [], []
@@ -143,7 +148,7 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
 
 
 def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextManager[Any]]:
-    """The model with K and V in drives, one and several where it has the heads for that, or in tiers that are small."""
+    """The model with its KV cache in one drive, in several if it has enough heads, or in small tiers."""
     if not policy:
         shape = placement(model).shape
         heads = shape.q_heads if shape.latent else shape.kv_heads
@@ -154,7 +159,7 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
     cache = DynamicCache() if set(kinds) == {FULL} else DynamicCache(config=model.config)
     model(**_inputs()[-1], past_key_values=cache, use_cache=True)
     full = [layer for layer, kind in zip(cache.layers, kinds, strict=True) if kind == FULL]
-    stored = full[0].get_seq_length()  # a prompt, and what a model puts before it
+    stored = full[0].get_seq_length()  # the prompt and the tokens that a model prepends
     token = max(2 * max(layer.keys.nbytes, layer.values.nbytes) for layer in full) // stored
     longest = stored + NEW + MORE + AGAIN
     layer = token * longest
@@ -164,7 +169,7 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
 
 
 def _not_elsewhere(report: Any, inputs: int) -> str:
-    """What a report says that does not go with K and V elsewhere; empty where all of it does."""
+    """Reason why the KV cache of a report cannot be moved to drives or tiers; empty if it can."""
     if not isinstance(report, TierReport):
         return "" if report.steps == inputs * (NEW - 1 + AGAIN - 1) else f"{report.steps} steps were in drives"
     moves = len(report.layers[FULL]) > 1  # one alone may stay on the device
@@ -194,8 +199,11 @@ def _inputs() -> list[dict[str, torch.Tensor]]:
 def _decode(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], forced: Forced
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy decoding in two turns on one cache: tokens (B, positions) of all that was fed and generated, and logits
-    (steps, B, vocabulary) of what was generated."""
+    """Greedy decoding in two turns on one cache.
+
+    Returns:
+        Tokens (B, positions) fed and generated, and logits (steps, B, vocabulary) of the generated ones.
+    """
     options = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True, "output_logits": True}
     options |= {"logits_processor": LogitsProcessorList([forced])}
     first = model.generate(**inputs, max_new_tokens=NEW, **options)
@@ -208,6 +216,6 @@ def _decode(
 
 
 def _line(error: Exception) -> str:
-    """An error of whatever kind in one line."""
+    """An error as one line of text."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}"

@@ -1,7 +1,7 @@
-"""What a refusal says of a model, looked for in the model by another way than the one that led to it.
+"""Confirms the reason of a refusal in the model, by a method independent of the one that refused.
 
-A model attends once more by itself: with a cache of transformers' own choice, and by an attention that notes what it is
-given.
+The model runs again by itself, with transformers' default cache, and with an attention function that records its
+arguments.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PARTS = (  # of kinds of layers; what classes of their caches, or of their modul
 
 
 def confirmed(reason: str, model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Whether a model has what a refusal says of it; ids (B, tokens) are a prompt for it.
+    """Whether a model has the property that a refusal states; ids (B, tokens) are a prompt for it.
 
-    False for a reason that nothing is known of.
+    False for an unknown reason.
     """
     for pattern, check in CHECKS:
         if found := re.search(pattern, reason):
@@ -43,7 +43,7 @@ def _own_cache(model: PreTrainedModel, ids: torch.Tensor) -> Any:
 
 
 def _noted(model: PreTrainedModel, ids: torch.Tensor) -> list[dict[str, Any]]:
-    """What the model's layers give to an attention that was put in place of theirs, call by call."""
+    """Arguments of each attention call of the model's layers, recorded by a replacement function."""
     calls: list[dict[str, Any]] = []
 
     def note(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def _noted(model: PreTrainedModel, ids: torch.Tensor) -> list[dict[str, Any]]:
 
 
 def _kinds(model: PreTrainedModel, ids: torch.Tensor, kinds: str) -> bool:
-    """Of each kind of layers there are parts in the model or in its own cache, or a window in its config."""
+    """Whether each kind of layer is found in the model, in its own cache, or as a window in its config."""
     layers = getattr(_own_cache(model, ids), "layers", [])
     names = {type(part).__name__ for part in (*model.modules(), *layers)}
     config = model.config.get_text_config(decoder=True).to_dict()
@@ -94,7 +94,7 @@ def _generates_all_again(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 
 def _keeps(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
-    """What a model gives to be kept has this name, and no other."""
+    """Whether the model's cache argument has this name only."""
     out = model(input_ids=ids, use_cache=True)
     return out.get(name) is not None and "past_key_values" not in out
 

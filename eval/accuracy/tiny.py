@@ -35,7 +35,7 @@ SIZES = (
     ("num_experts_per_tok moe_k moe_top_k top_k_experts moe_topk num_experts_per_token", EXPERTS),
     ("n_group topk_group n_shared_experts num_shared_experts first_k_dense_replace", 1),
 )
-LAYERS = SIZES[2][0].split()  # a decoder has as many as its encoder would
+LAYERS = SIZES[2][0].split()  # the decoder gets the same number as an encoder
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 # also where the default is None
 NEEDED = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts")
@@ -49,9 +49,9 @@ def architectures() -> list[str]:
 
 
 def build(name: str, spread: float, seed: int = 0) -> PreTrainedModel:
-    """A tiny model of an architecture with random weights in FP32; matrices are `spread` times as large as they come.
+    """Build a tiny model of an architecture with random FP32 weights, scaled by `spread`.
 
-    Raises whatever a config of defaults and small sizes makes of it.
+    Any exception of a config of defaults and small sizes propagates.
     """
     config_class = CONFIG_MAPPING[name]
     causal, seeing = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING

@@ -22,7 +22,7 @@ Text = Annotated[str, AfterValidator(_not_empty)]
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """The value that a JSON file holds; raises ValueError for what is off, OSError for what cannot be read."""
+    """Value in a JSON file; raises ValueError for an invalid value, OSError for an unreadable file."""
     text = read_text(path)
     try:
         return from_json(text, kind)

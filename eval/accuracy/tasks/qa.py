@@ -114,10 +114,10 @@ def _background(title: str, text: str) -> str:
 
 
 def _samples(questions: list[Question], path: Path, room: Room, count: int, seed: int) -> tuple[list[Sample], str]:
-    """Questions in a drawn order; where one does not fit, confusing backgrounds are dropped first, then shots.
+    """Questions in random order; if one does not fit, confusing backgrounds are dropped first, then shots.
 
-    Shots are other questions on the same background, as in GPT-3's few-shot form (arXiv 2005.14165, section 2.4), and
-    only where there are not enough of them questions on other backgrounds.
+    Shots are other questions on the same background, as in GPT-3's few-shot format (arXiv 2005.14165, section 2.4);
+    questions on other backgrounds are used only if there are too few.
     """
     if not questions:
         raise ValueError(f"{path}: no question in it")

@@ -165,7 +165,7 @@ def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
         experiment(names="nonsense")
     with pytest.raises(ValueError, match="policy = 'in-storage': must be one of reactive"):
         experiment(policy="in-storage")
-    with pytest.raises(ValueError, match="--markdown-out is of drives"):
+    with pytest.raises(ValueError, match="--markdown-out is for drives only"):
         experiment(policy="auto", page=tmp_path / "page.md")
 
 
