@@ -1,4 +1,4 @@
-"""`vcsd bench rtl`: recorded rows in the RTL and in its golden model; resources beside the paper's Table I."""
+"""`vcsd bench rtl`: recorded rows in the RTL and in its golden model; resources compared with the paper's Table I."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What is scored."""
+    """Rows to score."""
 
     tokens: Annotated[int, typer.Option(min=16, max=4096, help="of the text, scored by its last token's queries")] = 400
     simulator: Annotated[str, typer.Option(help="verilator or icarus")] = "verilator"
@@ -169,7 +169,7 @@ def bench_rtl(rows: Rows) -> dict[str, Any]:
 
 
 def experiment(rows: Rows) -> Outcome:
-    """Scores of recorded rows in the RTL (digit_scores) beside its golden model; resources beside the paper's."""
+    """Scores of recorded rows in the RTL (digit_scores) and in its golden model; resources and the paper's."""
     with progress("simulation", 1) as tick:
         result = bench_rtl(rows)
         tick(None)

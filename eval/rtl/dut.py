@@ -1,6 +1,6 @@
-"""The simulator's side of `vcsd bench rtl`: heads through `digit_scores`, a beat a cycle, scores as they come.
+"""Simulator side of `vcsd bench rtl`: heads through `digit_scores`, one beat per cycle, scores as they arrive.
 
-It runs inside of a simulation: arrays come from the file that RTL_IN names, what is found goes to RTL_OUT.
+It runs inside a simulation: arrays are read from the file named by RTL_IN, results are written to RTL_OUT.
 """
 
 from __future__ import annotations

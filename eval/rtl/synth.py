@@ -1,7 +1,7 @@
-"""Resources and clock of the RTL by open tools, beside the paper's Table I: `./dev synth`.
+"""Resources and clock of the RTL by open tools, compared with the paper's Table I: `./dev synth`.
 
-Resources: Yosys for Xilinx 7 series, post-synthesis, not Vivado. Clock: nextpnr on an ECP5, post-route, out of context;
-another family, so it says that the pipelines are balanced, not what a Zynq would reach.
+Resources: Yosys for Xilinx 7 series, post-synthesis, not Vivado. Clock: nextpnr on an ECP5, post-route, out of context.
+That is another family, so it shows that the pipelines are balanced, not what a Zynq would reach.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a unit takes, its clock (MHz), and where its slowest path begins and ends."""
+    """Resources of a unit, its clock (MHz), and the start and end of its critical path."""
 
     lut: int
     ff: int
@@ -100,7 +100,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def sources(top: str) -> list[Path]:
-    """The files that a module is made of: itself, those of all modules in it, and what they include."""
+    """Files of a module: its own, those of all submodules, and their includes."""
     texts = {path.stem: path.read_text() for path in SOURCES.glob("*.sv")}
     found, new = set[str](), {top}
     while new:
@@ -163,7 +163,7 @@ def measure(unit: Unit) -> Measured:
 
 
 def measured(units: Iterable[Unit], console: Console, jobs: int = 2) -> list[Measured]:
-    """All units; what was measured on the same sources of the unit and parameters is remembered."""
+    """All units; results for unchanged sources and parameters are cached."""
     memory: dict[str, Any] = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
 
     def one(unit: Unit) -> Measured:
@@ -182,7 +182,7 @@ def measured(units: Iterable[Unit], console: Console, jobs: int = 2) -> list[Mea
 
 
 def kernels(found: dict[str, Measured]) -> tuple[int, int, float, int]:
-    """What the engine takes without argtopk, the filter and the controller: the paper's attention kernels."""
+    """Resources of the engine without argtopk, the filter and the controller: the paper's attention kernels."""
     engine, others = found["sparf_engine"], [found[name] for name in ("argtopk N = 2048", "nfc_filter", "sparf_ctrl")]
     return (
         engine.lut - sum(other.lut for other in others),
@@ -249,7 +249,7 @@ def main() -> None:
 
 
 def show(found: dict[str, Measured], ours: dict[str, tuple[float, ...]], tools: dict[str, str]) -> None:
-    """Table I beside ours, then all units."""
+    """Print Table I with our values, then all units."""
     console = Console()
     table = Table("", "LUT", "FF", "BRAM", "DSP", title=f"Zynq 7045, {LABEL} ({tools['resources']})")
     for name, paper in PAPER.items():
