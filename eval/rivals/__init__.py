@@ -1,1 +1,1 @@
-"""What we are measured against and did not invent."""
+"""Third-party baselines."""

@@ -251,7 +251,7 @@ def _push(time, nbytes, s):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _write(first, count, now, p, s):  # type: ignore[no-untyped-def]
-    """Completes when the data is in the buffer; full flash pages are programmed behind."""
+    """Complete when the data is in the buffer; full flash pages are programmed afterwards."""
     nbytes = count * p.mapping_bytes
     done = now + p.write_base_ns + p.write_unit_ns * count
     done = _over_pcie(done, nbytes, now, p, s)

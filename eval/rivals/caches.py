@@ -1,4 +1,4 @@
-"""What a decode step in drives is timed beside: K and V in the model's own memory, and no attention at all."""
+"""Baselines of a decode step in drives: KV cache in the model's own memory, and no attention at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPEATED, NONE = "sdpa-repeated", "no-attention"  # names of attentions below
 
 
 class PreallocatedLayer(CacheLayerMixin):
-    """K and V in tensors that are made once: a step writes its token in place, and what is filled is handed out."""
+    """Keys and values in preallocated tensors: a step writes its token in place, and the filled part is returned."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def _repeated(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """PyTorch's attention with K and V of each head for itself, as it was before it knew groups of queries."""
+    """PyTorch's attention with keys and values repeated for each query head, as before it supported GQA."""
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
     causal = query.shape[2] > 1 and attention_mask is None
@@ -70,12 +70,12 @@ def _repeated(
 
 
 def _none(module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """Zeros: what is left is the rest of the model."""
+    """Return zeros: measures the rest of the model."""
     return torch.zeros_like(query).transpose(1, 2), None
 
 
 def register() -> None:
-    """Let transformers know the attentions of this file."""
+    """Register the attention functions of this file with transformers."""
     for name, attention in ((REPEATED, _repeated), (NONE, _none)):
         AttentionInterface.register(name, attention)
         AttentionMaskInterface.register(name, sdpa_mask)

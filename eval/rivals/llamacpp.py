@@ -1,4 +1,4 @@
-"""llama.cpp on a model's own weights, by its Python package: what a decode step is timed beside where that is there."""
+"""llama.cpp on a model's own weights, through its Python package: a baseline of a decode step, if installed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def installed() -> bool:
 
 
 def missing(model: PreTrainedModel, tokens: int) -> str | None:
-    """Why it does not run beside a model, in one line."""
+    """Reason why llama.cpp cannot run for this model, in one line; None if it can."""
     if not installed():
         return "needs llama-cpp-python and gguf: pip install 'vcsd[rivals]'"
     config = model.config
@@ -136,7 +136,7 @@ class LlamaCpp:
         self._vocabulary, self._lengths = model.config.vocab_size, [0] * batch
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits (B, vocabulary) behind the last of further tokens (B, n) of each sequence."""
+        """Logits (B, vocabulary) after further tokens (B, n) of each sequence."""
         rows = [
             (token, self._lengths[seq] + at, seq, at == ids.shape[1] - 1)
             for seq, tokens in enumerate(ids.tolist())
@@ -168,7 +168,7 @@ class LlamaCpp:
 
 
 def expected(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    """The model's own logits behind a prompt, and behind its last token as a decode step: (2, B, vocabulary)."""
+    """The model's own logits after a prompt, and after its last token as a decode step: (2, B, vocabulary)."""
     cache, parts = DynamicCache(), (ids[:, :-1], ids[:, -1:])
     outs = [model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1) for part in parts]
     return torch.stack([out.logits[:, -1].float() for out in outs])
