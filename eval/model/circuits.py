@@ -1,19 +1,18 @@
-"""Where the shipped checkpoint's training begins: heads that look back, and heads that find what they have seen.
+"""Initial weights of the shipped checkpoint: heads that look back, and heads that find repeated text.
 
-Copying heads form by themselves, but on a small budget they remain vague: free-running copies are lost after some
-dozens of bytes. So they are written down, after induction heads (Olsson et al., arXiv 2209.11895), and training goes
-on from there. Width 288 holds the byte in 64 channels, short codes of the eight bytes before it in 8 x 16, and hashes
+Copying heads form in training, but remain imprecise on a small budget: free-running copies fail after some dozens of
+bytes. So they are constructed, after induction heads (Olsson et al., arXiv 2209.11895), and training continues from
+there. Width 288 holds the byte in 64 channels, short codes of the eight bytes before it in 8 x 16, and hashes
 of the eight bytes from 8, 16 and 24 back in 6 x 16.
 
-- Layer 0 looks 1 to 8 bytes back and writes their codes down.
+- Layer 0 looks 1 to 8 bytes back and stores their codes.
 - Layer 1 looks 8, 16 and 24 bytes back and fetches a hash of the eight bytes that precede there: for keys, one later.
-- Layer 2 looks for the place before which stands what stands here, 16 to 32 bytes long, and copies the byte found
-  there.
-- Layer 3 and the feed-forward layers of 2 and 3 begin at random, small. Layers 0 and 1 have none: what they would add
-  changes how RMSNorm scales a key, and the longer of two keys wins over the one that matches.
+- Layer 2 finds the position whose preceding 16 to 32 bytes match the current ones, and copies the byte found there.
+- Layer 3 and the feed-forward layers of 2 and 3 start with small random weights. Layers 0 and 1 have none: their output
+  would change how RMSNorm scales a key, and the longer of two keys would win over the matching one.
 
-RoPE's theta is so large that most channels hardly turn within the context: those compare content at any distance. The
-few that turn tell neighbours apart.
+RoPE's theta is so large that most channels hardly rotate within the context: they compare content at any distance. The
+few that rotate distinguish neighbours.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ HOPS = (8, 16, 24)  # bytes that layer 1 looks back
 WIDTH = BYTE + CODE * (BACK + 2 * len(HOPS))
 TURNING = 8  # pairs of channels by which heads look back
 SHARPNESS = 10.0  # of looking back
-# Attention logits of each KV head of layer 2 for a byte that matches, and for a hash from each hop back. What has 16
-# bytes in common is found by the first alone, what has 32 by all; like places are told apart by the others.
+# Attention logits of each KV head of layer 2 for a byte that matches, and for a hash from each hop back. A match
+# of 16 bytes is found by the first alone, one of 32 by all; the others distinguish similar positions.
 LOGITS = ((2.5, 16.0, 0.0, 0.0), (3.0, 14.0, 8.0, 0.0), (3.5, 10.0, 10.0, 10.0), (3.5, 10.0, 10.0, 10.0))
 COPY = 8.0  # weight of a byte that was found, against that of the byte which stands here
-# What each KV head's COPY is multiplied by once the model is trained. Where heads differ, the longer match is
+# Factor of each KV head's COPY after training. Where heads differ, the longer match is
 # right; and on text unlike the training text the language part errs more than training had it expect.
 LOUDER = (1.0, 1.2, 1.5, 1.5)
 
@@ -73,7 +72,7 @@ def write_circuits(model: LlamaForCausalLM, seed: int) -> None:
 
 @torch.no_grad()
 def make_louder(model: LlamaForCausalLM) -> None:
-    """Let what layer 2 has found count by LOUDER."""
+    """Multiply the weight of layer 2's matches by LOUDER."""
     out = _views(model.model.layers[2].self_attn, model.config)[3]
     out *= torch.tensor(LOUDER, device=out.device).repeat_interleave(out.shape[1] // len(LOUDER))[:, None]
 
@@ -125,7 +124,7 @@ def _views(attention: torch.nn.Module, config: LlamaConfig) -> list[torch.Tensor
 
 
 def _look_back(attention: torch.nn.Module, config: LlamaConfig, head: int, offset: int) -> None:
-    """Let a head attend `offset` positions back, whatever stands there: biases that RoPE turns into each other."""
+    """Make a head attend `offset` positions back, regardless of content: biases that RoPE rotates into each other."""
     half, kv = config.head_dim // 2, head * config.num_key_value_heads // config.num_attention_heads
     angles = offset * THETA ** (-torch.arange(TURNING) / half)
     q, k = (attention.get_submodule(f"{name}_proj").get_parameter("bias").view(-1, 2, half) for name in "qk")
@@ -134,7 +133,9 @@ def _look_back(attention: torch.nn.Module, config: LlamaConfig, head: int, offse
 
 
 def _gram(mixes: list[torch.Tensor], query: bool) -> torch.Tensor:
-    """A sum over eight bytes, each mixed in its own way: those before a key, or those that end with the query's own."""
+    """Sum over eight bytes, each with its own mixing matrix: those before a key, or those that end with the query's
+    byte.
+    """
     whole = torch.zeros(mixes[0].shape[0], WIDTH)
     for back, mix in enumerate(mixes, start=0 if query else 1):
         whole[:, slice(CODE) if back == 0 else _slot(back)] = mix

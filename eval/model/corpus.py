@@ -62,7 +62,7 @@ def load_corpus(min_chars: int = 200) -> bytes:
 
     texts = [topics[name] for name in sorted(topics)]
     collecting = gc.isenabled()
-    gc.disable()  # syntax trees are no garbage: looking through them again and again takes as long as making them
+    gc.disable()  # syntax trees are live: scanning them repeatedly takes as long as building them
     try:
         for path in _sources():
             with suppress(SyntaxError, UnicodeDecodeError, ValueError):

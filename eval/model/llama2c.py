@@ -38,7 +38,7 @@ class Header:
     def __post_init__(self) -> None:
         small = all(0 < value < 1 << 20 for value in (self.width, self.hidden, self.layers, self.heads, self.kv_heads))
         if not small or not self.vocabulary or self.width % self.heads or self.heads % self.kv_heads:
-            raise ValueError(f"its header {self} is no shape of a model")
+            raise ValueError(f"header {self}: must describe a valid model shape")
 
     @property
     def head_dim(self) -> int:
@@ -118,7 +118,7 @@ def _halves(weight: F32, head_dim: int) -> F32:
 
 
 def read_tokenizer(path: Path, size: int, context: int) -> PreTrainedTokenizerFast:
-    """llama2.c's tokenizer: pairs are joined by the score of what they make, other characters become bytes."""
+    """llama2.c's tokenizer: pairs merge by the score of the result, other characters become bytes."""
     data, at = path.read_bytes(), 4
     tokens: list[str] = []
     scores: list[float] = []

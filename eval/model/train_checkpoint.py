@@ -31,7 +31,7 @@ from eval.model.circuits import THETA, WIDTH, make_louder, write_circuits
 from eval.model.corpus import load_corpus
 
 CONTEXT = 4096
-MATCH, TRUST = 16, 20  # bytes that are enough to find a place by; weight of what they foretell
+MATCH, TRUST = 16, 20  # bytes that identify a position; loss weight of the byte predicted by a match
 LOST = 32  # bytes of a repeated piece from which on it can be known where it comes from
 
 
@@ -52,14 +52,14 @@ STAGES = (
     Stage(CONTEXT, 1_200_000, copying=0.50, recall=0.35),
 )
 PEAK_RATE = 2e-3
-# Text alone bends the heads that find places to what short contexts need: a byte in five of a copy over 3700 is wrong
-# then. So they, and what comes before them, stay as they were written.
+# Training on text alone adapts the matching heads to short contexts: one byte in five of a copy over 3700 is then
+# wrong. So these heads, and the layers before them, keep their initial weights.
 HELD = re.compile(r"embed_tokens|layers\.([01]\.|2\.(input_layernorm|self_attn))")
 MATRICES = re.compile(r"(layers\.3\.self_attn|mlp)\..*weight")  # that Muon trains
 
 
 def new_model(seed: int) -> LlamaForCausalLM:
-    """The model before training: 4 layers, width 288, 8 query and 4 KV heads of 64. What is held has no gradient."""
+    """Model before training: 4 layers, width 288, 8 query and 4 KV heads of 64. Frozen weights have no gradient."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=256,
@@ -123,7 +123,7 @@ def _disguised(rng: random.Random, corpus: bytes, length: int) -> bytes:
 
 
 def _misspelt(rng: random.Random, corpus: bytes, length: int) -> bytes:
-    """A passage with some bytes in place of others: what is likely is often wrong here."""
+    """A passage with some bytes replaced: the most likely byte is often wrong here."""
     text, wrong = bytearray(_passage(rng, corpus, length)), rng.uniform(0.03, 0.25)
     for at in range(length):
         if rng.random() < wrong:
@@ -168,9 +168,9 @@ def _recall(rng: random.Random, corpus: bytes, length: int) -> bytes:
 
 
 def _weights(text: bytes) -> F32:
-    """What each byte's loss weighs: TRUST where the MATCH bytes before it stood before and foretell it.
+    """Loss weight of each byte: TRUST if the MATCH bytes before it occurred earlier and predict it.
 
-    Nothing where they foretell another: to learn that is to mistrust copies.
+    Zero if they predict another byte: learning that would reduce the confidence in copies.
     """
     followed: dict[bytes, set[int]] = {}
     weights = np.ones(len(text), np.float32)
@@ -183,7 +183,7 @@ def _weights(text: bytes) -> F32:
 
 
 def batch(rng: random.Random, corpus: bytes, stage: Stage, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids (rows, length) int64, and what each one's loss weighs, float32: nothing where it cannot be known."""
+    """Token ids (rows, length) int64, and their loss weights, float32: zero for unpredictable tokens."""
     ids = np.empty((rows, stage.length), np.int64)
     weights = np.empty((rows, stage.length), np.float32)
     for row in range(rows):

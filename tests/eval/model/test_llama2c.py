@@ -110,7 +110,7 @@ def test_other_and_cut_files_are_refused(files, tmp_path):
     for content, reason in (
         (whole[:-4], "cut off, or another version"),
         (whole[:10], "not a llama2.c model"),
-        (b"\xff" * 28 + whole[28:], "no shape of a model"),
+        (b"\xff" * 28 + whole[28:], "must describe a valid model shape"),
     ):
         model.write_bytes(content)
         with pytest.raises(ValueError, match=reason):
