@@ -1,1 +1,1 @@
-"""Serving under load, measured: machines, runs of a trace, what a plan costs."""
+"""Measurements of serving under load: machines, runs of a trace, cost of a plan."""

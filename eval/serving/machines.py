@@ -14,7 +14,7 @@ from kv_cache.planner.problem import BLOCK_TOKENS
 
 CALL_S = 20e-6  # assumed: of a command to drives, and its completion
 LONGEST = 1 << 17  # tokens of a sequence
-USED = 0.9  # assumed: of GPUs' memory, by weights and K and V; the rest is for activations
+USED = 0.9  # assumed: fraction of GPU memory for weights and KV cache; the rest is for activations
 
 _8B, _70B = Model.load("llama-3-8b"), Model.load("llama-3-70b")
 
@@ -36,7 +36,7 @@ A6000 = by_profile("a6000", "A6000", "PCIe 4", 0.0106, 1.87e-5)
 
 
 def _room_blocks(model: Model, gpu: Gpu, gpus: int) -> int:
-    """Of a layer, that GPUs hold beside the weights."""
+    """Blocks of a layer that fit in GPU memory next to the weights."""
     free_bytes = USED * gpus * gpu.memory_gib * 2**30 - model.weight_bytes
     return int(free_bytes / model.shape.kv_bytes_per_token / BLOCK_TOKENS)
 
@@ -74,18 +74,18 @@ COSTS = {
 
 
 def drives(count: int, layout: str = "fp16", spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> DriveModel:
-    """Drives that attend, side by side, to all of what lies in them, as fast as their flash and their engines are.
+    """Drives that attend concurrently to all their KV data, at the rates of their flash and engines.
 
-    A layer is as large in all models of `COSTS`.
+    A layer has the same size in all models of `COSTS`.
 
     Args:
         count: Number of drives.
-        layout: The layout of K and V, by name; progressive ones keep them in 8 bits.
-        spec: What each of them is.
+        layout: Name of the layout of the KV cache; progressive ones store it in 8 bits.
+        spec: Specification of each drive.
     """
     shape = _8B.shape
     form = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, LONGEST)
-    pages = 1 if form.progressive else 2  # of a head's group of n tokens: both in one, or K and V apart
+    pages = 1 if form.progressive else 2  # per head and group of n tokens: one shared page, or separate ones
     token_bytes = shape.kv_heads * pages * spec.geometry.page_bytes / form.n
     attended = token_bytes * spec.engine.macs_per_s / (2 * shape.q_heads * shape.head_dim)  # bytes/s
     rate = float(count * min(spec.flash_bytes_per_s, attended))

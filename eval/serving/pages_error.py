@@ -1,4 +1,4 @@
-"""What pages of few bits cost in accuracy: attention in a drive over random K and V, against exact attention."""
+"""Accuracy cost of quantized pages: attention in a drive over random KV data, compared with exact attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS, HEADS, QUERIES, CHANNELS = 2000, 4, 4, 128
 
 
 def output_error(layout: str, seed: int = 0) -> float:
-    """Root mean square of dense attention's error over that of the exact output, K and V normal, q three times that.
+    """RMS error of dense attention over the RMS of the exact output; K, V are normal, q has three times their scale.
 
     layout: Name of the layout.
     """

@@ -1,4 +1,4 @@
-"""A trace served by several systems on one machine, in modelled time: who keeps its deadlines, and at what price."""
+"""A trace served by several systems on one machine, in simulated time: SLO attainment and price."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kv_cache.trace import Request, Trace
 from vcsd.progress import progress
 from vcsd.tables import table
 
-LENGTHS = (96, 9216)  # tokens, of what is generated
+LENGTHS = (96, 9216)  # tokens of generated requests
 GENERATED_PER_S = 0.01  # at load 1
 MANY = 5_000  # requests of all runs, for which processes are worth their start
 WORTH = ("deadlines_met", "tbt_attained", "tbt_attained_by_gaps", "tpot_attained", "end_to_end_s", "requests_per_min")
@@ -36,28 +36,35 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Letting:
-    """Who is let in when."""
+    """Admission options."""
 
     slots: Annotated[int, typer.Option(min=1, max=256, help="requests that are prefilled or decode at once")] = 4
     chunk: Annotated[
-        int, typer.Option(min=0, max=1 << 24, help="tokens of a prompt beside each decode step; 0: whole, others wait")
+        int,
+        typer.Option(
+            min=0, max=1 << 24, help="prefill chunk per decode step, tokens; 0: whole prompts, decoding waits"
+        ),
     ] = 0
     order: Annotated[
-        Literal["fcfs", "srtf"], typer.Option(help="of those who wait: as they came, or who has least to do first")
+        Literal["fcfs", "srtf"], typer.Option(help="admission order: by arrival, or shortest remaining time first")
     ] = "fcfs"
     aging: Annotated[
         float,
-        typer.Option(min=0, max=1e9, help="srtf: nobody is passed by who comes so many times its own work later"),
+        typer.Option(
+            min=0, max=1e9, help="srtf: aging limit on overtaking, in multiples of a request's own service time"
+        ),
     ] = 10.0
     queue: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="how many may wait, more are rejected (default: all)")
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="queue length limit, further requests are rejected (default: unlimited)"),
     ] = None
     reject: Annotated[
         bool, typer.Option("--reject", help="reject a request that is too long, instead of ending the run")
     ] = False
 
     patience: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="steps for which a policy may pause a request (default: any)")
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="longest pause of a request by a policy, steps (default: unlimited)"),
     ] = None
 
     @property
@@ -75,7 +82,7 @@ class Letting:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is served, how fast it comes, and on what."""
+    """Trace, arrival rates, and machine."""
 
     trace: Annotated[
         Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
@@ -87,7 +94,10 @@ class Load:
         str, typer.Option(help="objectives over the step of the longest request that fits, as 1,1.5,2.5")
     ] = "1.5"
     arrivals: Annotated[
-        Literal["seconds", "steps"], typer.Option(help="what a trace in engine steps counts: a slow engine gets fewer")
+        Literal["seconds", "steps"],
+        typer.Option(
+            help="time unit of a trace in engine steps: with steps, a slow engine gets fewer requests per second"
+        ),
     ] = "seconds"
     requests: Annotated[int, typer.Option(min=0, max=1 << 20, help="of the trace's first ones; 0 is all")] = 0
     engine: Annotated[str, typer.Option(help="machine: " + ", ".join(COSTS))] = "a5000"
@@ -118,7 +128,7 @@ class Load:
         return Kept(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
 
     def runs(self, admission: AdmissionConfig) -> list[Run]:
-        """All of them: each load, each objective, each system. Raises ValueError for what cannot be run."""
+        """All runs: each load, each objective, each system. Raises ValueError for an invalid combination."""
         systems = SYSTEMS | OTHERS if self.systems == "all" else SYSTEMS
         loads, scales = _numbers("load", self.load, 1e-6), _numbers("slo_scale", self.slo_scale, 0.1)
         found = []
@@ -133,7 +143,7 @@ class Load:
 
 
 def _numbers(name: str, text: str, least: float) -> list[float]:
-    """An option's numbers; raises ValueError for what is none."""
+    """Numbers of an option; raises ValueError for an invalid one."""
     try:
         found = [float(each) for each in text.split(",")]
     except ValueError:
@@ -236,7 +246,7 @@ def _tails(rows: Sequence[Row]) -> Any:
 
 
 def _paths(rows: Sequence[Row]) -> Any:
-    """What was made, what went over which path, who waited longest, and who was turned away."""
+    """Table of generated tokens, bytes per path, longest wait, and rejected requests."""
     columns = ("load", "x", "system", "tokens/s", "GB over the host link", "GB in drives")
     waits = ("longest wait s", "longest pause s", "rejected")
     shown = [

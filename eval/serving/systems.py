@@ -1,4 +1,4 @@
-"""Systems that are compared, and what is run of each: a trace on a machine at a load and an objective."""
+"""Systems under comparison, and their runs: a trace on a machine at a load and an objective."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = 20  # of a run, that are told of
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A policy, and the drives that it has. layout: that of K and V in them."""
+    """A policy, and its drives. layout: layout of the KV cache in them."""
 
     policy: PolicyLike
     drives: int = 0
@@ -61,7 +61,7 @@ class Run:
 
 
 def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
-    """What came of a run; ticks PARTS times."""
+    """Result of a run; ticks PARTS times."""
     system, told = (SYSTEMS | OTHERS)[given.system], 0
 
     def tell(left: int) -> None:
