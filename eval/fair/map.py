@@ -41,7 +41,9 @@ class Base:
 
     method: Annotated[str, typer.Option(help=f"attention and selection: {', '.join(METHODS)}")] = "ours"
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3.1-8b"
-    gpu: Annotated[str, typer.Option(help="GPU profile: a name, as many as 8xh100, or a YAML file")] = "a6000"
+    gpu: Annotated[str, typer.Option(help="GPU profile: a name, a name with a count (8xh100), or a YAML file")] = (
+        "a6000"
+    )
     host: Annotated[str, typer.Option(help="host profile: a name or a YAML file")] = "pcie4"
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")

@@ -178,13 +178,13 @@ def _tie_with_gpu(point: Point) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A system that drives tie with at some rate.
+    """A baseline that drives tie with at some rate.
 
     Attributes:
         rate: The varied rate.
-        least: GB/s that it can have; 1,000 is the most.
-        at: The point with that rate, bytes/s, and no other limit on the rival.
-        tie: The rate at which both are as fast, in closed form; None if no rate makes them equal.
+        least: Smallest possible rate, GB/s; the largest is 1,000.
+        at: Point with that rate, bytes/s, and no other limit on the baseline.
+        tie: Rate at which both are equally fast, in closed form; None if no rate makes them equal.
         hides: Whether no rate makes them equal if the GPU takes longer than the drives.
     """
 
@@ -218,7 +218,7 @@ WITHIN = 3.0  # of the closed form, where a tie is searched for
 
 
 def boundary(point: Point, rival: str) -> Row:
-    """The rate at which drives and a rival are equally fast, GB/s: in closed form, and by bisection of the model."""
+    """Rate at which drives and a baseline are equally fast, GB/s: in closed form, and by bisection of the model."""
     other = RIVALS[rival]
     row: Row = {"rival": rival, "rate": other.rate, "closed_form_gb_s": None, "model_gb_s": None, "error_percent": None}
     closed = None if other.hides and _hidden(point) else other.tie(point)
