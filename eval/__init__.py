@@ -1,6 +1,7 @@
-"""What is measured, in wings that can be read alone.
+"""Measurements, in subpackages that can be read independently.
 
-`bench` measures the emulator, `paper` works out the paper's figures, `accuracy` looks at a model's work, `model` makes
-what is measured with, `rtl` counts the engine's resources, `rivals` is what stands beside. `bench` uses `rivals`, and
-`paper` what `accuracy` has recorded. An experiment is one file (`eval.experiment`).
+`bench` measures the emulator, `verify` checks it under faults, `papers` recomputes published figures, `accuracy`
+evaluates attention methods on models, `model` trains the shipped checkpoint, `rtl` reports the engine's resources, and
+`rivals` holds baselines. `bench` uses `rivals`, and `papers` uses recordings of `accuracy`. An experiment is one file
+(`eval.experiment`).
 """

@@ -1,8 +1,7 @@
-"""What an experiment is: a module with a function `experiment`, whose arguments are its options and whose value is an
-`Outcome`.
+"""Definition of an experiment: a module with a function `experiment` that takes options and returns an `Outcome`.
 
-The arguments carry `typer.Option` in their annotations; one that is a frozen dataclass stands for an option for each of
-its fields, so that experiments can share a list of options. `vcsd_cli.experiments` has a line for each experiment.
+The arguments carry `typer.Option` in their annotations. An argument that is a frozen dataclass stands for one option
+per field, so that experiments can share a list of options. `vcsd_cli.experiments` has a line for each experiment.
 """
 
 from __future__ import annotations
@@ -16,10 +15,13 @@ from vcsd.tables import flat_table
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an experiment has found.
+    """Result of an experiment.
 
-    result: for programs. shown: tables and lines for people. notes: what they may want to know besides. failed: whether
-    something was found that must not be.
+    Attributes:
+        result: Machine-readable result.
+        shown: Tables and lines for the terminal.
+        notes: Further remarks for the reader.
+        failed: Whether the experiment found an error.
     """
 
     result: dict[str, Any]

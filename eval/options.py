@@ -10,7 +10,7 @@ import typer
 from csd_io.medium import Kind
 from eval.plot import check_format
 
-MAX_NUMBER = 1 << 20  # of what several are asked for: batch sizes, drives, compressions
+MAX_NUMBER = 1 << 20  # limit of each number in a list: batch sizes, drives, compressions
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]
 Drives = Annotated[int, typer.Option(min=1, max=1024, help="virtual drives that share the heads")]
 

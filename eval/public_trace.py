@@ -17,7 +17,7 @@ TracePath = Annotated[
 
 
 def public_trace(path: Path | None) -> Trace:
-    """Load a trace; raises ValueError if there is none, or if its arrivals are in steps."""
+    """Load a trace; raises ValueError if no path is given, or if its arrivals are in steps."""
     path = path or find("mooncake")
     if path is None:
         raise ValueError("--trace is missing: name a trace, or a folder with Mooncake's in VCSD_DATA")

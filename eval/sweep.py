@@ -38,9 +38,9 @@ def cores() -> int:
 def sweep(
     work: Work[Item, Result], items: Sequence[Item], jobs: int = 1, tick: Tick = no_tick, done: Done = no_done
 ) -> list[Result]:
-    """What `work` makes of each item, in so many processes; those that take longest should be first.
+    """Apply `work` to each item in worker processes; items that take longest should be first.
 
-    Raises what a worker raises, and ChildProcessError where one dies.
+    Raises a worker's exception, or ChildProcessError if a worker process dies.
     """
     jobs = min(jobs, len(items))
     if jobs < 2:
