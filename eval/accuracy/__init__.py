@@ -1,1 +1,1 @@
-"""What methods of attention do to a model's work."""
+"""Effect of attention methods on the output of models."""

@@ -30,18 +30,26 @@ class Question:
     ] = None
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="at most those of the file (default: 8; passkey: 15, squad: 24)"),
+        typer.Option(
+            min=1, max=1 << 20, help="number of samples, limited by the file (default: 8; passkey: 15, squad: 24)"
+        ),
     ] = None
     max_context: Annotated[
         int | None,
         typer.Option(
-            "--max-model-len", min=1, max=1 << 20, help="tokens of a sample (default: 2048, or the model's if fewer)"
+            "--max-model-len",
+            min=1,
+            max=1 << 20,
+            help="length of a sample, tokens (default: 2048, or the model's limit if smaller)",
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the samples and of the intervals")] = 0
-    shots: Annotated[int, typer.Option(min=0, max=64, help="solved examples before a question of squad, triviaqa")] = 4
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of samples and confidence intervals")] = 0
+    shots: Annotated[
+        int, typer.Option(min=0, max=64, help="number of solved examples before a question (squad, triviaqa)")
+    ] = 4
     confusions: Annotated[
-        int, typer.Option(min=0, max=64, help="backgrounds without the answer in a question of squad, triviaqa")
+        int,
+        typer.Option(min=0, max=64, help="number of backgrounds without the answer in a question (squad, triviaqa)"),
     ] = 0
 
 
@@ -49,10 +57,10 @@ class Question:
 class Field:
     """The compared methods."""
 
-    method: Annotated[str, typer.Option(help="with commas; ours comes at its own budget")] = (
+    method: Annotated[str, typer.Option(help="comma-separated methods; ours uses its own budget")] = (
         "dense,sparf,h2o,quest,ours"
     )
-    compression: Annotated[str, typer.Option(help="C of 1/C of the KV data, with commas")] = "8"
+    compression: Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")] = "8"
     convention: Annotated[
         ConventionOption,
         typer.Option(
@@ -68,7 +76,7 @@ def experiment(
     model: ModelFolder = None,
     drives: Drives = 2,
     progress_dir: Annotated[
-        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+        Path, typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run")
     ] = Path("build/accuracy"),
     plot: Picture = None,
 ) -> Outcome:

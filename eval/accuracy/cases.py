@@ -1,4 +1,4 @@
-"""Methods on scenarios that break them: the worst rows, and dense attention against float64."""
+"""Methods on adversarial scenarios: the worst rows, and dense attention compared with float64."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ def bench_cases(
 
 
 def experiment(
-    tokens: Annotated[int, typer.Option(min=256, max=1 << 15, help="prompt length")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, max=64, help="decode steps")] = 2,
-    method: Annotated[str | None, typer.Option(help="with commas (default: all)")] = None,
-    compression: Annotated[str, typer.Option(help="budgets 1/C in the bytes convention, with commas")] = "8",
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="of the rows")] = 0,
+    tokens: Annotated[int, typer.Option(min=256, max=1 << 15, help="prompt length, tokens")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, max=64, help="number of decode steps")] = 2,
+    method: Annotated[str | None, typer.Option(help="comma-separated methods (default: all)")] = None,
+    compression: Annotated[
+        str, typer.Option(help="comma-separated values C of the budget 1/C, bytes convention")
+    ] = "8",
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the rows")] = 0,
     methods: MethodsFile = None,
 ) -> Outcome:
-    """Every method on scenarios that break methods: sinks, biases, scattered tokens, flat and peaky attention, ..."""
+    """Run every method on adversarial scenarios: sinks, biases, scattered tokens, flat and peaky attention, ..."""
     known = load_methods(methods)
     tried = trials(chosen(method, contenders(known)), numbers("compression", compression, float))
     with progress("scenarios x methods", len(SCENARIOS) * len(tried)) as tick:

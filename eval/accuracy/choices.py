@@ -96,9 +96,11 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
 def experiment(
     text: texts.SourceText = None,
     model: ModelFolder = None,
-    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="tokens before the first step")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 1000,
-    compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of 1/C of the KV data")] = 8,
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="number of tokens before the first step")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="number of decode steps")] = 1000,
+    compression: Annotated[
+        float, typer.Option(min=1, max=MAX_COMPRESSION, help="C of the budget 1/C of the KV data")
+    ] = 8,
 ) -> Outcome:
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
     Compression(compression)

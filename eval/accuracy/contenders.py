@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def budget(self) -> Compression:
-        """The budget that drives are given."""
+        """Budget passed to drives."""
         return self.contender.own or Compression(self.c, self.convention)
 
     @property

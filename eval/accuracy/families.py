@@ -1,4 +1,6 @@
-"""Every decoder architecture that transformers has, tiny and with random weights: served right, or refused truly."""
+"""Every decoder architecture of transformers, tiny and with random weights: served correctly, or refused for a true
+reason.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ OUTCOMES = ("right", "refused", "not_built", "wrong", "crashed")
 
 
 def sweep(names: Sequence[str], workers: int, limit_s: float, tick: Tick = no_tick, policy: str = "") -> list[Row]:
-    """Try architectures, each in a process of its own, which may die or be late without harm to the others."""
+    """Run architectures, each in a separate process that may crash or time out without effect on the others."""
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
 
@@ -102,10 +104,14 @@ def _work(name: str, sender: Connection, policy: str) -> None:
 
 
 def experiment(
-    names: Annotated[str, typer.Option(help="model types, with commas (default: all that transformers has)")] = "",
-    workers: Annotated[int | None, typer.Option(min=1, max=256, help="processes (default: a core each)")] = None,
-    limit: Annotated[float, typer.Option("--timeout-s", min=1, max=86_400, help="seconds for each")] = 90.0,
-    page: Annotated[Path | None, typer.Option("--markdown-out", help="Markdown file to write the table to")] = None,
+    names: Annotated[str, typer.Option(help="comma-separated model types (default: all of transformers)")] = "",
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="number of processes (default: one per core)")
+    ] = None,
+    limit: Annotated[
+        float, typer.Option("--timeout-s", min=1, max=86_400, help="time limit per architecture, seconds")
+    ] = 90.0,
+    page: Annotated[Path | None, typer.Option("--markdown-out", help="Markdown file for the table")] = None,
     policy: Annotated[str, typer.Option(help="policy of a tiered KV cache that is used instead of drives")] = "",
 ) -> Outcome:
     """Run every decoder architecture of transformers in drives, or in tiers, and compare with its own attention."""

@@ -47,8 +47,8 @@ Texts = dict[str, list[Layer]]  # layers recorded on each
 class Short(Passages):
     """Sizes of a recording; smaller than for `eval methods`, as more trials are measured."""
 
-    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1024
-    sequences: Annotated[int, typer.Option("--num-passages", min=1, max=1024, help="passages of each text")] = 2
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length, tokens")] = 1024
+    sequences: Annotated[int, typer.Option("--num-passages", min=1, max=1024, help="number of passages per text")] = 2
 
 
 def searched(methods: Methods, compressions: list[float]) -> tuple[Methods, list[Trial]]:
@@ -114,7 +114,7 @@ def bench_front(
 def report_front(
     layers: Texts, best: Sequence[Trial], methods: Methods = METHODS, tick: Tick = no_tick, kept: Kept | None = None
 ) -> list[Row]:
-    """The trials that were best, on other texts."""
+    """Run the best trials on other texts."""
     return [
         {"text": name} | point for name in layers for point in _points(layers[name], best, methods, tick, kept, name)
     ]
@@ -181,7 +181,7 @@ def _texts(text: Path | None, others: list[Path]) -> dict[str, str]:
 
 
 def _recorded(written: dict[str, str], model: Path, passages: Passages, tick: Tick) -> Texts:
-    """Raises ValueError with the text's name for one that is too short."""
+    """Raise ValueError with the text's name if a text is too short."""
     loaded, tokenizer = load(model)
     found: Texts = {}
     for name, text in written.items():
@@ -196,16 +196,16 @@ def experiment(
     passages: Short,
     text: texts.SourceText = None,
     report: Annotated[
-        list[Path] | None, typer.Option("--holdout-text", help="another text to report on; may be given again")
+        list[Path] | None, typer.Option("--holdout-text", help="further text to report on; repeatable")
     ] = None,
     model: ModelFolder = None,
     compression: Annotated[
-        str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
+        str, typer.Option(help="comma-separated values C of the budget 1/C, bytes convention")
     ] = "2,3,4,5.333,8,10.667,16,32",
     plot: Picture = None,
     methods: MethodsFile = None,
     progress_dir: Annotated[
-        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+        Path, typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run")
     ] = Path("build/front"),
 ) -> Outcome:
     """Who has the least error for the bytes: chosen on one half of a text, reported on the other."""

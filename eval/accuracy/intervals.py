@@ -113,7 +113,7 @@ def _mass(k: int, n: int, p: float) -> float:
 
 
 def _root(rising: Callable[[float], float]) -> float:
-    """Zero between 0 and 1 of a function that rises."""
+    """Zero between 0 and 1 of an increasing function."""
     low, high = 0.0, 1.0
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if rising(middle) < 0 else (low, middle)

@@ -25,9 +25,11 @@ _SLICE = "a number, numbers with commas, or a slice such as 0:12:3"
 class Passages:
     """Sizes of a recording."""
 
-    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length")] = 1536
-    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="decode steps")] = 2
-    sequences: Annotated[int, typer.Option("--num-passages", min=1, max=1024, help="passages of the text")] = 4
+    tokens: Annotated[int, typer.Option(min=64, max=1 << 17, help="prompt length, tokens")] = 1536
+    steps: Annotated[int, typer.Option(min=1, max=1 << 17, help="number of decode steps")] = 2
+    sequences: Annotated[
+        int, typer.Option("--num-passages", min=1, max=1024, help="number of passages of the text")
+    ] = 4
     layers: Annotated[
         str | None, typer.Option(help=f"{_SLICE} (default: all, of more than {FEW_LAYERS} every third)")
     ] = None
@@ -86,7 +88,7 @@ class Layer:
         return part[:, :, : position + 1].reshape(-1, position + 1, part.shape[3])
 
     def gathered(self) -> F32:
-        """Attention weight (B, H, tokens) that each token of the prompt has got from the prompt's queries."""
+        """Attention weight (B, H, tokens) of each prompt token, summed over the prompt's queries."""
         if self._gathered is None:
             (B, _, _, d), H, tokens = self.recorded.q.shape, self.recorded.k.shape[1], self.tokens
             q, k = (torch.from_numpy(part[:, :, :tokens]).float() for part in (self.recorded.q, self.recorded.k))
@@ -100,14 +102,14 @@ class Layer:
         return self._gathered
 
     def placed(self, n: int) -> Layer:
-        """The same with tokens that are alike in the same page of n."""
+        """The same with similar tokens in the same page of n."""
         if self._placed is None:
             self._placed = Layer(_placed(self.recorded, self.tokens, n), self.tokens, self.number)
         return self._placed
 
 
 def layer_numbers(chosen: str | None, count: int) -> list[int]:
-    """Layers of a model of `count` by an option's text; raises ValueError for what names none."""
+    """Layer numbers from an option's text, for a model of `count` layers; raises ValueError for an invalid text."""
     if chosen is None:
         return list(range(0, count, 1 if count <= FEW_LAYERS else 3))
     try:
@@ -126,7 +128,7 @@ def layer_numbers(chosen: str | None, count: int) -> list[int]:
 def record_layers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, passages: Passages, tick: Tick = no_tick
 ) -> list[Layer]:
-    """Layers of passages that begin at equal distances in the text."""
+    """Layers of passages that start at equal distances in the text."""
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     tokens, sequences = passages.tokens, passages.sequences
     length = tokens + passages.steps
@@ -142,7 +144,7 @@ def record_layers(
 
 
 def gaussian(layers: list[Layer], seed: int = 0) -> list[Layer]:
-    """Layers of the same shapes whose q, k and v are standard normal: no token matters much more than another."""
+    """Layers of the same shapes whose q, k and v are standard normal: all tokens have similar weight."""
     draw = np.random.default_rng(seed).standard_normal
     made = []
     for layer in layers:

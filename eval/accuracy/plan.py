@@ -86,7 +86,7 @@ class Plan:
         return sorted(trials, key=lambda trial: (not layouts[trial].keeps_rows, -layouts[trial].bits))
 
     def shown(self) -> list[Trial]:
-        """The trials that have rows, methods in the order in which they were asked for."""
+        """Trials with rows, in the requested order of methods."""
         names = [each.name for each in self.methods]
         shown = [trial for trial in self.trials() if trial.contender.name in names]
         return sorted(shown, key=lambda trial: names.index(trial.contender.name))

@@ -1,4 +1,4 @@
-"""A batch of prompts whose last tokens methods decode from in turn: prefilled once on the host, then in drives."""
+"""A batch of prompts, prefilled once on the host and once in drives; each method decodes from their last tokens."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _kinds(model: PreTrainedModel, ids: torch.Tensor, kinds: str) -> bool:
 
 
 def _fixed(model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Attention that was put in place of the model's is not called, or some part never asks for one."""
+    """A replacement attention is not called, or a part of the model does not look it up."""
     attentions = {type(part) for part in model.modules() if type(part).__name__.endswith("Attention")}
     return not _noted(model, ids) or any("get_interface(" not in inspect.getsource(each) for each in attentions)
 
@@ -122,13 +122,13 @@ def _twice(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 
 def _biased(model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """The mask has numbers that are neither 0 nor as low as they go."""
+    """The mask has values other than 0 and the lowest number of its type."""
     masks = [call["mask"] for call in _noted(model, ids) if call["mask"] is not None]
     return any(mask.is_floating_point() and ((mask != 0) & (mask > -1e4)).any() for mask in masks)
 
 
 def _changed_keys(model: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Keys that are attended have another shape than those that are cached."""
+    """Attended keys have a different shape from cached ones."""
     cached = _own_cache(model, ids).layers[0].keys.shape
     return any(call["key"].shape != cached for call in _noted(model, ids))
 

@@ -118,7 +118,7 @@ def inverse(draw: np.random.Generator, shape: Shape) -> Rows:
 
 
 def outliers(draw: np.random.Generator, shape: Shape) -> Rows:
-    """Few tokens hold values that are 50 times as large: little weight, much output."""
+    """A few tokens have values 50 times as large: small weight, large effect on the output."""
     q, k, v = _normal(draw, shape)
     v[:, draw.choice(shape.S - 64, 8, replace=False)] *= 50
     return q, k, v

@@ -85,15 +85,15 @@ def experiment(
     passages: Passages,
     text: texts.SourceText = None,
     model: ModelFolder = None,
-    method: Annotated[str | None, typer.Option(help="with commas (default: all)")] = None,
+    method: Annotated[str | None, typer.Option(help="comma-separated methods (default: all)")] = None,
     compression: Annotated[
-        str, typer.Option(help="budgets 1/C in the bytes convention, with commas")
+        str, typer.Option(help="comma-separated values C of the budget 1/C, bytes convention")
     ] = "2,4,5.333,8,16",
     plot: Picture = None,
     methods: MethodsFile = None,
     random: Annotated[bool, typer.Option("--with-random-data", help="also measure random normal q, k and v")] = False,
     progress_dir: Annotated[
-        Path, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has measured")
+        Path, typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run")
     ] = PROGRESS,
 ) -> Outcome:
     """Every method's bytes, error and modelled time on recorded q, k, v."""
@@ -134,7 +134,7 @@ def kept_results(progress_dir: Path, parts: Sequence[object], model: Path, metho
 
 
 def memory(layers: Sequence[Layer]) -> dict[str, float]:
-    """What recordings take, and the most that this process had in use, in 10^6 bytes."""
+    """Size of the recordings, and peak memory of this process, in 10^6 bytes."""
     recorded = sum(layer.recorded.nbytes for layer in layers)
     return {"recorded_mb": recorded / 1e6, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6}
 

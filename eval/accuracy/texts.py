@@ -24,7 +24,7 @@ def _squad(file: Path) -> str:
 
 
 def _sharegpt(file: Path) -> str:
-    """Dialogues one after another, a line `who: what` for each turn."""
+    """Dialogues in sequence, one line `speaker: utterance` per turn."""
     dialogues: Any = from_json(file.read_text(encoding="utf-8"), list[dict[str, Any]])
     turns = (turn for dialogue in dialogues for turn in dialogue["conversations"])
     return "\n\n".join(f"{turn['from']}: {turn['value']}" for turn in turns)

@@ -112,7 +112,7 @@ def _sections(pairs: int) -> list[int]:
 
 @contextmanager
 def _little_memory() -> Iterator[None]:
-    """Sizes that are not in the table may be those of a large model: MemoryError then, not the machine's end."""
+    """Limit memory: sizes that are not in the table may be those of a large model, and must raise MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     mapped = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY_BYTES, before[1]))

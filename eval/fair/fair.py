@@ -82,7 +82,8 @@ Only = StrEnum("Only", [(name, name) for name in PAPERS])  # type: ignore[misc]
 
 
 def experiment(
-    given: Given, only: Annotated[Only | None, typer.Option(help="one paper's headline (default: all)")] = None
+    given: Given,
+    only: Annotated[Only | None, typer.Option(help="paper whose headline is compared (default: all)")] = None,
 ) -> Outcome:
     """Every headline at equal schedule, error, hardware and service, with what moves it and where it loses."""
     names = [str(only)] if only else list(PAPERS)

@@ -49,8 +49,8 @@ class Base:
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")
     ] = None
     batch: Annotated[int, typer.Option(min=1, max=1 << 16, help="sequences")] = 64
-    context: Annotated[int, typer.Option(min=64, max=1 << 20, help="stored tokens of each")] = 32768
-    drives: Annotated[int, typer.Option(min=1, max=1024, help="drives that share the heads")] = 1
+    context: Annotated[int, typer.Option(min=64, max=1 << 20, help="stored tokens per sequence")] = 32768
+    drives: Annotated[int, typer.Option(min=1, max=1024, help="number of drives that share the heads")] = 1
 
     @property
     def point(self) -> Point:

@@ -143,18 +143,18 @@ def _gram(mixes: list[torch.Tensor], query: bool) -> torch.Tensor:
 
 
 def _mix(channels: int, draw: torch.Generator) -> torch.Tensor:
-    """A random turn of a code into `channels`: columns are orthogonal, so that all codes stay equally long."""
+    """Random rotation of a code into `channels`: columns are orthogonal, so that all codes keep equal length."""
     turn: torch.Tensor = torch.linalg.qr(torch.randn(channels, CODE, generator=draw))[0]
     return turn
 
 
 def _scale(channels: int) -> float:
-    """What undoes RMSNorm where `channels` of the width are in use, with values around 1."""
+    """Factor that undoes RMSNorm if `channels` of the width are in use, with values around 1."""
     return math.sqrt(channels / WIDTH)
 
 
 def _codes(count: int, draw: torch.Generator) -> torch.Tensor:
-    """Codes (count, BYTE) that are far from each other, in the first CODE channels by themselves and in the others."""
+    """Codes (count, BYTE) with large distances, both in the first CODE channels and in the others."""
     with torch.enable_grad():
         codes = torch.randn(count, BYTE, generator=draw).requires_grad_()
         optimizer = torch.optim.Adam([codes], 0.02)

@@ -1,4 +1,4 @@
-"""Training text that any machine has: the documentation strings of Python and of our pinned packages.
+"""Training text available on any machine: docstrings of Python and of our pinned packages.
 
 None of it is evaluation text. Versions are fixed by constraints.txt, so the corpus is the same everywhere
 but for the Python release's own standard library.
@@ -90,14 +90,14 @@ def _spaced(paragraph: str) -> str:
 
 
 class Overlap:
-    """What texts share with a corpus: runs of n words, in lower case and without punctuation."""
+    """Overlap of texts with a corpus: runs of n words, in lower case and without punctuation."""
 
     def __init__(self, corpus: str, n: int = 13) -> None:
         self.n = n
         self._known = set(self._grams(corpus))
 
     def with_text(self, text: str) -> list[str]:
-        """Runs of words that a text has in common with the corpus: what training must not have seen."""
+        """Runs of words that a text shares with the corpus; held-out text must have none."""
         return [gram for gram in dict.fromkeys(self._grams(text)) if gram in self._known]
 
     def _grams(self, text: str) -> Iterator[str]:

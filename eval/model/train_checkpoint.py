@@ -308,8 +308,10 @@ class Run:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="folder of the checkpoint")] = Path("vcsd/shipped/checkpoint"),
-    state: Annotated[Path, typer.Option(help="restart file")] = Path("build/train_state.pt"),
+    out: Annotated[Path, typer.Option(help="output folder of the checkpoint")] = Path("vcsd/shipped/checkpoint"),
+    state: Annotated[Path, typer.Option(help="file for the state of an interrupted training")] = Path(
+        "build/train_state.pt"
+    ),
     seed: int = 7,
     batch_tokens: int = 4096,
     device: str = "cuda" if torch.cuda.is_available() else "cpu",

@@ -42,8 +42,10 @@ COUNTED = (
 class Rows:
     """Rows to score."""
 
-    tokens: Annotated[int, typer.Option(min=16, max=4096, help="of the text, scored by its last token's queries")] = 400
-    simulator: Annotated[str, typer.Option(help="verilator or icarus")] = "verilator"
+    tokens: Annotated[
+        int, typer.Option(min=16, max=4096, help="length of the text, tokens; scored by its last token's queries")
+    ] = 400
+    simulator: Annotated[str, typer.Option(help="simulator: verilator or icarus")] = "verilator"
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ def broken(found: dict[str, Measured]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev synth", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="number of concurrent jobs")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
     found = dict(zip(map(label, UNITS), measured(UNITS, Console(stderr=True), options.jobs), strict=True))

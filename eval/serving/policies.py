@@ -37,29 +37,42 @@ Row = dict[str, Any]
 class Given:
     """The requests, and the machine."""
 
-    policy: Annotated[str, typer.Option(help=f"names with commas ({', '.join(POLICIES)}), FILE:NAME, or all")] = EVERY
+    policy: Annotated[str, typer.Option(help=f"comma-separated names ({', '.join(POLICIES)}), FILE:NAME, or all")] = (
+        EVERY
+    )
     trace: Annotated[
         Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
     ] = None
-    requests: Annotated[int, typer.Option(min=1, max=1 << 20, help="the trace's first ones")] = 16
+    requests: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="number of requests, from the start of the trace")
+    ] = 16
     engine: Annotated[str, typer.Option(help="machine: " + ", ".join(COSTS))] = "a5000"
     device_gb: Annotated[
-        float | None, typer.Option(min=0.001, max=1e6, help="GPU memory for the KV cache (default: the machine's)")
+        float | None, typer.Option(min=0.001, max=1e6, help="GPU memory for the KV cache, GB (default: the machine's)")
     ] = None
-    host_gb: Annotated[float | None, typer.Option(min=0, max=1e6, help="host memory for it (default: any)")] = None
+    host_gb: Annotated[
+        float | None, typer.Option(min=0, max=1e6, help="host memory for the KV cache, GB (default: unlimited)")
+    ] = None
     page_cache_gb: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="of files that the kernel keeps (default: any)")
+        float | None, typer.Option(min=0, max=1e6, help="page cache for files, GB (default: unlimited)")
     ] = None
-    drives: Annotated[int, typer.Option(min=1, max=64, help="drives, for policies that attend there")] = 1
-    slots: Annotated[int, typer.Option(min=1, max=256, help="requests that are prefilled or decode at once")] = 4
+    drives: Annotated[int, typer.Option(min=1, max=64, help="number of drives, for policies that attend in drives")] = 1
+    slots: Annotated[
+        int, typer.Option(min=1, max=256, help="largest number of concurrent requests, in prefill or decode")
+    ] = 4
     slice_tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="tokens in a slice, for policies that take turns")
+        int, typer.Option(min=1, max=1 << 20, help="length of a time slice, tokens, for policies with time slices")
     ] = 32
     slo_scale: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="objective over the step of the longest request that fits")
+        float,
+        typer.Option(min=0.1, max=1000, help="SLO, in multiples of the step time of the longest request that fits"),
     ] = 1.5
     events: Annotated[
-        bool, typer.Option("--events", help="no compiled chain: time changes of placement too (minutes)")
+        bool,
+        typer.Option(
+            "--events",
+            help="simulate by events instead of the compiled chain; also times placement changes (takes minutes)",
+        ),
     ] = False
 
     def names(self) -> list[str]:

@@ -38,7 +38,9 @@ Row = dict[str, Any]
 class Letting:
     """Admission options."""
 
-    slots: Annotated[int, typer.Option(min=1, max=256, help="requests that are prefilled or decode at once")] = 4
+    slots: Annotated[
+        int, typer.Option(min=1, max=256, help="largest number of concurrent requests, in prefill or decode")
+    ] = 4
     chunk: Annotated[
         int,
         typer.Option(
@@ -88,10 +90,16 @@ class Load:
         Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
     ] = None
     load: Annotated[
-        str, typer.Option(help="rates over the trace's own, as 1,2; of OrbitFlow's file, which of its traces: 2.0")
+        str,
+        typer.Option(
+            help="comma-separated rates relative to the trace's own (1,2); for OrbitFlow's file, the trace to use (2.0)"
+        ),
     ] = "2.0"
     slo_scale: Annotated[
-        str, typer.Option(help="objectives over the step of the longest request that fits, as 1,1.5,2.5")
+        str,
+        typer.Option(
+            help="comma-separated SLOs, in multiples of the step time of the longest request that fits (1,1.5,2.5)"
+        ),
     ] = "1.5"
     arrivals: Annotated[
         Literal["seconds", "steps"],
@@ -99,16 +107,19 @@ class Load:
             help="time unit of a trace in engine steps: with steps, a slow engine gets fewer requests per second"
         ),
     ] = "seconds"
-    requests: Annotated[int, typer.Option(min=0, max=1 << 20, help="of the trace's first ones; 0 is all")] = 0
+    requests: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="number of requests, from the start of the trace; 0: all")
+    ] = 0
     engine: Annotated[str, typer.Option(help="machine: " + ", ".join(COSTS))] = "a5000"
-    systems: Annotated[str, typer.Option(help="ours, or all: those that OrbitFlow is compared with too")] = "ours"
-    picture: Annotated[Path | None, typer.Option(help="draw deadlines met over the load")] = None
+    systems: Annotated[str, typer.Option(help="systems: ours, or all (adds OrbitFlow's baselines)")] = "ours"
+    picture: Annotated[Path | None, typer.Option(help="picture file of SLO attainment over the load")] = None
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="processes (default: a core each, where there is much to do)")
+        int | None, typer.Option(min=1, max=1024, help="number of processes (default: one per core for large runs)")
     ] = None
     ray: RayAddress = None
     progress_dir: Annotated[
-        Path | None, typer.Option("--checkpoint-dir", help="where a killed run leaves what it has done")
+        Path | None,
+        typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run"),
     ] = Path("build/serving")
 
     def at(self, load: float, cost: ServingCost) -> Trace:

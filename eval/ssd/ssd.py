@@ -102,8 +102,8 @@ def line_of(rows: list[dict[str, Any]], total: dict[str, Any]) -> str:
 
 
 def experiment(
-    drive: Annotated[str | None, typer.Option(help="one drive (default: all)")] = None,
-    workload: Annotated[str | None, typer.Option(help=f"one of {', '.join(WORKLOADS)} (default: all)")] = None,
+    drive: Annotated[str | None, typer.Option(help="name of the drive (default: all)")] = None,
+    workload: Annotated[str | None, typer.Option(help=f"workload: {', '.join(WORKLOADS)} (default: all)")] = None,
 ) -> Outcome:
     """Public SSDs, simulated from constants of their hardware, and their published figures."""
     chosen = pairs(drive, workload)

@@ -39,14 +39,14 @@ def _repetition(file: Path | None, room: Room, count: int, seed: int) -> tuple[l
 
 
 def _shortened(text: str, tokens: int, room: Room) -> str:
-    """The longest beginning of a text that has at most `tokens` tokens, to within one of them."""
+    """Longest prefix of a text with at most `tokens` tokens, to within one token."""
     while (excess := len(room.encode(text)) - tokens) > 0 and text:
         text = text[: -max(1, excess)]
     return text
 
 
 def _matched(sample: Sample, text: str) -> Score:
-    """Characters that are right before the first wrong one."""
+    """Number of correct characters before the first wrong one."""
     pairs = zip(sample.answers[0], text, strict=False)
     wrong = (index for index, (a, b) in enumerate(pairs) if a != b)
     return {"matched_characters": next(wrong, min(len(text), NEXT))}

@@ -1,4 +1,4 @@
-"""Files of data as they are published: what is wrong in one is named by file, record and field."""
+"""Published data files; an error names the file, the record and the field."""
 
 from __future__ import annotations
 

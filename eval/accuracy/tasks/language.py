@@ -77,7 +77,7 @@ def _code(file: Path | None, room: Room, count: int, seed: int) -> tuple[list[Sa
             cut = at + length - FORCED
             samples.append(Sample(ids[at:cut], forced=tuple(ids[cut : at + length])))
     if not samples:
-        raise ValueError(f"--max-model-len = {length}: no file of {folder} has that length, give fewer")
+        raise ValueError(f"--max-model-len = {length}: no file of {folder} has that length: choose a smaller one")
     source = f"modules of Python {platform.python_version()}'s standard library"
     return samples, f"{source}, a window each: prefix of {length - FORCED} tokens, the next {FORCED} forced"
 

@@ -25,7 +25,7 @@ MAX_TOKENS = 32  # tokens of an answer
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the answers that count, and where they are found."""
+    """A question, its accepted answers, and their source."""
 
     question: str
     answers: tuple[str, ...]
