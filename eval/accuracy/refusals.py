@@ -94,7 +94,7 @@ def _generates_all_again(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 
 def _keeps(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
-    """Whether the model's cache argument has this name only."""
+    """Whether the model returns its state under this name, and no `past_key_values`."""
     out = model(input_ids=ids, use_cache=True)
     return out.get(name) is not None and "past_key_values" not in out
 

@@ -162,8 +162,10 @@ def _put(store: Any, objects: dict[str, bytes]) -> None:
 
 
 def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
-    """Wait until each object has a replica on the drive; put objects again if their offload failed. Returns their
-    count.
+    """Wait until each object has a replica on the drive; put objects again if their offload failed.
+
+    Returns:
+        Number of objects that were put again.
     """
     deadline, next_try, again = time.monotonic() + PATIENCE_S, time.monotonic() + OFFLOAD_S, 0
     waiting = list(wave)

@@ -3,7 +3,7 @@
 A job arrives as JSON on standard input after this process has reported that it is ready; every token is a line on
 standard output, as are the figures. A token is a hash of the attention outputs of all layers in a step, and it
 determines q, k and v of the next step: one wrong bit anywhere changes all later tokens. This is checked for FP16 only:
-with quantized K, an unfinished group is scored from its dequantized rows after power-on, which is close to the scores
+with quantized K, an unfinished group is scored from its rows as restored at power-on, which is close to the scores
 before, but not equal.
 """
 

@@ -91,7 +91,7 @@ class Hostile:
         return tuple(done.data[0].tolist()) if done.status is Status.SUCCESS else ()
 
     def _forks(self) -> Iterator[None]:
-        """Fork sequences, doubling their number each time."""
+        """Fork sequences, doubling their number each time, until the drive refuses; then create more."""
         mine = self._made(SeqCreate(1, 1, HEADS, HEAD_DIM, 4096))
         while mine:
             yield
@@ -101,7 +101,7 @@ class Hostile:
         yield from self._all([SeqCreate(FORKS, 1, HEADS, HEAD_DIM, 4096)] * 4)
 
     def _creates(self) -> Iterator[None]:
-        """Create more sequences than the drive allows, then the allowed number, and free them."""
+        """Create more sequences than the drive allows, then many allowed ones, and free them."""
         yield from self._all([SeqCreate(1 << 16, 256, HEADS, HEAD_DIM, 4096)] * 16)
         for _ in range(4):
             mine = self._made(SeqCreate(FORKS // 8, 32, HEADS, HEAD_DIM, 4096))
@@ -109,7 +109,7 @@ class Hostile:
             yield from self._all([KvFree(mine)] if mine else [])
 
     def _appends(self) -> Iterator[None]:
-        """Append full slots, as K and as V."""
+        """Fill slots in both directions: appends to the drive, gathers to the host."""
         seqs = self._made(SeqCreate(1, 1, HEADS, HEAD_DIM, 1 << 20))
         tokens = self.device.identity.layout.slot_bytes // ROW_BYTES - 1
         rows = np.ones((tokens, HEADS, HEAD_DIM), np.float16)

@@ -44,7 +44,7 @@ class Stored:
 
 
 def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work: LayerTime) -> float:
-    """Seconds of a steady-state decode step; interpolated between two lengths if the mean length is not an integer."""
+    """Seconds of a steady-state decode step; the mean over both adjacent lengths if the mean length is no integer."""
     transfers = SimulatedTransfers(machine, lambda attention: work)
     run = IterationRunner(machine, range(layers), policy, transfers)
     first = floor(stored.tokens)
