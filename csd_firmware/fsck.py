@@ -26,7 +26,7 @@ from ftl.flash.upgrade import is_old, upgrade
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """Findings of a check (location, problem, action); `kept` is the folder with overwritten bytes."""
 
     findings: list[dict[str, str]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Report:
         return {"clean": not self.findings, "lost": self.lost, "findings": self.findings, "kept": self.kept}
 
 
-def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
+def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> CheckReport:
     """Check a folder that no process has open, and repair it unless it is a dry run.
 
     Args:
@@ -58,7 +58,7 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> Report:
         raise ValueError(f"{path}: no such folder")
     if spec is None and not (path / DESCRIPTION).exists():
         raise ValueError(f"no drive in {path}: if its {DESCRIPTION} is lost, specify the drive (--drive-config FILE)")
-    report, mended = Report(), "would be repaired" if dry_run else "repaired"
+    report, mended = CheckReport(), "would be repaired" if dry_run else "repaired"
     with _changing(path, dry_run) as folder:
         spec = _check_description(path, folder, report, mended, spec)
         _check_secret(path, folder, report, mended)
@@ -95,7 +95,7 @@ def _kept_in(path: Path, which: int) -> Path:
 
 
 def _check_description(
-    path: Path, folder: UndoLogFolder | None, report: Report, mended: str, asked: DriveSpec | None
+    path: Path, folder: UndoLogFolder | None, report: CheckReport, mended: str, asked: DriveSpec | None
 ) -> DriveSpec:
     try:
         spec, whole = read_description(path)
@@ -111,7 +111,7 @@ def _check_description(
     return spec
 
 
-def _check_secret(path: Path, folder: UndoLogFolder | None, report: Report, mended: str) -> None:
+def _check_secret(path: Path, folder: UndoLogFolder | None, report: CheckReport, mended: str) -> None:
     if not (path / SECRET).exists():
         return
     try:
@@ -126,7 +126,7 @@ def _check_secret(path: Path, folder: UndoLogFolder | None, report: Report, mend
             folder.remove(SECRET)
 
 
-def _check_files(folder: UndoLogFolder, spec: DriveSpec, report: Report) -> None:
+def _check_files(folder: UndoLogFolder, spec: DriveSpec, report: CheckReport) -> None:
     """Upgrade old files; fill missing or truncated files with zeros."""
     if is_old(folder):
         upgrade(DiskFolder(Path(folder.name), "host"), spec.geometry)  # removes old files last
@@ -141,7 +141,7 @@ def _check_files(folder: UndoLogFolder, spec: DriveSpec, report: Report) -> None
             folder.resize(name, size)
 
 
-def _check_generations(folder: Folder, spec: DriveSpec, report: Report, dry_run: bool) -> bool:
+def _check_generations(folder: Folder, spec: DriveSpec, report: CheckReport, dry_run: bool) -> bool:
     """Whether all files belong together; a repair makes them so."""
     have, wanted = folder.sizes(), sizes(spec.geometry)
     whole = {name: size for name, size in wanted.items() if have.get(name) in (size, size - FOOTER_BYTES)}
@@ -156,7 +156,7 @@ def _check_generations(folder: Folder, spec: DriveSpec, report: Report, dry_run:
     return not older
 
 
-def _check_flash(folder: Folder, spec: DriveSpec, report: Report, mended: str) -> None:
+def _check_flash(folder: Folder, spec: DriveSpec, report: CheckReport, mended: str) -> None:
     """Open the drive to correct and find errors; losses are journaled, so that they are reported only once."""
     dry_run = not isinstance(folder, UndoLogFolder)
     nand = Nand(spec.geometry, folder=folder, private=dry_run)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from csd_io.queue import IoCompletion, Request, address, check
+from csd_io.queue import IoCompletion, IoRequest, address, check
 from csd_io.ring import Ring
 
 
-class Target(Protocol):
+class IoTarget(Protocol):
     """An open file or device; names and sizes are those of a `Queue`."""
 
     name: str
@@ -20,15 +20,15 @@ class Target(Protocol):
     max_bytes: int
     uses_sqe128: bool  # whether its ring entries are driver commands (128-byte SQEs)
 
-    def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
+    def prepare(self, ring: Ring, number: int, request: IoRequest, fixed: int | None) -> None:
         """Add a request to a ring; `fixed` is the index of its buffer if it is registered."""
         ...
 
-    def move(self, request: Request) -> int:
+    def move(self, request: IoRequest) -> int:
         """Execute a request synchronously; returns the result that a ring's completion would have."""
         ...
 
-    def outcome(self, request: Request, result: int) -> IoCompletion:
+    def outcome(self, request: IoRequest, result: int) -> IoCompletion:
         """Convert the result of a request to a completion."""
         ...
 
@@ -48,11 +48,11 @@ class Target(Protocol):
 class BlockQueue:
     """A `Queue` over the blocks of a target."""
 
-    def __init__(self, target: Target, depth: int) -> None:
+    def __init__(self, target: IoTarget, depth: int) -> None:
         self.name, self.size_bytes = target.name, target.size_bytes
         self.block_bytes, self.max_bytes, self.depth = target.block_bytes, target.max_bytes, depth
         self._target, self._engine = target, _engine(target, depth)
-        self._in_flight: dict[int, Request] = {}  # by number; keeps their buffers alive
+        self._in_flight: dict[int, IoRequest] = {}  # by number; keeps their buffers alive
         self._number = 0
 
     @property
@@ -62,7 +62,7 @@ class BlockQueue:
     def register(self, buffers: Sequence[memoryview]) -> None:
         self._engine.register(buffers)
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[IoRequest]) -> None:
         check(self, requests, len(self._in_flight))
         numbered = list(enumerate(requests, self._number))
         self._number += len(numbered)
@@ -88,7 +88,7 @@ class BlockQueue:
 
 
 class _RingEngine:
-    def __init__(self, target: Target, depth: int) -> None:
+    def __init__(self, target: IoTarget, depth: int) -> None:
         self.how = "io_uring"
         self._target, self._ring = target, Ring(depth, target.uses_sqe128)
         self._fixed: dict[int, tuple[int, int]] = {}  # by address: number of a registered buffer, its bytes
@@ -102,7 +102,7 @@ class _RingEngine:
         self.how = "io_uring, registered buffers"
         self._fixed = {address(buffer): (number, buffer.nbytes) for number, buffer in enumerate(buffers)}
 
-    def begin(self, requests: Sequence[tuple[int, Request]]) -> None:
+    def begin(self, requests: Sequence[tuple[int, IoRequest]]) -> None:
         for number, request in requests:
             fixed, size = self._fixed.get(address(request.buffer), (0, 0))
             self._target.prepare(self._ring, number, request, fixed if request.buffer.nbytes <= size else None)
@@ -121,7 +121,7 @@ class _RingEngine:
 
 
 class _Threads:
-    def __init__(self, target: Target, depth: int, why: str) -> None:
+    def __init__(self, target: IoTarget, depth: int, why: str) -> None:
         self.how = f"threads ({why})"
         self._target, self._pool = target, ThreadPoolExecutor(depth, "io")
         self._ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -129,11 +129,11 @@ class _Threads:
     def register(self, buffers: Sequence[memoryview]) -> None:
         """No-op: threads gain nothing from registered buffers."""
 
-    def begin(self, requests: Sequence[tuple[int, Request]]) -> None:
+    def begin(self, requests: Sequence[tuple[int, IoRequest]]) -> None:
         for number, request in requests:
             self._pool.submit(self._carry_out, number, request)
 
-    def _carry_out(self, number: int, request: Request) -> None:
+    def _carry_out(self, number: int, request: IoRequest) -> None:
         try:
             result = self._target.move(request)
         except OSError as error:
@@ -148,7 +148,7 @@ class _Threads:
         self._pool.shutdown()
 
 
-def _engine(target: Target, depth: int) -> _RingEngine | _Threads:
+def _engine(target: IoTarget, depth: int) -> _RingEngine | _Threads:
     try:
         return _RingEngine(target, depth)
     except OSError as error:  # io_uring is missing or forbidden

@@ -14,7 +14,7 @@ from pathlib import Path
 from csd_io.blocks import BlockQueue
 from csd_io.folder import allocate, punch_hole
 from csd_io.nvme import NvmeTarget
-from csd_io.queue import IoCompletion, Queue, Request, address, aligned, carry_out, clamp_size, outcome
+from csd_io.queue import IoCompletion, IoRequest, Queue, address, aligned, carry_out, clamp_size, outcome
 from csd_io.ring import READ, READ_FIXED, WRITE, WRITE_FIXED, Ring
 from csd_io.signatures import LOOK_BYTES, blkid, detect_signature
 
@@ -89,7 +89,7 @@ def _existing_content(path: Path, queue: Queue) -> str | None:
     """Describe existing content; None if there is none."""
     begins = aligned(min(LOOK_BYTES, queue.size_bytes) // queue.block_bytes * queue.block_bytes)
     parts = range(0, begins.nbytes, queue.max_bytes)
-    carry_out(queue, [Request("read", at, begins[at : at + queue.max_bytes]) for at in parts])
+    carry_out(queue, [IoRequest("read", at, begins[at : at + queue.max_bytes]) for at in parts])
     if path.is_file():
         return "nonzero bytes" if any(begins) else None
     return detect_signature(begins) or blkid(path.with_name(path.name.replace("ng", "nvme", 1)))
@@ -117,17 +117,17 @@ class FileTarget:
             os.close(fd)
             raise
 
-    def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
+    def prepare(self, ring: Ring, number: int, request: IoRequest, fixed: int | None) -> None:
         read, where = request.op == "read", address(request.buffer)
         plain, registered = (READ, READ_FIXED) if read else (WRITE, WRITE_FIXED)
         op = plain if fixed is None else registered
         ring.move(op, self._fd, request.offset, (where, request.buffer.nbytes, fixed or 0), number)
 
-    def move(self, request: Request) -> int:
+    def move(self, request: IoRequest) -> int:
         move = os.preadv if request.op == "read" else os.pwritev
         return move(self._fd, [request.buffer], request.offset)
 
-    def outcome(self, request: Request, result: int) -> IoCompletion:
+    def outcome(self, request: IoRequest, result: int) -> IoCompletion:
         return outcome(self.name, request, result)
 
     def discard(self, offset: int, size: int) -> None:

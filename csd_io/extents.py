@@ -7,7 +7,7 @@ import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from csd_io.queue import Op, Queue, Request
+from csd_io.queue import IoRequest, Op, Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Extents:
                 if error.errno != errno.EOPNOTSUPP:
                     raise
 
-    def requests(self, op: Op, key: Hashable, at_bytes: int, buffer: memoryview) -> Iterator[Request]:
+    def requests(self, op: Op, key: Hashable, at_bytes: int, buffer: memoryview) -> Iterator[IoRequest]:
         """Yield requests that transfer a buffer from or to byte `at_bytes` of a tensor on; raises as `translate`."""
         queue, done = self.queue, 0
         parts = translate(self._bound[key], queue.block_bytes, at_bytes, buffer.nbytes, queue.max_bytes)
         for offset, size in parts:
-            yield Request(op, offset, buffer[done : done + size])
+            yield IoRequest(op, offset, buffer[done : done + size])
             done += size
 
 

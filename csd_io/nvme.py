@@ -11,7 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from csd_io.queue import IoCompletion, Request, address, clamp_size
+from csd_io.queue import IoCompletion, IoRequest, address, clamp_size
 from csd_io.ring import Ring
 
 READ, WRITE = 0x02, 0x01
@@ -136,19 +136,19 @@ class NvmeTarget:
             self.close()
             raise
 
-    def _command(self, request: Request) -> bytes:
+    def _command(self, request: IoRequest) -> bytes:
         lba, size = request.offset // self.block_bytes, request.buffer.nbytes
         opcode = READ if request.op == "read" else WRITE
         lbas = size // self.block_bytes - 1
         return pack_command(opcode, self._nsid, address(request.buffer), size, lba & 0xFFFFFFFF, lba >> 32, lbas)
 
-    def prepare(self, ring: Ring, number: int, request: Request, fixed: int | None) -> None:
+    def prepare(self, ring: Ring, number: int, request: IoRequest, fixed: int | None) -> None:
         ring.command(self._fd, URING_IO, self._command(request), fixed, number)
 
-    def move(self, request: Request) -> int:
+    def move(self, request: IoRequest) -> int:
         return execute_command(self._fd, self._command(request))
 
-    def outcome(self, request: Request, result: int) -> IoCompletion:
+    def outcome(self, request: IoRequest, result: int) -> IoCompletion:
         if not result:
             return IoCompletion(request, None)
         what = os.strerror(-result) if result < 0 else f"NVMe status {result:#05x}"

@@ -19,7 +19,7 @@ Op = Literal["read", "write"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class IoRequest:
     """Read to or write from `buffer` at byte `offset`. The queue owns the buffer until the request is complete."""
 
     op: Op
@@ -31,7 +31,7 @@ class Request:
 class IoCompletion:
     """A completed request; `error` is None if all of its bytes were transferred."""
 
-    request: Request
+    request: IoRequest
     error: OSError | None
 
 
@@ -60,7 +60,7 @@ class Queue(Protocol):
         """Register buffers for repeated use; a no-op if the queue does not benefit from it."""
         ...
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[IoRequest]) -> None:
         """Submit requests; raises ValueError if more than `depth` would be in flight."""
         ...
 
@@ -81,7 +81,7 @@ class Queue(Protocol):
         ...
 
 
-def carry_out(queue: Queue, requests: Iterable[Request], depth: int | None = None) -> None:
+def carry_out(queue: Queue, requests: Iterable[IoRequest], depth: int | None = None) -> None:
     """Execute requests, up to `depth` in flight; raises the OSError of the first failure.
 
     On success or failure, no request is in flight afterwards.
@@ -107,7 +107,7 @@ def carry_out(queue: Queue, requests: Iterable[Request], depth: int | None = Non
             queue.reap(flying)
 
 
-def check(queue: Queue, requests: Sequence[Request], flying: int) -> None:
+def check(queue: Queue, requests: Sequence[IoRequest], flying: int) -> None:
     """Raise ValueError for requests that are invalid while `flying` others are in flight."""
     if flying + len(requests) > queue.depth:
         raise ValueError(f"{queue.name}: {flying + len(requests)} requests in flight, at most {queue.depth}")
@@ -120,7 +120,7 @@ def check(queue: Queue, requests: Sequence[Request], flying: int) -> None:
             raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: {limits}")
 
 
-def outcome(name: str, request: Request, result: int) -> IoCompletion:
+def outcome(name: str, request: IoRequest, result: int) -> IoCompletion:
     """Completion of a request that transferred `result` bytes, or failed with -errno; a short transfer is a failure."""
     if result == request.buffer.nbytes:
         return IoCompletion(request, None)

@@ -15,7 +15,7 @@ from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_link.served_drive import ADMIN
-from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, Identity, Kind, Medium, unpack
+from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, BlockKind, Identity, WindowMedium, unpack
 
 Connect = Callable[[], AttachedDevice]
 
@@ -73,11 +73,11 @@ def _medium(path: Path, offset_bytes: int) -> FileMedium | PassthroughMedium:
     return kind(path, offset_bytes)
 
 
-def find_live_drive(medium: Medium) -> Identity | None:
+def find_live_drive(medium: WindowMedium) -> Identity | None:
     """Identify the drive that serves a window; None if its heartbeat has stopped."""
     with contextlib.suppress(ValueError, OSError):
         before, deadline = unpack(medium.read(DRIVE_HEADER)), time.monotonic() + HEARTBEAT_TIMEOUT_S
-        while before and before.kind is Kind.DRIVE and time.monotonic() < deadline:
+        while before and before.kind is BlockKind.DRIVE and time.monotonic() < deadline:
             now = unpack(medium.read(DRIVE_HEADER))
             if now and (now.drive, now.sequence) != (before.drive, before.sequence):
                 return Identity.from_json(now.body)
@@ -91,12 +91,12 @@ def find_server(name: str) -> Identity | None:
     return find_live_drive(MappedMedium(window)) if window.exists() else None
 
 
-def _identity(medium: Medium, path: Path) -> Identity:
+def _identity(medium: WindowMedium, path: Path) -> Identity:
     """Read the drive's header, even if the drive is not running; waits while it is being written."""
     deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
     while True:
         header = unpack(medium.read(DRIVE_HEADER)) if medium.blocks else None
-        if header and header.kind is Kind.DRIVE:
+        if header and header.kind is BlockKind.DRIVE:
             return Identity.from_json(header.body)
         if time.monotonic() > deadline:
             raise DriveLostError(

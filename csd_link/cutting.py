@@ -30,7 +30,7 @@ _COUNT_BYTES = ArrayType.COUNTS.value.itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class SplitRead:
     """A command that reads KV data, with the sizes that it does not contain.
 
     Attributes:
@@ -96,7 +96,7 @@ def submit_in_parts(submit: Submit, command: Command, submit_ns: int, max_bytes:
     return _join_parts(command, [submit(part, submit_ns) for part in parts_of(command, max_bytes)])
 
 
-def submit_reads(reads: Sequence[Read], submit_ns: int) -> list[Future[Completion]]:
+def submit_reads(reads: Sequence[SplitRead], submit_ns: int) -> list[Future[Completion]]:
     """Submit one read per device, in parts if necessary; all first parts go before second parts."""
     parts = [read_parts(each) for each in reads]
     submitted = [list[Future[Completion]]() for _ in reads]
@@ -206,7 +206,7 @@ def _batch_rows(
     yield rows
 
 
-def read_parts(read: Read) -> list[Command]:
+def read_parts(read: SplitRead) -> list[Command]:
     """Split a read into parts whose data fits the limit."""
     command, limit = read.command, min(read.max_bytes, max_bytes_of(read.device))
     most, most_seqs = max(1, limit // read.token_bytes), max(1, limit // _HANDLE_BYTES)

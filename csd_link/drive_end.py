@@ -16,18 +16,18 @@ from csd_link.window import (
     BODY_BYTES,
     DRIVE_HEADER,
     HOST_HEADER,
-    Block,
+    BlockKind,
+    ControlBlock,
     Identity,
-    Kind,
-    Medium,
+    WindowMedium,
     next_generation,
     unpack,
 )
 from csd_link.wire import (
     ENTRY,
     Buffer,
-    Request,
     WireError,
+    WireRequest,
     check_payload,
     decode,
     encode_completion,
@@ -57,7 +57,7 @@ SPIN_S = 200e-6  # spin time before a wait; the processor is yielded to other pr
 POLL_INTERVAL_S = 0.002  # check for a new host while one is attached
 
 
-def carry_out(service: Service, read: Callable[[], tuple[Request, int]], max_bytes: int) -> Completion:
+def carry_out(service: Service, read: Callable[[], tuple[WireRequest, int]], max_bytes: int) -> Completion:
     """Return the completion of a request. Any input gives a completion: a host cannot stop the drive.
 
     Args:
@@ -77,14 +77,14 @@ def carry_out(service: Service, read: Callable[[], tuple[Request, int]], max_byt
 class WindowController:
     """Processes one window's requests one after the other; has no threads and no clock."""
 
-    def __init__(self, medium: Medium, identity: Identity, service: Service) -> None:
+    def __init__(self, medium: WindowMedium, identity: Identity, service: Service) -> None:
         """Start a new generation: requests in flight are dropped, and a host has to attach again."""
         if identity.layout.blocks > medium.blocks:
             raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {medium.blocks}")
         self.medium, self.layout, self.service = medium, identity.layout, service
         self._identity = identity.to_json()
         before = unpack(medium.read(DRIVE_HEADER))
-        self.drive = next_generation(before.drive if before and before.kind is Kind.DRIVE else 0)
+        self.drive = next_generation(before.drive if before and before.kind is BlockKind.DRIVE else 0)
         self.host = 0  # generation of the attached host
         self.sequence = self._beats = 0
         self.beat()
@@ -92,13 +92,18 @@ class WindowController:
     def beat(self) -> None:
         """Write the heartbeat."""
         self._beats += 1
-        header = Block(Kind.DRIVE, self.host, self.drive, self._beats, self._identity)
+        header = ControlBlock(BlockKind.DRIVE, self.host, self.drive, self._beats, self._identity)
         self.medium.write(DRIVE_HEADER, header.pack())
 
     def accept_host(self) -> bool:
         """Attach a new host if its header has appeared; returns whether there was one."""
         header = unpack(self.medium.read(HOST_HEADER))
-        if header is None or header.kind is not Kind.HOST or header.drive != self.drive or header.host == self.host:
+        if (
+            header is None
+            or header.kind is not BlockKind.HOST
+            or header.drive != self.drive
+            or header.host == self.host
+        ):
             return False
         self.host, self.sequence = header.host, 0
         self.service.attach()
@@ -108,7 +113,7 @@ class WindowController:
     def serve(self) -> bool:
         """Carry out the next request; returns whether there was one."""
         block = unpack(self.medium.read(self.layout.request(self.sequence)))
-        awaited = Kind.REQUEST, self.host, self.drive, self.sequence
+        awaited = BlockKind.REQUEST, self.host, self.drive, self.sequence
         if not self.host or block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
             return False
         done = carry_out(self.service, partial(self._request, block.body), self.layout.slot_bytes)
@@ -122,12 +127,12 @@ class WindowController:
                 reason = f"window: {error.strerror}: {len(data):,} bytes do not fit"
                 refused = self.service.refuse("data", Status.TRANSFER_ERROR, reason, done.submit_ns)
                 body, _ = encode_completion(refused, crc32)
-        answer = Block(Kind.COMPLETION, self.host, self.drive, self.sequence, body)
+        answer = ControlBlock(BlockKind.COMPLETION, self.host, self.drive, self.sequence, body)
         self.medium.write(self.layout.completion(self.sequence), answer.pack())
         self.sequence += 1
         return True
 
-    def _request(self, body: bytes | bytearray | memoryview) -> tuple[Request, int]:
+    def _request(self, body: bytes | bytearray | memoryview) -> tuple[WireRequest, int]:
         opcode, parameters, submit_ns, size, crc = unpack_entry(body)
         payload: Buffer
         if size <= BODY_BYTES - ENTRY.size:
@@ -138,7 +143,7 @@ class WindowController:
             payload = blocks
         else:
             raise WireError(f"payload of {size} bytes: this window's slots hold {self.layout.slot_bytes}")
-        return check_payload(Request(opcode, parameters, payload), size, crc), submit_ns
+        return check_payload(WireRequest(opcode, parameters, payload), size, crc), submit_ns
 
 
 class WindowServer:

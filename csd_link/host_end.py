@@ -22,14 +22,14 @@ from csd_link.window import (
     BODY_BYTES,
     DRIVE_HEADER,
     HOST_HEADER,
-    Block,
+    BlockKind,
+    ControlBlock,
     Identity,
-    Kind,
-    Medium,
+    WindowMedium,
     next_generation,
     unpack,
 )
-from csd_link.wire import ENTRY, Request, WireError, decode_completion, encode, pack_entry
+from csd_link.wire import ENTRY, WireError, WireRequest, decode_completion, encode, pack_entry
 from csd_spec import Command, Completion, DriveSpec, Status
 
 POLL_INTERVAL_S = 0.05  # check the drive's heartbeat while waiting
@@ -96,7 +96,7 @@ class AttachedDevice(ABC):
 class WindowHost:
     """Submits requests and returns completions in order; has no threads and no clock, and must be polled."""
 
-    def __init__(self, medium: Medium) -> None:
+    def __init__(self, medium: WindowMedium) -> None:
         self.medium = medium
         self.identity: Identity | None = None
         self.host = self.drive = 0  # generations
@@ -116,10 +116,12 @@ class WindowHost:
             if identity.layout.blocks > self.medium.blocks:
                 raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {self.medium.blocks}")
             before = unpack(self.medium.read(HOST_HEADER))
-            mine = before.host if before and before.kind is Kind.HOST else 0
+            mine = before.host if before and before.kind is BlockKind.HOST else 0
             self.identity, self.drive = identity, header.drive
             self.host = next_generation(mine, header.host)
-            self.medium.write(HOST_HEADER, Block(Kind.HOST, self.host, self.drive, 0, describe_process()).pack())
+            self.medium.write(
+                HOST_HEADER, ControlBlock(BlockKind.HOST, self.host, self.drive, 0, describe_process()).pack()
+            )
         self.attached = header.host == self.host
         return self.attached
 
@@ -129,7 +131,7 @@ class WindowHost:
         assert self.identity is not None
         return self.begun - self.ended < self.identity.layout.depth
 
-    def submit(self, request: Request, submit_ns: int) -> int:
+    def submit(self, request: WireRequest, submit_ns: int) -> int:
         """Submit a request if a slot is free; returns its sequence number. Raises ValueError if it is too large."""
         assert self.attached and self.has_free_slot and self.identity is not None
         layout, sequence, payload = self.identity.layout, self.begun, request.payload
@@ -144,7 +146,7 @@ class WindowHost:
         crc, size = crc32(payload), len(payload)
         entry = pack_entry(request.opcode, request.parameters, sequence, submit_ns, size, crc)
         body = entry + payload if inline else entry
-        block = Block(Kind.REQUEST, self.host, self.drive, sequence, body)
+        block = ControlBlock(BlockKind.REQUEST, self.host, self.drive, sequence, body)
         self.medium.write(layout.request(sequence), block.pack())
         self.begun += 1
         return sequence
@@ -156,7 +158,7 @@ class WindowHost:
             return None
         layout, sequence = self.identity.layout, self.ended
         block = unpack(self.medium.read(layout.completion(sequence)))
-        awaited = Kind.COMPLETION, self.host, self.drive, sequence
+        awaited = BlockKind.COMPLETION, self.host, self.drive, sequence
         if block is None or (block.kind, block.host, block.drive, block.sequence) != awaited:
             return None
         try:
@@ -166,7 +168,7 @@ class WindowHost:
         finally:
             self.ended += 1  # last: another thread may submit, and its completion would reuse the slot
 
-    def _completed(self, block: Block, sequence: int) -> Completion:
+    def _completed(self, block: ControlBlock, sequence: int) -> Completion:
         """Decode the completion in a block, and read its data; raises WireError."""
         assert self.identity is not None
         layout, head = self.identity.layout, decode_completion(block.body)
@@ -191,9 +193,9 @@ class WindowHost:
         self.beat = header.sequence
         return self.beat
 
-    def _header(self) -> Block | None:
+    def _header(self) -> ControlBlock | None:
         header = unpack(self.medium.read(DRIVE_HEADER))
-        return header if header and header.kind is Kind.DRIVE else None
+        return header if header and header.kind is BlockKind.DRIVE else None
 
 
 class Pending(Future[Completion]):
@@ -219,7 +221,7 @@ class WindowDevice(AttachedDevice):
     """
 
     def __init__(
-        self, medium: Medium, doorbell: Doorbell | None = None, close: Callable[[], None] | None = None
+        self, medium: WindowMedium, doorbell: Doorbell | None = None, close: Callable[[], None] | None = None
     ) -> None:
         """Attach to the drive; raises DriveLostError if it does not answer."""
         self._doorbell, self._close, self._end = doorbell or Polling(), close, WindowHost(medium)
@@ -251,7 +253,7 @@ class WindowDevice(AttachedDevice):
         """Submit a command that fits a slot."""
         return self.request(encode(command), submit_ns)
 
-    def request(self, request: Request, submit_ns: int) -> Future[Completion]:
+    def request(self, request: WireRequest, submit_ns: int) -> Future[Completion]:
         """Submit an encoded request, without validating it."""
         future = Pending(self._poll_completions)
         with self._submitting:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from csd_link.window import BLOCK_BYTES, HOST_HEADER, Kind, unpack
+from csd_link.window import BLOCK_BYTES, HOST_HEADER, BlockKind, unpack
 
 HANDOVER_S = 0.8  # time for which a closing host may still hold its lock
 MAX_WORDS = 200  # characters of a command line
@@ -104,7 +104,7 @@ def holder(raw: bytes | bytearray) -> str:
     """
     header = unpack(bytearray(raw))
     try:
-        assert header is not None and header.kind is Kind.HOST
+        assert header is not None and header.kind is BlockKind.HOST
         values = json.loads(bytes(header.body))
         pid, machine, command = int(values["pid"]), str(values["machine"]), str(values["command"])
     except (AssertionError, ValueError, KeyError, TypeError):

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from csd_link.cutting import Deferred, Read, max_bytes_of, submit_reads
+from csd_link.cutting import Deferred, SplitRead, max_bytes_of, submit_reads
 from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
 from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status, verbs
 from csd_spec.model import FP16_BYTES
@@ -361,7 +361,7 @@ class ReplicatedDevice:
                 stored = self._sequences[handle]
                 token_bytes = 2 * FP16_BYTES * stored.create.kv_heads * stored.create.head_dim
                 command = KvRead((source.handles[handle],), layer, first, tokens)
-                read = Read(source.device, command, token_bytes, (stored.lengths[layer],))
+                read = SplitRead(source.device, command, token_bytes, (stored.lengths[layer],))
                 (future,) = submit_reads([read], self._now_ns)
             done = future.result()
             if done.status is Status.SUCCESS:

@@ -39,7 +39,7 @@ _RINGS = 8  # first block of the rings
 MAX_DEPTH, MAX_SLOT_BLOCKS = 1024, 1 << 18
 
 
-class Medium(Protocol):
+class WindowMedium(Protocol):
     """Storage of a window: blocks of 4 KiB that are read and written as a whole."""
 
     @property
@@ -54,7 +54,7 @@ class Medium(Protocol):
         ...
 
 
-class Kind(IntEnum):
+class BlockKind(IntEnum):
     """Kind of a control block."""
 
     DRIVE = 1
@@ -64,10 +64,10 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ControlBlock:
     """A control block. `host` and `drive` are the generations to which it belongs."""
 
-    kind: Kind
+    kind: BlockKind
     host: int
     drive: int
     sequence: int
@@ -80,15 +80,15 @@ class Block:
         return b"".join((head[:_BEFORE_CRC], crc.to_bytes(4, "little"), self.body))
 
 
-def unpack(raw: bytearray) -> Block | None:
+def unpack(raw: bytearray) -> ControlBlock | None:
     """Decode a control block; None if it is invalid or torn."""
     magic, version, kind, size, host, drive, sequence, crc = _HEAD.unpack_from(raw)
-    if magic != MAGIC or version != VERSION or size > BODY_BYTES or not Kind.DRIVE <= kind <= Kind.COMPLETION:
+    if magic != MAGIC or version != VERSION or size > BODY_BYTES or not BlockKind.DRIVE <= kind <= BlockKind.COMPLETION:
         return None
     body = raw[_HEAD.size : _HEAD.size + size]
     if crc32(body, crc32(raw[:_BEFORE_CRC])) != crc:
         return None
-    return Block(Kind(kind), host, drive, sequence, body)
+    return ControlBlock(BlockKind(kind), host, drive, sequence, body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class WireError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WireRequest:
     """An encoded command: opcode, at most ten 32-bit parameters, payload."""
 
     opcode: int
@@ -68,10 +68,10 @@ class Request:
     payload: Buffer = b""
 
 
-def encode(command: Command) -> Request:
+def encode(command: Command) -> WireRequest:
     """Encode a command; raises ValueError for a number or a name that is too large."""
     opcode, parameters, arrays = encode_arrays(command)
-    return Request(opcode, parameters, b"".join(arrays))
+    return WireRequest(opcode, parameters, b"".join(arrays))
 
 
 def encode_arrays(command: Command) -> tuple[int, tuple[int, ...], list[Buffer]]:
@@ -102,7 +102,7 @@ def unpack_entry(body: Buffer) -> tuple[int, tuple[int, ...], int, int, int]:
     return opcode, tuple(parameters), submit_ns, size, crc
 
 
-def check_payload(request: Request, size: int, crc: int) -> Request:
+def check_payload(request: WireRequest, size: int, crc: int) -> WireRequest:
     """Check a request's payload against size and CRC of its entry; raises WireError."""
     if len(request.payload) != size or crc32(request.payload) != crc:
         raise WireError(f"payload of {size} bytes does not match its checksum", Status.TRANSFER_ERROR)
@@ -123,7 +123,7 @@ def _pack_array(array: Array, value: Any) -> Buffer:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
-def decode(request: Request) -> Command:
+def decode(request: WireRequest) -> Command:
     """Decode a request; raises WireError with an NVMe status."""
     verb = verb_of(request.opcode)
     if verb is None:

@@ -23,7 +23,7 @@ SOURCES = (
 )
 
 
-class Kept:
+class ResultCache:
     """Values by key, a line of JSON each; path None keeps them in memory alone."""
 
     def __init__(self, path: Path | None) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from csd_io.death import end_with_parent
-from eval.kept import Kept
+from eval.kept import ResultCache
 from vcsd.progress import Tick, no_tick
 
 Item = TypeVar("Item")
@@ -110,7 +110,7 @@ def _same(given: Any) -> Any:
 
 def sweep_rest(
     items: Sequence[Item],
-    kept: Kept,
+    kept: ResultCache,
     compute: Callable[[Sequence[Item], Done], object],
     encode: Callable[[Result], Any] = _same,
     decode: Callable[[Any], Result] = _same,

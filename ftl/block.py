@@ -125,7 +125,7 @@ class BlockNamespace(Referrer):
     def lose(self, tags: U64, for_good: bool) -> list[int]:
         """Record logical pages that are lost permanently; they stay unreadable until they are overwritten."""
         if for_good:
-            self.lost.update(tag.logical_pages(tags[tag.kinds(tags) == tag.Kind.BLOCK]).tolist())
+            self.lost.update(tag.logical_pages(tags[tag.kinds(tags) == tag.PageKind.BLOCK]).tolist())
         return []
 
     def overwrite_blocks(self) -> int:
@@ -135,6 +135,6 @@ class BlockNamespace(Referrer):
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """The map, for tags of logical pages."""
-        which = np.flatnonzero(tag.kinds(tags) == tag.Kind.BLOCK)
+        which = np.flatnonzero(tag.kinds(tags) == tag.PageKind.BLOCK)
         if which.size:
             yield Reference(self.map, which, tag.logical_pages(tags[which]))

@@ -157,6 +157,6 @@ class Journal(Referrer):
 
     def references(self, tags: U64) -> Iterator[Reference]:
         """The journal's valid pages, for tags of records."""
-        which = np.flatnonzero(tag.kinds(tags) == tag.Kind.JOURNAL)
+        which = np.flatnonzero(tag.kinds(tags) == tag.PageKind.JOURNAL)
         if which.size:
             yield Reference(self.pages, which, None)

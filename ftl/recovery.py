@@ -28,7 +28,7 @@ from ftl.flash.files import SPARES
 from ftl.flash.memory import reserve_zeros
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
 from ftl.kv.sequence import Sequence
@@ -43,7 +43,7 @@ class Recovery:
         self.journal, self.kv, self.store, self.blocks = journal, journal.kv, journal.store, journal.blocks
         programmed = self.store.nand.programmed()
         tags = self.store.nand.tags[programmed]
-        ours = tag.kinds(tags) == Kind.JOURNAL
+        ours = tag.kinds(tags) == PageKind.JOURNAL
         self.journal_pages, self.journal_tags = programmed[ours], tags[ours]
         self.index = TagIndex(self.store.nand, programmed[~ours], tags[~ours])
         self.records: dict[int, Record] = {}
@@ -114,7 +114,7 @@ class Recovery:
 
     def _size_blocks_by_tags(self) -> None:
         """Without a checkpoint, size the namespace by the highest logical page ever written."""
-        tags = self.index.tags[tag.kinds(self.index.tags) == Kind.BLOCK]
+        tags = self.index.tags[tag.kinds(self.index.tags) == PageKind.BLOCK]
         self.blocks.resize(int(tag.logical_pages(tags).max()) + 1 if tags.size else 0)
         self.writes = self.store.nand.writes
 
@@ -220,7 +220,7 @@ class Recovery:
 
         Discarded pages stay unmapped.
         """
-        tags, ppns = self.index.newest(Kind.BLOCK)
+        tags, ppns = self.index.newest(PageKind.BLOCK)
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
         known = np.isin(lpns, list(self.blocks.lost))
@@ -239,7 +239,7 @@ class Recovery:
 
         Torn writes are remembered, since later records count higher write numbers.
         """
-        damaged, numbers = self.index.damaged(Kind.BLOCK)
+        damaged, numbers = self.index.damaged(PageKind.BLOCK)
         lost = (numbers <= self.writes) & ~np.isin(numbers, list(self.blocks.torn))
         self.blocks.torn = set(numbers[~lost].tolist())
         newest: U64 = np.zeros(tags.size, np.uint64)
@@ -353,12 +353,12 @@ class TagIndex:
             found[open_] = np.where(good, self.ppns[at], UNMAPPED)
         return found.reshape(wanted.shape)
 
-    def newest(self, kind: Kind) -> tuple[U64, U32]:
+    def newest(self, kind: PageKind) -> tuple[U64, U32]:
         """Distinct tags of a kind, and the newest intact page of each; UNMAPPED if there is none."""
         tags = np.unique(self.tags[tag.of_kind(self.tags, kind)])
         return tags, self.find(tags, 0)
 
-    def damaged(self, kind: Kind) -> tuple[U64, U64]:
+    def damaged(self, kind: PageKind) -> tuple[U64, U64]:
         """Tags and write numbers of the damaged pages of a kind."""
         mine = tag.of_kind(self.tags, kind)
         which = ~self.nand.intact(self.ppns[mine])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_link.cutting import Read, check_device, submit_reads
+from csd_link.cutting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Attend,
     Attention,
@@ -229,7 +229,7 @@ class Driver:
         lengths, head_bytes = batch.lengths[rows, layer].tolist(), 2 * FP16_BYTES * self.shape.head_dim
         each = zip(self.devices[:asked], self.shares, self._handles(batch, rows), strict=False)
         reads = [
-            Read(device, KvRead(seqs, layer, first, tokens), head_bytes * len(mine.kv_heads), lengths)
+            SplitRead(device, KvRead(seqs, layer, first, tokens), head_bytes * len(mine.kv_heads), lengths)
             for device, mine, seqs in each
         ]
         k, v = zip(*(c.data for c in self._ended(submit_reads(reads, self.now_ns))), strict=True)

@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from csd_io.extents import Extents
-from csd_io.queue import Queue, Request, aligned, carry_out
+from csd_io.queue import IoRequest, Queue, aligned, carry_out
 from csd_spec.arrays import F16, F64
 
 LAYERS_FILE = "layers.npz"  # in the guest VM's file system
@@ -148,7 +148,7 @@ def round_trip(queue: Queue, layers: Layers) -> dict[str, Any]:
     }
 
 
-def _requests(extents: Extents, op: Any, buffers: dict[Key, memoryview]) -> list[Request]:
+def _requests(extents: Extents, op: Any, buffers: dict[Key, memoryview]) -> list[IoRequest]:
     return [request for key, buffer in buffers.items() for request in extents.requests(op, key, 0, buffer)]
 
 

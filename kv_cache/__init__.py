@@ -6,7 +6,7 @@ from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.engine import Engine
-from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import Iteration, IterationRunner, Program
 from kv_cache.metrics import RunResult, summary
 from kv_cache.planner.problem import Offload, blocks_on_device
@@ -35,7 +35,6 @@ __all__ = [
     "IterationRunner",
     "LayerPolicy",
     "LayerTime",
-    "Link",
     "Machine",
     "Offload",
     "Overlay",
@@ -49,6 +48,7 @@ __all__ = [
     "SchedulerState",
     "SequenceState",
     "ServingCost",
+    "SharedLink",
     "SimulatedTransfers",
     "Tier",
     "Trace",

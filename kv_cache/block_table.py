@@ -68,7 +68,7 @@ DropCallback = Callable[[BlockKey, str, tuple[Transfer, ...]], None]
 
 
 @dataclass(slots=True)
-class Replica:
+class BlockCopy:
     """Copy of a block in a tier: its first `tokens` tokens; the last ones may still be in flight."""
 
     tokens: int
@@ -82,7 +82,7 @@ class Block:
 
     row_bytes: int
     tokens: int = 0
-    copies: dict[str, Replica] = field(default_factory=dict)
+    copies: dict[str, BlockCopy] = field(default_factory=dict)
     attended: int = 0
     used: int = 0  # last iteration that attended it
 
@@ -161,7 +161,7 @@ class BlockTable:
         if block in self.entries:
             raise PolicyError(f"{block}: the block exists already")
         waits = self._take(tier, tokens * row_bytes)
-        self.entries[block] = Block(row_bytes, tokens, {tier: Replica(tokens)})
+        self.entries[block] = Block(row_bytes, tokens, {tier: BlockCopy(tokens)})
         return waits
 
     def grow(self, block: BlockKey, tier: str, tokens: int) -> list[Transfer]:
@@ -185,7 +185,7 @@ class BlockTable:
         here = entry.copies.get(target)
         first = here.tokens if here else 0
         waits = self._take(target, (entry.tokens - first) * entry.row_bytes)
-        here = entry.copies.setdefault(target, Replica(0))
+        here = entry.copies.setdefault(target, BlockCopy(0))
         here.tokens = entry.tokens
         needs = tuple(_missing([*there.arriving, *here.arriving]))
         after = (*waits, *needs, *_pending(here.readers))
@@ -341,7 +341,7 @@ class BlockTable:
             over -= size
         return waits
 
-    def _whole(self, block: BlockKey, tier: str) -> Replica:
+    def _whole(self, block: BlockKey, tier: str) -> BlockCopy:
         entry = self[block]
         copy = entry.copies.get(tier)
         if copy is None or copy.tokens < entry.tokens:

@@ -44,7 +44,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SharedLink:
     """A shared transfer resource: a bus, a copy thread, or one direction of an SSD.
 
     Attributes:
@@ -117,11 +117,11 @@ class Machine:
     """Tiers, links, and a route for each pair of tiers between which bytes can move."""
 
     tiers: Mapping[str, Tier]
-    links: Mapping[str, Link]
+    links: Mapping[str, SharedLink]
     routes: Mapping[tuple[str, str], Route]
 
     @classmethod
-    def of(cls, tiers: list[Tier], links: list[Link], routes: dict[tuple[str, str], Route]) -> Machine:
+    def of(cls, tiers: list[Tier], links: list[SharedLink], routes: dict[tuple[str, str], Route]) -> Machine:
         """Build a machine; raises ValueError if a route or link refers to an unknown name."""
         machine = cls({each.name: each for each in tiers}, {each.name: each for each in links}, dict(routes))
         for (source, target), route in routes.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from tempfile import gettempdir
 
-from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Machine, Route, SharedLink, Tier
 
 BLOCK_BYTES = 4096  # direct I/O moves whole blocks
 _GB = 1e9
@@ -14,11 +14,11 @@ _GB = 1e9
 # Assumed rates of routes until they are measured, and in simulated time: PCIe 4 x16, one copy thread, a PCIe 4 SSD by
 # its data sheet
 ASSUMED = (
-    Link("up", 25 * _GB),
-    Link("down", 25 * _GB),
-    Link("copy", 10 * _GB),
-    Link("read", 7 * _GB, start_ns=80_000),
-    Link("write", 5 * _GB, start_ns=20_000),
+    SharedLink("up", 25 * _GB),
+    SharedLink("down", 25 * _GB),
+    SharedLink("copy", 10 * _GB),
+    SharedLink("read", 7 * _GB, start_ns=80_000),
+    SharedLink("write", 5 * _GB, start_ns=20_000),
 )
 
 

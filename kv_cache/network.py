@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kv_cache.events import Events
-from kv_cache.hardware import Link
+from kv_cache.hardware import SharedLink
 
 Done = Callable[[], None]
 
@@ -20,10 +20,10 @@ class _Flow:
     rate: float = 0.0
 
 
-class Network:
+class LinkNetwork:
     """The links of a machine and the pieces on them."""
 
-    def __init__(self, events: Events, links: Mapping[str, Link]) -> None:
+    def __init__(self, events: Events, links: Mapping[str, SharedLink]) -> None:
         self.events = events
         self._loaded = {name: _LinkState(link) for name, link in links.items()}
         for loaded in self._loaded.values():
@@ -125,7 +125,7 @@ class Network:
 class _LinkState:
     """A link and the pieces on it."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SharedLink) -> None:
         self.link = link
         self.flows: list[_Flow] = []
         self.since_ns = self.busy_ns = 0.0

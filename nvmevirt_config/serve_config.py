@@ -27,7 +27,7 @@ NameOrDescription = Annotated[
 
 
 @frozen_value
-class Layout:
+class WindowSize:
     """Size of a window (`csd_link.window.WindowLayout`). Default of slot_blocks: 8192, or 512 with several tenants."""
 
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = WindowLayout().depth
@@ -48,7 +48,7 @@ Tenants = Annotated[
 
 
 @frozen_value
-class Entry:
+class DriveEntry:
     """A drive to serve. Paths are relative to this file.
 
     Attributes:
@@ -65,7 +65,7 @@ class Entry:
     layouts: Path | None = None
     device: Path | None = None
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    layout: Layout = Layout()
+    layout: WindowSize = WindowSize()
     durability: Durability = "process"
     medium: Kind = "memory"
     host_memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
@@ -108,7 +108,7 @@ class Entry:
 class ServeFile:
     """Drives to serve; `restart` is whether killed drives are restarted."""
 
-    drives: tuple[Entry, ...]
+    drives: tuple[DriveEntry, ...]
     restart: bool = True
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAX_PARAMETERS, MAX_FUNCTION_LINES, MAX_FILE_LINES = 7, 60, 400
+MAX_SHARED_NAMES = 10  # names that several classes have
 EXEMPT = ("njit", "intrinsic", "command")  # decorators: kernels, and commands' declarations
 
 
@@ -106,6 +107,16 @@ def unknown_partners() -> list[str]:
     return [f"{test}: {name}" for test, name in partners() if name not in known]
 
 
+def shared_names() -> dict[str, list[str]]:
+    """Names that several classes have, with the files that define them."""
+    found: dict[str, list[str]] = {}
+    for file in modules():
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(file))
+    return {name: files for name, files in sorted(found.items()) if len(files) > 1}
+
+
 def by_folder(sizes: dict[str, int]) -> dict[str, int]:
     """Lines of our files by folder; of eval by its wings."""
     found: Counter[str] = Counter()
@@ -126,6 +137,7 @@ def main() -> int:
         ("longest function", longest.lines, MAX_FUNCTION_LINES, longest.place),
         ("longest file", sizes[largest], MAX_FILE_LINES, largest),
         ("circles of files", len(circles()), 0, "; ".join(", ".join(circle) for circle in circles())),
+        ("names of several classes", len(shared_names()), MAX_SHARED_NAMES, ", ".join(shared_names())),
         ("modules without a test", len(without_partner()), 0, ", ".join(without_partner())),
     )
     for what, found, limit, where in rows:

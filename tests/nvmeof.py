@@ -13,7 +13,7 @@ from csd_link.nvmeof.key_value import KeyValue
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import COMMON, FROM_CONTROLLER, Digests, IcReq, PduType, pack, pack_ic
 from csd_link.nvmeof.stream import PduStream
-from csd_link.nvmeof.subsystem import Record, Smart, Subsystem
+from csd_link.nvmeof.subsystem import DiscoveryRecord, Smart, Subsystem
 from csd_link.nvmeof.target import Target
 
 NQN = "nqn.2026-11.dev.vcsd:test"
@@ -136,7 +136,7 @@ def docs_table(title):
 
 def subsystem_of(blocks, **fields):
     """A subsystem with one namespace of blocks."""
-    values = {"smart": Smart, "discovers": (Record(NQN, 4420), Record(f"{NQN}2", 4421))}
+    values = {"smart": Smart, "discovers": (DiscoveryRecord(NQN, 4420), DiscoveryRecord(f"{NQN}2", 4421))}
     values |= {"nqn": NQN, "serial": "test", "model": "vcsd test", "firmware": "1", "capacity_bytes": 1 << 30}
     return Subsystem(**values | {"namespaces": {1: NvmNamespace(blocks, bytes(range(16)))}} | fields)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from eval.serving.policies import Given, experiment
+from eval.serving.policies import PolicyOptions, experiment
 from kv_cache import Trace
 from kv_cache.cost import CostModel, ServingCost
 from kv_cache.limits import TierLimits
@@ -72,7 +72,7 @@ def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_example_take_it(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    (row,) = experiment(Given(policy=POLICY, requests=2)).result["rows"]
+    (row,) = experiment(PolicyOptions(policy=POLICY, requests=2)).result["rows"]
     assert row["timed_by"] == {"events": sum(row["timed_by"].values())} and set(row["route_bytes"]) == {
         "host>device",
         "device>host",

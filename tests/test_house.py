@@ -23,6 +23,19 @@ def test_lines_are_counted_by_folder_and_wing():
     assert house.by_folder(sizes) == {"eval": 5, "eval/papers": 6, "ftl": 7}
 
 
+def test_few_class_names_stand_for_several_classes():
+    assert len(house.shared_names()) <= house.MAX_SHARED_NAMES
+
+
+def test_shared_class_names_are_found(tmp_path, monkeypatch):
+    package = tmp_path / "ours"
+    package.mkdir()
+    for name, text in (("__init__", ""), ("a", "class One: ...\nclass Two: ..."), ("b", "class One: ...")):
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    assert house.shared_names() == {"One": ["ours/a.py", "ours/b.py"]}
+
+
 def test_every_module_has_a_test():
     assert house.without_partner() == []
     assert house.unknown_partners() == []

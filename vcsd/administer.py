@@ -16,7 +16,7 @@ from csd_link.connect import connect, find_server
 from csd_link.host_end import WindowDevice
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ADMIN, DEFAULT
-from csd_link.wire import ENTRY, PARAMETERS, Request, WireError, decode
+from csd_link.wire import ENTRY, PARAMETERS, WireError, WireRequest, decode
 from csd_spec import Device, DeviceError, DriveSpec, Flush, GetLog, LogPage, Status
 from host_driver.prefixes.manifest import read_manifests
 
@@ -126,16 +126,16 @@ def identify_controller(spec: DriveSpec, name: str) -> dict[str, Any]:
     }
 
 
-def parse_request(opcode: int, parameters: list[int], payload: bytes) -> Request:
+def parse_request(opcode: int, parameters: list[int], payload: bytes) -> WireRequest:
     """Build a raw command; raises ValueError for numbers that do not fit in an entry."""
     if not 0 <= opcode <= 0xFF:
         raise ValueError(f"opcode = {opcode:#x}: must be 0 to 0xff")
     if len(parameters) > PARAMETERS or not all(0 <= value < 1 << 32 for value in parameters):
         raise ValueError(f"parameters: at most {PARAMETERS}, each a 32-bit number")
-    return Request(opcode, tuple(parameters), payload)
+    return WireRequest(opcode, tuple(parameters), payload)
 
 
-def describe_request(request: Request, submit_ns: int) -> dict[str, Any]:
+def describe_request(request: WireRequest, submit_ns: int) -> dict[str, Any]:
     """The 64-byte entry of a request, and the command that a drive would decode from it; nothing is sent."""
     values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
     entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(request.payload), 0, *values)

@@ -9,7 +9,7 @@ from host_driver.request_cache import RowKv
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-class Counters:
+class ServerMetrics:
     """Metrics of one server, in its own registry."""
 
     def __init__(self, kv: RowKv) -> None:

@@ -40,7 +40,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class GuestWork:
     """Work of a guest VM with the drives it is connected to.
 
     Attributes:
@@ -66,7 +66,7 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
     """
     began = time.monotonic()
     words = {"prompt": run.prompt, "tokens": run.tokens}
-    answer, used = answer_over_fabric(run, Work(then="host_driver.in_guest_tools", words=words))
+    answer, used = answer_over_fabric(run, GuestWork(then="host_driver.in_guest_tools", words=words))
     ((way, decode),) = answer["decodes"].items()
     expected = in_process(run, decode["max_bytes"])
     differ = [f"{way}: {name}" for name in FIGURES if decode[name] != expected[name]]
@@ -93,7 +93,7 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
 
 
 def answer_over_fabric(
-    run: GuestDecodeTest, work: Work, served: Callable[[Sequence[str]], None] = lambda names: None
+    run: GuestDecodeTest, work: GuestWork, served: Callable[[Sequence[str]], None] = lambda names: None
 ) -> tuple[dict[str, Any], str]:
     """Serve drives, boot a guest VM that connects to them, and run its work.
 

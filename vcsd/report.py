@@ -45,7 +45,7 @@ class Report:
     layout: str
     token_bytes: dict[str, float]  # flash bytes per token and layer, all heads: keys, values and copies
     copies: int  # drives that store each row: all of them if query heads share a latent row
-    attended: dict[str, float]  # weight that the method left out, see `csd_firmware.logs.Attended`
+    attended: dict[str, float]  # weight that the method left out, see `csd_firmware.logs.AttentionLoss`
     losses: list[dict[str, Any]]  # lost and replaced drives, in order, see `csd_link.replica.Event`
 
     @classmethod

@@ -13,7 +13,7 @@ from host_driver.hf.rows import RowModel
 from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
-from vcsd.counters import Counters
+from vcsd.counters import ServerMetrics
 from vcsd.sampling import Sampler, Sampling
 
 
@@ -92,7 +92,7 @@ class Server:
         self._layers = rows.kv.shape.layers
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
-        self.counters = Counters(rows.kv)
+        self.counters = ServerMetrics(rows.kv)
         self.streams: dict[int, Stream] = {}
         self._incoming: deque[Stream] = deque()
         self._cancelled: deque[Stream] = deque()

@@ -24,7 +24,7 @@ nvmevirt = typer.Typer(help="Check, load and unload the NVMeVirt kernel module."
 MAX_PROMPT = 32768  # the random prompt fits in the guest's memory
 
 
-class Accelerator(StrEnum):
+class QemuAccelerator(StrEnum):
     """QEMU accelerator."""
 
     AUTO = "auto"
@@ -55,7 +55,9 @@ def guest_run(
     fabric: Annotated[
         Fabric | None, typer.Option(help="connect by NVMe/TCP to drives outside of the guest (default: no)")
     ] = None,
-    accelerator: Annotated[Accelerator, typer.Option(help="QEMU accelerator (auto: kvm or tcg)")] = Accelerator.AUTO,
+    accelerator: Annotated[
+        QemuAccelerator, typer.Option(help="QEMU accelerator (auto: kvm or tcg)")
+    ] = QemuAccelerator.AUTO,
     console: Annotated[Path | None, typer.Option(help="file for the guest's console output")] = None,
     timeout_s: Annotated[float | None, typer.Option(min=1, max=86400, help="time limit, s (default: by work)")] = None,
     output: OutputOption = Output.NORMAL,

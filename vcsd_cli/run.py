@@ -148,7 +148,7 @@ def _drives(text: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DriveOptions:
+class DriveCliOptions:
     """Options of drives."""
 
     drives: Annotated[
@@ -195,7 +195,7 @@ class DriveOptions:
 def run(
     text: PromptOptions,
     what: MethodOptions,
-    where: DriveOptions,
+    where: DriveCliOptions,
     hosting: HostingCliOptions,
     tiers: TierOptions,
     model: ModelFolder = None,
@@ -254,7 +254,7 @@ def run(
         stdout().print(times)
 
 
-def _in_drives(what: MethodOptions, drives: DriveSet, where: DriveOptions, tiers: TierOptions) -> Setting:
+def _in_drives(what: MethodOptions, drives: DriveSet, where: DriveCliOptions, tiers: TierOptions) -> Setting:
     """Configuration of a run in drives; the default method with --policy in-storage is dense."""
     from vcsd.attached import Setting
 

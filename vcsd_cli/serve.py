@@ -24,7 +24,7 @@ from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, win
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
-from nvmevirt_config.serve_config import Entry, ServeFile, load_hosts
+from nvmevirt_config.serve_config import DriveEntry, ServeFile, load_hosts
 from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
@@ -255,7 +255,7 @@ def create(
 
     folder = home() / name
     is_file = drive is not None and drive.endswith((".yaml", ".yml"))
-    entry = Entry(
+    entry = DriveEntry(
         name=name,
         path=Path("."),
         drive=str(Path(drive).absolute()) if drive and is_file else drive,

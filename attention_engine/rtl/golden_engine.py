@@ -45,7 +45,7 @@ TOTAL_BITS = 56  # of l
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
+class GoldenPages:
     """Pages of one head: score pages by group and channel part, refined pages, value pages by group and part."""
 
     scores: Sequence[Sequence[bytes]]
@@ -100,7 +100,7 @@ def saturate(value: int, bits: int) -> tuple[int, bool]:
 class _Engine:
     """Steps of a run; they record errors in `bad` and `over`."""
 
-    def __init__(self, q: U16, pages: Pages, run: ProgressiveRun) -> None:
+    def __init__(self, q: U16, pages: GoldenPages, run: ProgressiveRun) -> None:
         self.q, self.pages, self.run, self.shape = q, pages, run, run.shape
         self.G, self.S = len(q), run.seq_len
         self.bad = self.over = False
@@ -165,7 +165,7 @@ class _Engine:
         return [hadamard(row, self.shape.rotation) for row in totals]
 
 
-def progressive_engine(q: U16, pages: Pages, run: ProgressiveRun) -> ProgressiveResult:
+def progressive_engine(q: U16, pages: GoldenPages, run: ProgressiveRun) -> ProgressiveResult:
     """Compute one head from q (G, d), FP16 bits, and its pages."""
     engine, shape = _Engine(q, pages, run), run.shape
     chosen, read = engine.choose()

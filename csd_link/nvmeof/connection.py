@@ -34,10 +34,10 @@ from csd_link.nvmeof.pdu import (
     Data,
     Fes,
     Flag,
-    Head,
     IcReq,
     IcResp,
     PduError,
+    PduHeader,
     PduType,
     Term,
     pack,
@@ -46,7 +46,7 @@ from csd_link.nvmeof.pdu import (
     pack_term,
 )
 from csd_link.nvmeof.stream import MIN_BYTES_PER_S, ConnectionClosedError, PduStream
-from csd_link.nvmeof.subsystem import Address, Namespace
+from csd_link.nvmeof.subsystem import Address, NvmeNamespace
 from csd_link.nvmeof.tls import TlsError, TlsLine
 
 MAX_H2C_BYTES = 1 << 23  # maximum data of an H2CData PDU
@@ -60,7 +60,7 @@ _NO_DATA = memoryview(b"")
 
 
 @dataclass(slots=True)
-class Transfer:
+class DataTransfer:
     """A command whose data is transferred by R2T; `data` is set once it is requested."""
 
     sqe: Sqe
@@ -84,7 +84,7 @@ class Connection:
         self._nqns: list[str] = []  # NQNs that the host's certificate allows; empty for any
         self._out: list[Buffer] = []
         self._out_bytes = 0
-        self._transfers: deque[Transfer] = deque()  # only the data of the first is requested
+        self._transfers: deque[DataTransfer] = deque()  # only the data of the first is requested
 
     def run(self) -> None:
         """Serve the host until it disconnects, violates the protocol, or is too slow."""
@@ -141,7 +141,7 @@ class Connection:
             raise
         self._nqns = line.nqns
 
-    def _take(self, head: Head, pdu: object) -> None:
+    def _take(self, head: PduHeader, pdu: object) -> None:
         if not isinstance(pdu, bytes):
             assert isinstance(pdu, Data)
             self._take_data(head, pdu)
@@ -189,7 +189,7 @@ class Connection:
             raise CommandError(Code.INVALID_FIELD)
         return size
 
-    def _namespace(self, sqe: Sqe) -> Namespace:
+    def _namespace(self, sqe: Sqe) -> NvmeNamespace:
         assert self._controller is not None
         nsid = sqe.nsid
         if nsid == ALL_NAMESPACES and sqe.opcode == _FLUSH:
@@ -304,7 +304,7 @@ class Connection:
         if len(self._transfers) >= self._limits.queue_entries:
             raise CommandError(Code.INTERRUPTED)
         self._tags = (self._tags + 1) & 0xFFFF
-        self._transfers.append(Transfer(sqe, size, self._tags))
+        self._transfers.append(DataTransfer(sqe, size, self._tags))
         if len(self._transfers) == 1:
             self._ask_first()
 
@@ -324,7 +324,7 @@ class Connection:
             self._out += pack(PduType.R2T, pack_data(asked), (), self.stream.digests)
             return
 
-    def _take_data(self, head: Head, pdu: Data) -> None:
+    def _take_data(self, head: PduHeader, pdu: Data) -> None:
         first = self._transfers[0] if self._transfers else None
         if first is None or (pdu.cid, pdu.tag) != (first.sqe.cid, first.tag):
             raise PduError(Fes.INVALID_HEADER_FIELD, 10, f"H2CData of tag {pdu.tag}, which was not asked for")

@@ -10,7 +10,7 @@ from csd_link.nvmeof import identify
 from csd_link.nvmeof.commands import ALL_NAMESPACES, Admin, Answer, Code, CommandError, Csi, Sqe, words
 from csd_link.nvmeof.features import Features
 from csd_link.nvmeof.identify import Limits
-from csd_link.nvmeof.subsystem import Address, Namespace, Subsystem
+from csd_link.nvmeof.subsystem import Address, NvmeNamespace, Subsystem
 
 _CAP, _VS, _CC, _CSTS = 0x00, 0x08, 0x14, 0x1C
 _READY_TIMEOUT = 20  # CAP.TO, in units of 500 ms
@@ -87,7 +87,7 @@ class Controller:
         if not value & _ENABLE:
             self._events.clear()
 
-    def namespace(self, nsid: int) -> Namespace:
+    def namespace(self, nsid: int) -> NvmeNamespace:
         """Return an existing namespace; raises CommandError."""
         found = self.subsystem.namespaces.get(nsid)
         if found is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from csd_link.host_end import AttachedDevice, DriveLostError, HeartbeatTimeoutError, Pending, path_lost
 from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import ControllerTimeoutError, Reply, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
 from csd_link.nvmeof.sequences import UNKNOWN_SESSION, EncodedCommand, Op, decode_attach, decode_frame, dwords
@@ -127,9 +127,9 @@ class NvmeDevice(AttachedDevice):
         finally:
             self._host.close()
 
-    def _connect(self, name: str) -> Host:
+    def _connect(self, name: str) -> NvmeHost:
         at = self._locate()
-        return Host(at.host, at.port, at.nqn, name, self._digests, tls=self._tls)
+        return NvmeHost(at.host, at.port, at.nqn, name, self._digests, tls=self._tls)
 
     def _find(self) -> int:
         """Find the namespace of sequences; returns its NSID."""
@@ -244,7 +244,7 @@ class NvmeDevice(AttachedDevice):
                 sent.is_asked, sent.frame = False, None
             self._send()
 
-    def _reconnect(self, error: OSError) -> Host:
+    def _reconnect(self, error: OSError) -> NvmeHost:
         """Reconnect after `error`; raises DriveLostError after `ctrl_loss_s`."""
         began = refused = time.monotonic()
         delay_s = _RETRY_S

@@ -11,7 +11,7 @@ from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin, Fabrics, Sqe
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.host_queue import HostQueue
 from csd_link.nvmeof.pdu import Buffer, Digests
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.tls import Credentials
 
 ENTRIES = 32  # per queue
@@ -28,7 +28,7 @@ def host_nqn() -> str:
     return f"{_HOST_NQN}{uuid.uuid4()}"
 
 
-class Host:
+class NvmeHost:
     """One association: its admin queue and, unless the subsystem is for discovery, an I/O queue."""
 
     def __init__(
@@ -100,16 +100,16 @@ class Host:
         return self.admin.command(sqe, (), size).data
 
 
-def discover(host: str, port: int, name: str = "", tls: Credentials | None = None) -> list[Record]:
+def discover(host: str, port: int, name: str = "", tls: Credentials | None = None) -> list[DiscoveryRecord]:
     """List the subsystems of a discovery controller; raises OSError, StatusError."""
-    found = Host(host, port, DISCOVERY_NQN, name, tls=tls)
+    found = NvmeHost(host, port, DISCOVERY_NQN, name, tls=tls)
     try:
         _, count = struct.unpack_from("<QQ", found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES))
         records = []
         for number in range(min(count, _PAGE_BYTES)):
             entry = found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES, (number + 1) * _ENTRY_BYTES)
             nqn = bytes(entry[256:512]).rstrip(b"\0").decode("utf-8", "replace")
-            records.append(Record(nqn, int(bytes(entry[32:64]).strip(b" \0") or b"0")))
+            records.append(DiscoveryRecord(nqn, int(bytes(entry[32:64]).strip(b" \0") or b"0")))
         return records
     finally:
         found.close()

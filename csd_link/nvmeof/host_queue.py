@@ -21,10 +21,10 @@ from csd_link.nvmeof.pdu import (
     Digests,
     Fes,
     Flag,
-    Head,
     IcReq,
     IcResp,
     PduError,
+    PduHeader,
     PduType,
     Term,
     pack,
@@ -259,7 +259,7 @@ class HostQueue:
             raise PduError(Fes.INVALID_HEADER_FIELD, 8, f"command {cid} is not in flight")
         return begun
 
-    def _take_data(self, head: Head, pdu: Data) -> Reply | None:
+    def _take_data(self, head: PduHeader, pdu: Data) -> Reply | None:
         cid, _, offset, length = pdu
         begun = self._of(cid)
         end, is_last = offset + length, bool(head.flags & (Flag.LAST | Flag.SUCCESS))

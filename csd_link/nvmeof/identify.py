@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin
-from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, Namespace, Smart, Subsystem
+from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, NvmeNamespace, Smart, Subsystem
 
 PAGE_BYTES = 4096
 VERSION = 0x20000
@@ -86,13 +86,13 @@ def namespace_list(numbers: Iterable[int]) -> bytes:
     return struct.pack(f"<{len(found)}I", *found).ljust(PAGE_BYTES, b"\0")
 
 
-def descriptors(namespace: Namespace) -> bytes:
+def descriptors(namespace: NvmeNamespace) -> bytes:
     """Namespace Identification Descriptors: UUID and command set."""
     uuid = struct.pack("<BBH16s", 3, 16, 0, namespace.uuid)
     return (uuid + struct.pack("<BBHB", 4, 1, 0, namespace.csi)).ljust(PAGE_BYTES, b"\0")
 
 
-def independent(namespace: Namespace) -> bytes:
+def independent(namespace: NvmeNamespace) -> bytes:
     """Identify Namespace, independent of its command set (CNS 08h)."""
     page = bytearray(PAGE_BYTES)
     page[1] = 1 << 0  # NMIC: several controllers may attach it

@@ -29,7 +29,7 @@ class KeyValue(IntEnum):
     EXIST = 0x14
 
 
-class Values(Protocol):
+class ValueNamespace(Protocol):
     """Values of one tenant by key; methods raise CommandError."""
 
     @property
@@ -80,7 +80,7 @@ class KeyValueNamespace:
     csi: int = Csi.KEY_VALUE
     effects: Mapping[int, int] = effects_of(KeyValue, (KeyValue.STORE, KeyValue.DELETE))
 
-    def __init__(self, serve: Callable[[str], Values], uuid: bytes) -> None:
+    def __init__(self, serve: Callable[[str], ValueNamespace], uuid: bytes) -> None:
         """`serve` returns the values of a host's tenant, by the host's NQN."""
         self._serve, self.uuid = serve, uuid
 
@@ -133,7 +133,7 @@ def _key_of(sqe: Sqe) -> bytes:
     return _KEY.pack(sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15)[:length]
 
 
-def _listed(values: Values, first: bytes, size_bytes: int) -> bytes:
+def _listed(values: ValueNamespace, first: bytes, size_bytes: int) -> bytes:
     """List keys >= `first` that fit the host's buffer completely (figures 15 and 16)."""
     if size_bytes < _COUNT_BYTES:
         raise CommandError(Code.INVALID_FIELD)

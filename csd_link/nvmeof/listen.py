@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.target import is_loopback
 from csd_link.nvmeof.tls import Credentials
 
@@ -94,6 +94,6 @@ class Listen:
         return next((each.tenant for each in self.hosts or () if each.nqn == host), "")
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[DiscoveryRecord, ...]:
         """Entries of each drive's discovery log; empty if ports are not known in advance."""
-        return tuple(Record(nqn_of(name), self.port_of(name)) for name in self.drives) if self.port else ()
+        return tuple(DiscoveryRecord(nqn_of(name), self.port_of(name)) for name in self.drives) if self.port else ()

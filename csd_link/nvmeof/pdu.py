@@ -92,7 +92,7 @@ class PduError(Exception):
         self.fes, self.information = fes, information
 
 
-class Head(NamedTuple):
+class PduHeader(NamedTuple):
     """A validated common header; `data_bytes` excludes padding and digests."""
 
     kind: PduType
@@ -168,7 +168,7 @@ _DATA = struct.Struct("<HHII4x")
 
 
 @lru_cache(_HEADERS)
-def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_data_bytes: int) -> Head:
+def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_data_bytes: int) -> PduHeader:
     """Validate a common header.
 
     Args:
@@ -193,12 +193,12 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
         most = _TERM_DATA_BYTES if kind in (PduType.H2C_TERM, PduType.C2H_TERM) else 0
         if not 0 <= data <= most:
             raise PduError(Fes.INVALID_HEADER_FIELD, 4, f"PLEN = {total} of {kind.name}")
-        return Head(kind, flags, header_len - COMMON.size, data, raw)
+        return PduHeader(kind, flags, header_len - COMMON.size, data, raw)
     if bool(flags & Flag.HEADER_DIGEST) != digests.header:
         raise PduError(Fes.INVALID_HEADER_FIELD, 1, f"HDGSTF of {kind.name} is not as negotiated")
     before = header_len + DIGEST_BYTES * digests.header
     if total == before:
-        return Head(kind, flags, before - COMMON.size, 0, raw)
+        return PduHeader(kind, flags, before - COMMON.size, 0, raw)
     if kind not in _WITH_DATA or total < before:
         raise PduError(Fes.INVALID_HEADER_FIELD, 4, f"PLEN = {total} of {kind.name}")
     if not before <= offset <= total or offset % _OFFSET_UNIT:
@@ -210,10 +210,10 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
         raise PduError(Fes.INVALID_HEADER_FIELD, 4, f"PLEN = {total} has no room for a data digest")
     if data > max_data_bytes:
         raise PduError(Fes.DATA_LIMIT_EXCEEDED, 4, f"{data} bytes of data: at most {max_data_bytes}")
-    return Head(kind, flags, offset - COMMON.size, data, raw)
+    return PduHeader(kind, flags, offset - COMMON.size, data, raw)
 
 
-def check_header_digest(head: Head, rest: Buffer) -> None:
+def check_header_digest(head: PduHeader, rest: Buffer) -> None:
     """Raise PduError if a header does not match its digest; `rest` is the header after its common part."""
     at = HEADER_BYTES[head.kind] - COMMON.size
     (found,) = struct.unpack_from("<I", rest, at)
@@ -221,7 +221,7 @@ def check_header_digest(head: Head, rest: Buffer) -> None:
         raise PduError(Fes.HEADER_DIGEST_ERROR, found, f"header digest of {head.kind.name}")
 
 
-def parse(head: Head, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T | bytes:
+def parse(head: PduHeader, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T | bytes:
     """Decode the PDU of a validated header; a capsule is returned as the bytes of its queue entry.
 
     Args:

@@ -30,8 +30,8 @@ from csd_link.nvmeof.subsystem import effects_of
 from csd_link.window import Identity
 from csd_link.wire import (
     ENTRY,
-    Request,
     WireError,
+    WireRequest,
     check_payload,
     decode_completion,
     encode_arrays,
@@ -174,9 +174,9 @@ def _whole(parts: tuple[bytes, ...], most: int) -> Answer:
     return Answer(parts) if size <= most else Answer(tuple(part_of(parts, 0, most)), size)
 
 
-def _request(data: Buffer) -> tuple[Request, int]:
+def _request(data: Buffer) -> tuple[WireRequest, int]:
     opcode, parameters, submit_ns, size, crc = unpack_entry(data)
-    return check_payload(Request(opcode, parameters, memoryview(data)[ENTRY.size :]), size, crc), submit_ns
+    return check_payload(WireRequest(opcode, parameters, memoryview(data)[ENTRY.size :]), size, crc), submit_ns
 
 
 def _frame(done: Completion) -> tuple[bytes, ...]:

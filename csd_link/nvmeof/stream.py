@@ -17,9 +17,9 @@ from csd_link.nvmeof.pdu import (
     Buffer,
     Data,
     Digests,
-    Head,
     IcReq,
     IcResp,
+    PduHeader,
     PduType,
     Term,
     check_header_digest,
@@ -81,7 +81,7 @@ class PduStream:
         """Whether the beginning of another PDU is already buffered."""
         return self._end - self._begin >= COMMON.size
 
-    def receive(self) -> tuple[Head, Pdu]:
+    def receive(self) -> tuple[PduHeader, Pdu]:
         """Receive a PDU without its data, which `read` takes; raises PduError, ConnectionClosedError, or OSError."""
         raw = bytes(self._take(COMMON.size, idle=True))
         head = parse_head(raw, self.allowed, self.digests, self.max_data_bytes)

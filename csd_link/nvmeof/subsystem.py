@@ -20,7 +20,7 @@ def effects_of(opcodes: Iterable[int], changing: Collection[int]) -> dict[int, i
     return {int(each): SUPPORTED | _CHANGES_DATA * (each in changing) for each in opcodes}
 
 
-class Namespace(Protocol):
+class NvmeNamespace(Protocol):
     """A namespace of one command set. Methods may be called concurrently by several connections."""
 
     @property
@@ -84,7 +84,7 @@ class ErrorEntry(NamedTuple):
     nsid: int
 
 
-class Record(NamedTuple):
+class DiscoveryRecord(NamedTuple):
     """A subsystem in the discovery log."""
 
     nqn: str
@@ -119,9 +119,9 @@ class Subsystem:
     model: str
     firmware: str
     capacity_bytes: int
-    namespaces: Mapping[int, Namespace]
+    namespaces: Mapping[int, NvmeNamespace]
     smart: Callable[[], Smart]
-    discovers: tuple[Record, ...] = ()
+    discovers: tuple[DiscoveryRecord, ...] = ()
     hosts: frozenset[str] | None = None
     refuse_host: Callable[[str], None] = lambda reason: None
     needs_tls: bool = False

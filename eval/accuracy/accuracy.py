@@ -21,7 +21,7 @@ ConventionOption = Literal["both", "bytes", "paper"]  # as `plan.ConventionChoic
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AccuracyOptions:
     """The task and its samples."""
 
     task: Annotated[str, typer.Option(help="name of a task, see docs/accuracy.md")]
@@ -71,7 +71,7 @@ class Field:
 
 
 def experiment(
-    question: Question,
+    question: AccuracyOptions,
     field: Field,
     model: ModelFolder = None,
     drives: Drives = 2,
@@ -86,7 +86,7 @@ def experiment(
     check_picture(plot)
     with status("loading the model"):
         from eval.accuracy.measure import BATCH, measure_accuracy
-        from eval.accuracy.plan import Plan, contenders, default_samples
+        from eval.accuracy.plan import MeasurementPlan, contenders, default_samples
         from host_driver.hf.shape import placement
         from host_driver.sharding import assign_heads
         from vcsd.loading import CHECKPOINT, load
@@ -96,7 +96,7 @@ def experiment(
         assign_heads(placement(loaded).shape, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 2048)
         samples = question.samples or default_samples(question.task)
-        plan = Plan(
+        plan = MeasurementPlan(
             task=question.task,
             data=question.data,
             methods=chosen,

@@ -20,7 +20,7 @@ from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import kept_results, memory
 from eval.experiment import Outcome
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.options import Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
@@ -99,7 +99,7 @@ def bench_front(
     tried: Sequence[Trial],
     methods: Methods = METHODS,
     tick: Tick = no_tick,
-    kept: Kept | None = None,
+    kept: ResultCache | None = None,
 ) -> list[Row]:
     """All trials, as points of bytes and error; columns as `measured` has them, and whether each is on the front of
     all methods (`front`) and on that of methods on drives (`front_drives`)."""
@@ -112,7 +112,11 @@ def bench_front(
 
 
 def report_front(
-    layers: Texts, best: Sequence[Trial], methods: Methods = METHODS, tick: Tick = no_tick, kept: Kept | None = None
+    layers: Texts,
+    best: Sequence[Trial],
+    methods: Methods = METHODS,
+    tick: Tick = no_tick,
+    kept: ResultCache | None = None,
 ) -> list[Row]:
     """Run the best trials on other texts."""
     return [
@@ -121,9 +125,9 @@ def report_front(
 
 
 def _points(
-    layers: list[Layer], tried: Sequence[Trial], methods: Methods, tick: Tick, kept: Kept | None, text: str = ""
+    layers: list[Layer], tried: Sequence[Trial], methods: Methods, tick: Tick, kept: ResultCache | None, text: str = ""
 ) -> list[Row]:
-    done, rows = kept or Kept(None), []
+    done, rows = kept or ResultCache(None), []
     for trial in tried:
         row, _ = done.get(f"{text} {trial}", partial(measured, trial, layers, methods, tick))
         rows.append({name: row[name] for name in COLUMNS})

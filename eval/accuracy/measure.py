@@ -19,10 +19,10 @@ from csd_spec.checked import from_json
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy.batch import BatchRun
 from eval.accuracy.data import find
-from eval.accuracy.plan import Plan, Turn
+from eval.accuracy.plan import MeasurementPlan, Turn
 from eval.accuracy.rows import REFERENCE, reference, rows
 from eval.accuracy.tasks import TASKS, Room, Sample
-from eval.kept import Kept, fingerprint
+from eval.kept import ResultCache, fingerprint
 from vcsd.progress import Tick, no_tick
 
 BATCH = 8  # samples that are decoded together
@@ -32,7 +32,7 @@ BATCH = 8  # samples that are decoded together
 def measure_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    plan: Plan,
+    plan: MeasurementPlan,
     progress_dir: Path | None = None,
     tick: Tick = no_tick,
 ) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure_accuracy(
     room = Room(encode, plan.max_context, plan.shots, plan.confusions)
     samples, rule = task.make(plan.data, room, plan.samples, plan.seed)
     samples.sort(key=lambda sample: len(sample.prompt))  # prompts of a batch are padded to its longest
-    kept = Kept(progress_dir and progress_dir / f"{_fingerprint(model, plan)}.jsonl")
+    kept = ResultCache(progress_dir and progress_dir / f"{_fingerprint(model, plan)}.jsonl")
     for numbered in enumerate(samples[first : first + BATCH] for first in range(0, len(samples), BATCH)):
         _measure_batch(model, tokenizer, plan, numbered, kept, tick)
     done = [from_json(json.dumps(turn), Turn) for turn in kept.values()]
@@ -88,9 +88,9 @@ def measure_accuracy(
 def _measure_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    plan: Plan,
+    plan: MeasurementPlan,
     numbered: tuple[int, list[Sample]],
-    kept: Kept,
+    kept: ResultCache,
     tick: Tick,
 ) -> None:
     """Do all trials of one batch that have not been kept; numbered: the batch's number and samples."""
@@ -111,7 +111,7 @@ def _measure_batch(
                 tick(None)
 
 
-def _fingerprint(model: PreTrainedModel, plan: Plan) -> str:
+def _fingerprint(model: PreTrainedModel, plan: MeasurementPlan) -> str:
     """Changes with the plan, the data, the model's weights and any of our sources."""
     files = [path for path in (plan.data, plan.own_methods) if path]
     files += sorted(Path(model.config.name_or_path).glob("*.safetensors"))

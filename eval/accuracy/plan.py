@@ -36,7 +36,7 @@ def default_samples(task: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """The measurement.
 
     Attributes:

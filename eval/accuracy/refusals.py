@@ -152,7 +152,7 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"layers of kind ([\w, ]+):", _kinds),
     (r"layer (\d+) caches \w+s of (\d+) heads x (\d+) channels", _cached_otherwise),
     (r"has no (\w+)[\w ]* in its config", _unnamed),
-    (r"keeps (\w+), which is no K and V", _keeps),
+    (r"keeps (\w+) instead of keys and values", _keeps),
     (r"encoder-decoder", lambda model, ids: "decoder_input_ids" in inspect.signature(model.forward).parameters),
     (r"does not let its attention be replaced", _fixed),
     (r"cannot attend by sdpa", lambda model, ids: model.config._attn_implementation != "sdpa"),

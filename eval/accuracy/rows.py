@@ -12,13 +12,13 @@ import numpy as np
 from csd_spec.arrays import F64
 from eval.accuracy.contenders import Trial
 from eval.accuracy.intervals import Shape, bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
-from eval.accuracy.plan import Plan, Turn
+from eval.accuracy.plan import MeasurementPlan, Turn
 from eval.accuracy.tasks import TASKS
 
 REFERENCE = "reference_bits_per_byte"  # a count of dense turns, by plain transformers
 
 
-def rows(done: list[Turn], plan: Plan) -> list[dict[str, Any]]:
+def rows(done: list[Turn], plan: MeasurementPlan) -> list[dict[str, Any]]:
     """Rows of all trials that are shown.
 
     Args:
@@ -33,7 +33,7 @@ def rows(done: list[Turn], plan: Plan) -> list[dict[str, Any]]:
     return [row for trial in plan.shown() for row in _rows(_Measured(done, trial), dense, plan)]
 
 
-def reference(done: list[Turn], plan: Plan) -> float | None:
+def reference(done: list[Turn], plan: MeasurementPlan) -> float | None:
     """Bits a byte by plain transformers over the same windows; None for a task that generates."""
     (trial,) = (trial for trial in plan.trials() if trial.is_dense)
     dense = _Measured(done, trial)
@@ -63,7 +63,7 @@ def _numbers(group: str) -> tuple[list[float], str]:
     return [float(each) for each in re.findall(r"\d+(?:\.\d+)?", group)], group
 
 
-def _rows(measured: _Measured, dense: _Measured, plan: Plan) -> Iterator[dict[str, Any]]:
+def _rows(measured: _Measured, dense: _Measured, plan: MeasurementPlan) -> Iterator[dict[str, Any]]:
     trial = measured.trial
     for metric in measured.metrics:
         if metric == REFERENCE:

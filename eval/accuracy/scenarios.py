@@ -20,7 +20,7 @@ Rows = tuple[F32, F32, F32]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ScenarioShape:
     """Query heads of a KV head, tokens, channels."""
 
     G: int
@@ -28,7 +28,7 @@ class Shape:
     d: int
 
 
-def _normal(draw: np.random.Generator, shape: Shape) -> Rows:
+def _normal(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     q = draw.standard_normal((HEADS, shape.G, shape.S, shape.d), np.float32)
     k, v = (draw.standard_normal((HEADS, shape.S, shape.d), np.float32) for _ in range(2))
     return q, k, v
@@ -49,20 +49,20 @@ def _asking(draw: np.random.Generator, q: F32, noise: float = 0.1) -> F32:
     return direction
 
 
-def flat(draw: np.random.Generator, shape: Shape) -> Rows:
+def flat(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """All tokens weigh about the same: no selection of few can stand for all."""
     q, k, v = _normal(draw, shape)
     return 0.1 * q, k, v + 1
 
 
-def peaky(draw: np.random.Generator, shape: Shape) -> Rows:
+def peaky(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """One old token has nearly all weight."""
     q, k, v = _normal(draw, shape)
     _towards(k, np.array([shape.S // 3]), _asking(draw, q), 16)
     return q, k, v
 
 
-def sinks(draw: np.random.Generator, shape: Shape) -> Rows:
+def sinks(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """The first four tokens take most of the weight and hold almost nothing; the rest decides the output."""
     q, k, v = _normal(draw, shape)
     _towards(k, np.arange(4), _asking(draw, q, 0.5), 10)
@@ -70,7 +70,7 @@ def sinks(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-def biases(draw: np.random.Generator, shape: Shape) -> Rows:
+def biases(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """A few channels of K are large and nearly constant, as biases of projections make them (Qwen 2)."""
     q, k, v = _normal(draw, shape)
     channels = draw.choice(shape.d, shape.d // 16, replace=False)
@@ -79,7 +79,7 @@ def biases(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-def scattered(draw: np.random.Generator, shape: Shape) -> Rows:
+def scattered(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """One relevant token in each 48: a page holds few relevant tokens."""
     q, k, v = _normal(draw, shape)
     tokens = np.arange(7, shape.S - 48, 48)
@@ -88,7 +88,7 @@ def scattered(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-def opposed(draw: np.random.Generator, shape: Shape) -> Rows:
+def opposed(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """Query heads of one KV head attend to different tokens, by other channels."""
     q, k, v = _normal(draw, shape)
     for head in range(shape.G):
@@ -98,7 +98,7 @@ def opposed(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-def duplicates(draw: np.random.Generator, shape: Shape) -> Rows:
+def duplicates(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """A needle among keys that nearly equal its own and hold something else: coarse scores cannot tell them apart."""
     q, k, v = _normal(draw, shape)
     direction = _asking(draw, q, 0.05)
@@ -110,21 +110,21 @@ def duplicates(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-def inverse(draw: np.random.Generator, shape: Shape) -> Rows:
+def inverse(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """Channels of K range inversely to those of q: the large ones of either do not decide alone."""
     q, k, v = _normal(draw, shape)
     scale = np.logspace(-1.5, 1.5, shape.d, dtype=np.float32)[draw.permutation(shape.d)]
     return 1.5 * q * scale, k / scale, v
 
 
-def outliers(draw: np.random.Generator, shape: Shape) -> Rows:
+def outliers(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """A few tokens have values 50 times as large: small weight, large effect on the output."""
     q, k, v = _normal(draw, shape)
     v[:, draw.choice(shape.S - 64, 8, replace=False)] *= 50
     return q, k, v
 
 
-def drift(draw: np.random.Generator, shape: Shape) -> Rows:
+def drift(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """Keys and values drift: ranges and means of the first tokens do not hold for the last ones."""
     q, k, v = _normal(draw, shape)
     for part in (k, v):
@@ -132,7 +132,7 @@ def drift(draw: np.random.Generator, shape: Shape) -> Rows:
     return 0.7 * q, k, v
 
 
-def rotated(draw: np.random.Generator, shape: Shape) -> Rows:
+def rotated(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """One content at all places, rotated by position as RoPE does (theta 10,000): logits swing with the distance."""
     q, k, v = _normal(draw, shape)
     content = 0.7 * draw.standard_normal((HEADS, 1, shape.d), np.float32)
@@ -147,7 +147,7 @@ def rotated(draw: np.random.Generator, shape: Shape) -> Rows:
     return turned(content[:, None] + 0.5 * q), turned(content + 0.5 * k), v
 
 
-def massive(draw: np.random.Generator, shape: Shape) -> Rows:
+def massive(draw: np.random.Generator, shape: ScenarioShape) -> Rows:
     """Two channels of q and K are 20 times the others: their product alone passes for the logit."""
     q, k, v = _normal(draw, shape)
     channels = draw.choice(shape.d, 2, replace=False)
@@ -158,7 +158,7 @@ def massive(draw: np.random.Generator, shape: Shape) -> Rows:
     return q, k, v
 
 
-SCENARIOS: dict[str, tuple[Callable[[np.random.Generator, Shape], Rows], int, int]] = {  # G, d
+SCENARIOS: dict[str, tuple[Callable[[np.random.Generator, ScenarioShape], Rows], int, int]] = {  # G, d
     "flat": (flat, 3, 64),
     "peaky": (peaky, 4, 128),
     "sinks": (sinks, 3, 64),
@@ -178,6 +178,6 @@ def scenario(name: str, tokens: int, steps: int, seed: int) -> Layer:
     """A scenario as a layer that decodes `steps` steps after `tokens` tokens."""
     make, G, d = SCENARIOS[name]
     draw = np.random.default_rng([seed, *name.encode()])
-    q, k, v = make(draw, Shape(G, tokens + steps, d))
+    q, k, v = make(draw, ScenarioShape(G, tokens + steps, d))
     q = q.reshape(1, HEADS * G, tokens + steps, d)
     return Layer(Recorded(*(part.astype(np.float16) for part in (q, k[None], v[None]))), tokens)

@@ -18,7 +18,7 @@ from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.experiment import Outcome
-from eval.kept import Kept, fingerprint
+from eval.kept import ResultCache, fingerprint
 from eval.options import Picture, check_picture, numbers
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
@@ -45,11 +45,11 @@ def bench_selectors(
     tried: Sequence[Trial],
     methods: Methods = METHODS,
     tick: Tick = no_tick,
-    kept: Kept | None = None,
+    kept: ResultCache | None = None,
 ) -> dict[str, Any]:
     """Every trial on the decode steps of some layers; columns: `measured`. `methods` has a row for each trial,
     `by_layer` one for each of its layers."""
-    done = kept or Kept(None)
+    done = kept or ResultCache(None)
     rows: list[Row] = []
     by_layer: list[Row] = []
     for trial in tried:
@@ -127,10 +127,10 @@ def experiment(
     return Outcome(result | {"gaussian": others}, [*shown, _shown("Gaussian", others)], notes)
 
 
-def kept_results(progress_dir: Path, parts: Sequence[object], model: Path, methods: Path | None) -> Kept:
+def kept_results(progress_dir: Path, parts: Sequence[object], model: Path, methods: Path | None) -> ResultCache:
     """Results of an earlier run with the same parts, weights and methods file that was killed."""
     files = [*sorted(model.glob("*.safetensors")), *([methods] if methods else [])]
-    return Kept(progress_dir / f"{fingerprint(parts, files)}.jsonl")
+    return ResultCache(progress_dir / f"{fingerprint(parts, files)}.jsonl")
 
 
 def memory(layers: Sequence[Layer]) -> dict[str, float]:

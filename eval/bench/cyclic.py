@@ -32,7 +32,7 @@ LRU_BYTES = 1 << 18  # unit of loading and eviction in the user-space cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class CyclicRead:
     """KV data of all layers as one tensor each, read in order `rounds` times after a warm-up round.
 
     Attributes:
@@ -49,7 +49,7 @@ class Job:
     lru_bytes: int | None = None
 
 
-class Store(Protocol):
+class TensorStore(Protocol):
     """Storage of the tensors."""
 
     def write(self, key: Hashable, data: memoryview) -> None: ...
@@ -139,7 +139,7 @@ def disk_bytes(folder: str) -> int | None:
     return 512 * int(stat.read_text().split()[2]) if stat.exists() else None
 
 
-def cached_layers(job: Job) -> int:
+def cached_layers(job: CyclicRead) -> int:
     """Layers to keep in the page cache: all if direct I/O is off, else the number that fits into the budget.
 
     Half a layer of the kernel's cache is left free for the kernel's own pages.
@@ -152,14 +152,14 @@ def cached_layers(job: Job) -> int:
     return min(job.layers, max(0, budget) // layer)
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: CyclicRead) -> dict[str, Any]:
     """Write all tensors, read them cyclically, and compare each with its expected content; excludes the warm-up."""
     buffer = aligned(job.tensor_bytes)
     words = np.frombuffer(buffer, np.uint64)
     words[:] = 1  # touch the memory before the budget is computed
     n1 = cached_layers(job)
     size = 2 * job.tensor_bytes * job.layers
-    cached: Store = Mapped(job.folder) if job.lru_bytes is None else Capped(job.folder, size, job.lru_bytes)
+    cached: TensorStore = Mapped(job.folder) if job.lru_bytes is None else Capped(job.folder, size, job.lru_bytes)
     past = Direct(job.folder, 2 * job.tensor_bytes * (job.layers - n1)) if n1 < job.layers else None
     tensors = {(layer, kind): past if past and layer >= n1 else cached for layer in range(job.layers) for kind in KEYS}
     sums, wrong, before = {}, 0, (0, 0, 0.0)
@@ -197,10 +197,10 @@ def run(job: Job) -> dict[str, Any]:
 def main() -> None:
     """Report that this process is ready, read a job, and print the figures."""
     print("ready", flush=True)
-    print(json.dumps(run(Job(**json.loads(sys.stdin.readline())))))
+    print(json.dumps(run(CyclicRead(**json.loads(sys.stdin.readline())))))
 
 
-def as_text(job: Job) -> str:
+def as_text(job: CyclicRead) -> str:
     """Serialize a job for `main`."""
     return json.dumps(asdict(job)) + "\n"
 

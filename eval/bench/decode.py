@@ -41,7 +41,7 @@ LAYERS, HIDDEN, VOCABULARY = 4, 512, 1024  # of a model specified by its attenti
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DecodeLoad:
     """Decode workload and number of repetitions."""
 
     shape: Annotated[
@@ -104,7 +104,7 @@ def _random_model(heads: int, kv_heads: int, head_dim: int, tokens: int) -> PreT
 
 
 @dataclass(slots=True)
-class Way:
+class CacheVariant:
     """One KV cache implementation and its step times.
 
     step: runs the model on one token per sequence and returns logits. begin: switches the model to this implementation.
@@ -126,12 +126,12 @@ class Way:
                 self.wall_ms.append((time.perf_counter() - wall) * 1e3)
 
 
-class Bench:
+class DecodeBench:
     """KV cache implementations filled with the same random KV data, each with a copy of the model."""
 
-    def __init__(self, load: Load, tokens: int, batch: int, undo: ExitStack) -> None:
+    def __init__(self, load: DecodeLoad, tokens: int, batch: int, undo: ExitStack) -> None:
         self.load, self.tokens, self.batch, self.undo = load, tokens, batch, undo
-        self.ways: dict[str, Way] = {}
+        self.ways: dict[str, CacheVariant] = {}
         self.layers = 0
 
     def _model(self) -> PreTrainedModel:
@@ -154,7 +154,7 @@ class Bench:
         model = self._model()
         model.set_attn_implementation(attention)
         self._fill(lambda layer, k, v: _update(cache, layer, k.to(model.dtype), v.to(model.dtype)), model.config)
-        self.ways[name] = Way(_step(model, cache))
+        self.ways[name] = CacheVariant(_step(model, cache))
 
     def in_drives(self, fills: str, names: Sequence[str]) -> None:
         """Add drives in which the methods `names` attend, filled as `fills` stores its KV data."""
@@ -174,7 +174,7 @@ class Bench:
             def begin(name: str = name, known: vcsd.Attention = known) -> None:
                 attached.use(name, known.budget)
 
-            self.ways[name] = Way(_step(model, cache), begin)
+            self.ways[name] = CacheVariant(_step(model, cache), begin)
 
     def in_llamacpp(self) -> tuple[dict[str, float], dict[str, str]]:
         """Add llama.cpp with its cache types, filled by a prompt.
@@ -198,7 +198,7 @@ class Bench:
             self.undo.callback(rival.close)
             differences[name] = llamacpp.difference(rival, ids, logits)
             if differences[name] < kind.differs(model.dtype):
-                self.ways[name] = Way(rival)
+                self.ways[name] = CacheVariant(rival)
             else:
                 missing[name] = f"its logits are off by {differences[name]:.1e} of the largest"
         return differences, missing
@@ -265,7 +265,7 @@ def _others(config: Any) -> tuple[dict[str, Cache], dict[str, str]]:
 
 
 @torch.inference_mode()
-def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_decode(load: DecodeLoad, tick: Tick = no_tick) -> dict[str, Any]:
     """CPU and wall-clock milliseconds of a decode step, medians over `steps` x `repeats`, implementations in turn.
 
     Columns:
@@ -278,7 +278,7 @@ def bench_decode(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     """
     caches.register()
     with pinned(load.threads) as cores, ExitStack() as undo:
-        bench = Bench(load, load.tokens, load.batch, undo)
+        bench = DecodeBench(load, load.tokens, load.batch, undo)
         model = load.model()
         others, missing = _others(model.config)
         for name, cache in others.items():
@@ -328,13 +328,13 @@ def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict
     return {"llamacpp_is": rival, **dict(zip(names, ratios, strict=True)), "llamacpp_logit_differences": differences}
 
 
-def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
+def fixed_us_per_layer(load: DecodeLoad, tick: Tick = no_tick) -> float:
     """CPU microseconds of a layer in a drive, extrapolated to zero tokens; dense, one sequence, one drive."""
     points = []
     for tokens in FIXED_TOKENS:
         with ExitStack() as undo:
-            one = Load(load.shape, tokens, 1, load.dtype, 1, load.threads, load.steps, load.repeats)
-            bench = Bench(one, tokens, 1, undo)
+            one = DecodeLoad(load.shape, tokens, 1, load.dtype, 1, load.threads, load.steps, load.repeats)
+            bench = DecodeBench(one, tokens, 1, undo)
             bench.in_drives("dense", ["dense"])
             bench.in_memory("none", caches.preallocated(bench.layers, tokens + one.room), caches.NONE)
             bench.run(tick)
@@ -344,7 +344,7 @@ def fixed_us_per_layer(load: Load, tick: Tick = no_tick) -> float:
     return float(intercept)
 
 
-def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
+def prefill_over_plain(load: DecodeLoad, tick: Tick = no_tick) -> dict[str, float]:
     """CPU time of a prompt with KV data written as FP16 and in progressive precision, over the model alone."""
     model, tokens = load.model(), min(load.tokens, PREFILL_TOKENS)
     ids = torch.randint(1, model.config.vocab_size, (load.batch, tokens))
@@ -363,7 +363,7 @@ def prefill_over_plain(load: Load, tick: Tick = no_tick) -> dict[str, float]:
     return {"prefill_over_plain": fp16 / plain, "prefill_ours_over_plain": ours / plain}
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: DecodeLoad) -> Outcome:
     """CPU and wall-clock time of a decode step: KV cache in emulated drives compared with in-memory caches."""
     ways = 3 + sum(map(len, IN_DRIVES.values())) + len(llamacpp.KINDS) * llamacpp.installed()
     turns = (load.repeats + 1) * (ways + 2 * len(FIXED_TOKENS) + 3)

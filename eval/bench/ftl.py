@@ -29,7 +29,7 @@ from vcsd.progress import Tick, no_tick, progress, status
 Picks = tuple[I32, I32]  # tokens (heads, k) and channels (heads, r), ascending
 
 
-class Workload(StrEnum):
+class FtlWorkload(StrEnum):
     """Workload on a drive."""
 
     RANDREAD = "randread"
@@ -359,14 +359,14 @@ def experiment(
     requests: Requests,
     reads: Reads,
     churn: Churn,
-    workload: Annotated[Workload, typer.Option(help="load on the drive")] = Workload.ATTENTION,
+    workload: Annotated[FtlWorkload, typer.Option(help="load on the drive")] = FtlWorkload.ATTENTION,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed")] = 0,
 ) -> Outcome:
     """Flash under load: simulated times, wear, and the speed of the emulator."""
-    if workload is Workload.RANDREAD:
+    if workload is FtlWorkload.RANDREAD:
         with status("requests"):
             result = bench_randread(requests, seed)
-    elif workload is Workload.ATTENTION:
+    elif workload is FtlWorkload.ATTENTION:
         with status("filling the drive, then reading"):
             result = bench_attention(reads, min(requests.requests, 2000))
     else:

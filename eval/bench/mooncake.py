@@ -24,7 +24,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import mooncake_guest
 from eval.experiment import Outcome, flat
 from vcsd.guest import GuestDecodeTest
-from vcsd.guest_fabric import Work, answer_over_fabric
+from vcsd.guest_fabric import GuestWork, answer_over_fabric
 from vcsd.options import MAX_SEED
 from vcsd.progress import status
 
@@ -33,7 +33,7 @@ BOOTS_S, BETWEEN_S = 40.0, 25.0  # from start until the guest uses the drive; be
 LIMIT_S = 3600.0
 
 
-class Killer:
+class RepeatedKiller:
     """Kills a drive's process a given number of times while it runs."""
 
     def __init__(self, kills: int) -> None:
@@ -66,13 +66,13 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
     package = Path(next(iter(found.submodule_search_locations)))
-    work = Work(
+    work = GuestWork(
         then=Path(mooncake_guest.__file__).stem,
         words={"objects": objects, "seed": seed},
         packages=[Path(mooncake_guest.__file__), package, *package.parent.glob("mooncake*.libs")],
         memory_bytes=MEMORY_BYTES,
     )
-    killer = Killer(kills)
+    killer = RepeatedKiller(kills)
     with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as kept:
         drives = DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH, keep=Path(kept) / "drive")
         run = GuestDecodeTest(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)

@@ -28,7 +28,7 @@ TURNS = 7  # the median is reported
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ForkLoad:
     """Stored objects, and number of sequences that share a prefix."""
 
     objects: Annotated[
@@ -46,14 +46,14 @@ class Load:
         return -(-self.objects // (2 * self.layers)) * BLOCK_TOKENS
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: ForkLoad) -> Outcome:
     """Read objects with direct I/O, and fork and free related sequences: bytes, queue depth, time."""
     with progress("layers and relatives", load.layers + 2) as tick:
         result = gathered(load, tick) | among_relatives(load, tick)
     return flat("objects", result)
 
 
-def gathered(load: Load, tick: Tick) -> dict[str, Any]:
+def gathered(load: ForkLoad, tick: Tick) -> dict[str, Any]:
     """Read one prefix of all layers with direct I/O from a drive that has just been opened.
 
     device_over_asked: bytes read from the device over those that the host receives.
@@ -84,7 +84,7 @@ def gathered(load: Load, tick: Tick) -> dict[str, Any]:
     }
 
 
-def among_relatives(load: Load, tick: Tick) -> dict[str, Any]:
+def among_relatives(load: ForkLoad, tick: Tick) -> dict[str, Any]:
     """CPU time of a fork and a free, alone and with related sequences; turns of both kinds are interleaved."""
     few, many = (_family(load, count, tick) for count in (1, load.relatives))
     taken: dict[str, list[float]] = {f"{what}_us{who}": [] for what in ("fork", "free") for who in ("", "_alone")}
@@ -104,7 +104,7 @@ def among_relatives(load: Load, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _family(load: Load, relatives: int, tick: Tick) -> tuple[Firmware, int]:
+def _family(load: ForkLoad, relatives: int, tick: Tick) -> tuple[Firmware, int]:
     """A drive with a sequence, and others forked from it."""
     drive = Firmware(INSTCSD_ZYNQ7045_8CH)
     seq = _stored(drive, load, lambda _: None)
@@ -114,7 +114,7 @@ def _family(load: Load, relatives: int, tick: Tick) -> tuple[Firmware, int]:
     return drive, seq
 
 
-def _stored(drive: Firmware, load: Load, tick: Tick) -> int:
+def _stored(drive: Firmware, load: ForkLoad, tick: Tick) -> int:
     """Create a sequence with KV data in all layers; returns its handle."""
     created = SeqCreate(1, load.layers, HEADS, HEAD_DIM, load.tokens, LAYOUTS["opaque"].code)
     seq = int(_carried_out(drive, created).data[0][0])

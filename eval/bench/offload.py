@@ -28,7 +28,7 @@ from csd_spec import Flush, KvAppend, SeqCreate, Status
 from csd_spec.attention import NAMED, Attention
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import child
-from eval.bench.offload_way import RAW, RIVALS, SPARSE, Job, Shape, rows_of
+from eval.bench.offload_way import RAW, RIVALS, SPARSE, OffloadJob, SequenceShape, rows_of
 from eval.experiment import Outcome
 from ftl import Medium
 from vcsd.progress import Tick, no_tick, progress
@@ -43,7 +43,7 @@ CHILD_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OffloadLoad:
     """Size of the KV cache, memory limit, and implementations to compare."""
 
     kv_mib: Annotated[int, typer.Option(min=16, max=1 << 16, help="size of the KV cache, MiB")] = 1536
@@ -67,10 +67,10 @@ class Load:
     folder: Annotated[Path | None, typer.Option(help="folder of the files (default: that of temporary files)")] = None
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> SequenceShape:
         """Shape of the KV cache, rounded to whole chunks of tokens."""
         tokens = self.kv_mib * MIB // (self.layers * 4 * self.kv_heads * 128)
-        return Shape(
+        return SequenceShape(
             layers=self.layers, kv_heads=self.kv_heads, queries=self.queries, head_dim=128, tokens=tokens // 64 * 64
         )
 
@@ -83,7 +83,7 @@ class Load:
         return names
 
 
-def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_offload(load: OffloadLoad, tick: Tick = no_tick) -> dict[str, Any]:
     """Run every variant in turn, `rounds` times, each time in a new process under the limit.
 
     Columns:
@@ -105,7 +105,7 @@ def bench_offload(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
             for name in names:
                 folder = folders[RAW if name in RIVALS else "ours" if name.endswith("ours") else "fp16"]
                 forget(folder)
-                job = Job(
+                job = OffloadJob(
                     way=name,
                     folder=str(folder),
                     shape=shape,
@@ -132,7 +132,7 @@ def group_of_limit(limit_bytes: int, undo: ExitStack) -> tuple[Cgroup | None, st
         return None, str(error)
 
 
-def _row(name: str, runs: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
+def _row(name: str, runs: list[dict[str, Any]], shape: SequenceShape) -> dict[str, Any]:
     row: dict[str, Any] = {"way": name}
     row["step_s"] = statistics.median(each for run in runs for each in run["step_s"])
     row["tokens_per_s"] = 1 / row["step_s"]
@@ -145,7 +145,7 @@ def _row(name: str, runs: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
     return row
 
 
-def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
+def _fill(shape: SequenceShape, load: OffloadLoad, place: Path, tick: Tick) -> dict[str, Path]:
     """Write the raw file and a drive of each layout with the same KV data."""
     needed = shape.layers * shape.layer_bytes * 7 // 2
     if shutil.disk_usage(place).free < needed:
@@ -168,7 +168,7 @@ def _fill(shape: Shape, load: Load, place: Path, tick: Tick) -> dict[str, Path]:
 
 
 @contextmanager
-def _made(folder: Path, shape: Shape, code: int) -> Iterator[InProcessDevice]:
+def _made(folder: Path, shape: SequenceShape, code: int) -> Iterator[InProcessDevice]:
     """A drive with an empty sequence; it is flushed at the end."""
     device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
     shaped = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
@@ -193,7 +193,7 @@ def forget(folder: Path) -> None:
         os.close(fd)
 
 
-def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
+def _child(job: OffloadJob, group: Cgroup | None) -> dict[str, Any]:
     """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
         return child.done("eval.bench.offload_way", json.dumps(asdict(job)) + "\n", group, CHILD_S)
@@ -201,7 +201,7 @@ def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
         raise OSError(f"{job.way}: {error}") from error
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: OffloadLoad) -> Outcome:
     """KV cache larger than memory: drives whose pages are files, compared with a mapped cache and layer prefetch."""
     with progress("layers filled and turns taken", load.layers + load.rounds * len(load.names())) as tick:
         result = bench_offload(load, tick)

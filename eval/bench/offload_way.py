@@ -22,7 +22,7 @@ import torch
 
 from csd_firmware import InProcessDevice
 from csd_io.direct import open_queue
-from csd_io.queue import Request, aligned, carry_out
+from csd_io.queue import IoRequest, aligned, carry_out
 from csd_spec import Attend, Attention, Status
 from csd_spec.arrays import F16
 from eval.bench.cyclic import kernel_bytes
@@ -33,7 +33,7 @@ RAW = "kv.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class SequenceShape:
     """Shape of a sequence's KV cache."""
 
     layers: int
@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class OffloadJob:
     """One measurement.
 
     Attributes:
@@ -67,14 +67,14 @@ class Job:
 
     way: str
     folder: str
-    shape: Shape
+    shape: SequenceShape
     cache_bytes: int
     steps: int
     warm: int
     drop: bool
 
 
-class Way(Protocol):
+class OffloadVariant(Protocol):
     """Attends layer by layer. planned: bytes of pages requested so far; None if the variant has no plan."""
 
     @property
@@ -85,7 +85,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-def _sdpa(shape: Shape, kv: torch.Tensor, q: F16) -> None:
+def _sdpa(shape: SequenceShape, kv: torch.Tensor, q: F16) -> None:
     """Dense attention of a layer's queries over K and V (2, H, S, d).
 
     Queries that share a head are its rows, which takes a quarter of the time of `enable_gqa`.
@@ -96,7 +96,7 @@ def _sdpa(shape: Shape, kv: torch.Tensor, q: F16) -> None:
 class Mmap:
     """A cache in a mapped file, and dense attention over it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: OffloadJob) -> None:
         self.shape, self.planned, self._drop = job.shape, None, job.drop
         shape = job.shape
         self._fd = os.open(Path(job.folder) / RAW, os.O_RDONLY)
@@ -120,7 +120,7 @@ class Mmap:
 class Prefetch:
     """FlexGen's pattern: a layer is read whole with direct I/O while the previous one is attended."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: OffloadJob) -> None:
         self.shape, self.planned = job.shape, None
         self._queue = open_queue(Path(job.folder) / RAW, force=True)
         self._buffers = [aligned(job.shape.layer_bytes) for _ in range(2)]
@@ -131,7 +131,7 @@ class Prefetch:
         size, most = self.shape.layer_bytes, self._queue.max_bytes
         into = self._buffers[layer % 2]
         parts = range(0, size, most)
-        carry_out(self._queue, [Request("read", layer * size + at, into[at : at + most]) for at in parts])
+        carry_out(self._queue, [IoRequest("read", layer * size + at, into[at : at + most]) for at in parts])
 
     def attend(self, step: int, layer: int) -> None:
         shape = self.shape
@@ -145,10 +145,10 @@ class Prefetch:
         self._queue.close()
 
 
-class Drive:
+class FileBackedDrive:
     """A drive whose pages are stored in its files."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: OffloadJob) -> None:
         kind, _, name = job.way.partition("-")
         method, compression = SPARSE.get(name, (name, None))
         self.shape, self.planned, self._what = job.shape, 0, Attention.named(method, compression)
@@ -188,11 +188,11 @@ class Drive:
 RIVALS: dict[str, type[Mmap] | type[Prefetch]] = {"mmap": Mmap, "prefetch": Prefetch}
 
 
-def run(job: Job) -> dict[str, Any]:
+def run(job: OffloadJob) -> dict[str, Any]:
     """Attend all layers in some steps; figures cover the measured steps."""
     torch.set_num_threads(1)
-    way: Way = RIVALS.get(job.way, Drive)(job)
-    figures: dict[str, Any] = dict(way.opened) if isinstance(way, Drive) else {}
+    way: OffloadVariant = RIVALS.get(job.way, FileBackedDrive)(job)
+    figures: dict[str, Any] = dict(way.opened) if isinstance(way, FileBackedDrive) else {}
     times = list[float]()
     before = 0, 0
     for step in range(job.warm + job.steps):
@@ -207,13 +207,13 @@ def run(job: Job) -> dict[str, Any]:
         "device_bytes": (kernel_bytes() - before[0]) / job.steps,
         "planned_bytes": None if way.planned is None else (way.planned - before[1]) / job.steps,
     }
-    if isinstance(way, Drive):
+    if isinstance(way, FileBackedDrive):
         figures["counts"] = asdict(way.device.firmware.ftl.nand.page_store.counts)
     way.close()
     return figures
 
 
-def rows_of(shape: Shape, layer: int, drift: float) -> Iterator[F16]:
+def rows_of(shape: SequenceShape, layer: int, drift: float) -> Iterator[F16]:
     """Rows of K and V (tokens, H, d) of a layer; neighbouring tokens have the given correlation."""
     draw = np.random.default_rng(layer)
     for _ in "kv":
@@ -227,7 +227,7 @@ def main() -> None:
     """Report that this process is ready, read a job, and print the figures."""
     print("ready", flush=True)
     values = json.loads(sys.stdin.readline())
-    print(json.dumps(run(Job(**values | {"shape": Shape(**values["shape"])}))))
+    print(json.dumps(run(OffloadJob(**values | {"shape": SequenceShape(**values["shape"])}))))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import typer
 
 from csd_io.cgroup import Cgroup, temporary_cgroup
 from eval.bench import child
-from eval.bench.cyclic import Job, as_text
+from eval.bench.cyclic import CyclicRead, as_text
 from eval.experiment import Outcome
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
@@ -26,7 +26,7 @@ CHILD_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PageCacheLoad:
     """Size of the KV cache and the memory limits."""
 
     layers: Annotated[int, typer.Option(min=2, max=128, help="number of layers, each with K and V")] = 16
@@ -55,7 +55,7 @@ class Load:
         return found
 
 
-def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_page_cache(load: PageCacheLoad, tick: Tick = no_tick) -> dict[str, Any]:
     """Hits and bytes of both policies at every limit, each in a new process.
 
     Columns:
@@ -77,7 +77,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
                     except OSError as error:
                         group, why = None, str(error)
                     how = group.how if group else "lru"
-                    job = Job(
+                    job = CyclicRead(
                         folder=folder,
                         layers=load.layers,
                         tensor_bytes=load.tensor_mib << 20,
@@ -90,7 +90,7 @@ def bench_page_cache(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     return {"how": how, "why": why, "kv_bytes": load.kv_bytes, "rounds": load.rounds, "rows": rows}
 
 
-def _child(job: Job, group: Cgroup | None) -> dict[str, Any]:
+def _child(job: CyclicRead, group: Cgroup | None) -> dict[str, Any]:
     """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
         return child.done("eval.bench.cyclic", as_text(job), group, CHILD_S)
@@ -108,7 +108,7 @@ def off(row: dict[str, Any]) -> bool:
     return bool(abs(row["hit_ratio"] - row["n1"] / row["layers"]) > MOST_OFF)
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: PageCacheLoad) -> Outcome:
     """The page-cache cliff: hit rates of KV data that are read cyclically, by the kernel's count."""
     with progress("processes", len(load.shares()) * len(POLICIES)) as tick:
         result = bench_page_cache(load, tick)

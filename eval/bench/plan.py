@@ -30,7 +30,7 @@ LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PlannerLoad:
     """Number of instances."""
 
     instances: Annotated[
@@ -66,7 +66,7 @@ def exhaustive(problem: PlacementProblem) -> float | None:
     return float(problem.latencies_s(fit).min()) if len(fit) else None
 
 
-def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_plan(load: PlannerLoad, tick: Tick = no_tick) -> dict[str, Any]:
     """CPU milliseconds of each planner by size; whether its plan was optimal, and never infeasible if one fits.
 
     Columns:
@@ -98,7 +98,7 @@ def bench_plan(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     }
 
 
-def _timed(load: Load, generator: np.random.Generator, layers: int, requests: int, tick: Tick) -> dict[str, Any]:
+def _timed(load: PlannerLoad, generator: np.random.Generator, layers: int, requests: int, tick: Tick) -> dict[str, Any]:
     ways: dict[str, Callable[[PlacementProblem], PlacementResult | None]] = {
         "ilp": lambda problem: solve(problem, load.gap if requests > 4 else 0.0, LIMIT_S),
         "descent": _descent,
@@ -150,7 +150,7 @@ def _spread(generator: np.random.Generator) -> dict[str, float]:
     return {"better_share": better / len(faster), "median_faster": statistics.median(faster), "feasible_more": more}
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: PlannerLoad) -> Outcome:
     """OrbitFlow-style placements: the integer program compared with searches, in time and in quality."""
     with progress("plans", load.instances + len(SIZES) * load.timed) as tick:
         try:

@@ -18,7 +18,7 @@ import typer
 from csd_io.cgroup import Cgroup
 from eval.bench import child
 from eval.bench.offload import MIB, forget, group_of_limit
-from eval.bench.reopen_drive import HEAD_DIM, Job
+from eval.bench.reopen_drive import HEAD_DIM, RecoveryJob
 from eval.experiment import Outcome, flat
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
@@ -30,7 +30,7 @@ GROUP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RecoveryLoad:
     """Size of the KV cache, memory limit, and kills of the drive."""
 
     kv_mib: Annotated[int, typer.Option(min=1, max=1 << 20, help="size of the KV cache, MiB")] = 1024
@@ -57,7 +57,7 @@ class Load:
         return max(GROUP_TOKENS, self.kv_mib * MIB // of_token // GROUP_TOKENS * GROUP_TOKENS)
 
 
-def bench_reopen(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_reopen(load: RecoveryLoad, tick: Tick = no_tick) -> dict[str, Any]:
     """Fill a drive, decode a fork of the sequence undisturbed, then decode the sequence itself with `kills` kills.
 
     Columns:
@@ -100,8 +100,8 @@ def bench_reopen(load: Load, tick: Tick = no_tick) -> dict[str, Any]:
     return asdict(load) | {"folder": str(load.folder)} | limit | found | {"tokens_equal": taken == expected}
 
 
-def _job(load: Load, place: Path, fill: bool, known: list[int]) -> Job:
-    return Job(
+def _job(load: RecoveryLoad, place: Path, fill: bool, known: list[int]) -> RecoveryJob:
+    return RecoveryJob(
         folder=str(place),
         medium=load.medium,
         cache_bytes=int(load.limit_mib * MIB * CACHE),
@@ -117,7 +117,7 @@ def _job(load: Load, place: Path, fill: bool, known: list[int]) -> Job:
     )
 
 
-def _life(job: Job, group: Cgroup | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
+def _life(job: RecoveryJob, group: Cgroup | None, stop: int | None, draw: random.Random) -> Iterator[dict[str, Any]]:
     """Output of a process until it exits, or until `stop` tokens are printed: then it is killed during the next one."""
     with child.started(MODULE, json.dumps(asdict(job)) + "\n", group) as process:
         assert process.stdout is not None
@@ -134,7 +134,7 @@ def _life(job: Job, group: Cgroup | None, stop: int | None, draw: random.Random)
         child.check(process)
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: RecoveryLoad) -> Outcome:
     """Decode over a KV cache larger than memory in a drive that is killed, reopened, and continues."""
     with progress("tokens", load.steps) as tick:
         result = bench_reopen(load, tick)

@@ -31,7 +31,7 @@ VOCABULARY = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class RecoveryJob:
     """Part of the run that one process does.
 
     Attributes:
@@ -54,10 +54,10 @@ class Job:
     known: list[int]
 
 
-class Decoder:
+class DriveDecoder:
     """A drive, and the synthetic model that uses it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RecoveryJob) -> None:
         self.job, self.what = job, Attention.named(job.method)
         medium, path = Medium(job.medium, job.cache_bytes), Path(job.folder)
         began = time.perf_counter()
@@ -141,10 +141,10 @@ class Decoder:
                 self.ask(Flush())
 
 
-def run(job: Job, say: Any) -> dict[str, Any]:
+def run(job: RecoveryJob, say: Any) -> dict[str, Any]:
     """Run a job; figures cover the whole process."""
     base = _peak_mib()
-    decoder = Decoder(job)
+    decoder = DriveDecoder(job)
     expected, begun = list[int](), 0
     if job.fill:
         handle = decoder.fill()
@@ -178,7 +178,7 @@ def main() -> None:
         print(json.dumps(what), flush=True)
 
     print("ready", flush=True)
-    say(run(Job(**json.loads(sys.stdin.readline())), say))
+    say(run(RecoveryJob(**json.loads(sys.stdin.readline())), say))
 
 
 if __name__ == "__main__":

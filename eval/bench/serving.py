@@ -24,7 +24,7 @@ from csd_link.driveset import DriveSet
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
-from eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, Usage, by_tenth, growth, own_run_dir, steady_memory
+from eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, ProcessUsage, by_tenth, growth, own_run_dir, steady_memory
 from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
@@ -56,7 +56,7 @@ LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServingLoad:
     """Trace and resources of the server."""
 
     trace: Annotated[
@@ -101,7 +101,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServingRequest:
     """A request: its arrival in iterations, and whether it is cancelled."""
 
     at: int
@@ -121,7 +121,7 @@ class Answers:
     wall_s: float
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: ServingLoad) -> Outcome:
     """The shipped model serves a trace under every policy; each tier holds a quarter of the KV cache. Checks all
     answers.
     """
@@ -145,7 +145,7 @@ def experiment(load: Load) -> Outcome:
     return Outcome(result, [_table(rows)], failed=bad)
 
 
-def requests(load: Load) -> list[Asked]:
+def requests(load: ServingLoad) -> list[ServingRequest]:
     """Requests of the trace, scaled until the longest fits; they arrive at about the service rate."""
     if load.trace is None:
         trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
@@ -162,7 +162,7 @@ def requests(load: Load) -> list[Asked]:
     for number, ((given, new), at) in enumerate(zip(lengths, _arrivals(trace), strict=True)):
         start = draw.randrange(max(1, len(text) - given))
         found.append(
-            Asked(
+            ServingRequest(
                 at=int(at * len(lengths) * steps_each),
                 prompt=(text[start:] + text * (given // len(text) + 1))[:given],
                 new=new,
@@ -180,7 +180,7 @@ def _arrivals(trace: Trace) -> list[float]:
     return [each.arrival / last for each in trace.requests]
 
 
-def alone(asked: Sequence[Asked], drives: bool, tick: Tick) -> list[list[int]]:
+def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:
     """Answers of a server that serves one request at a time, with its whole KV cache on the device."""
     found = []
     with _served(Serving(slots=1, drives=DriveSet() if drives else ())) as server:
@@ -190,7 +190,9 @@ def alone(asked: Sequence[Asked], drives: bool, tick: Tick) -> list[list[int]]:
     return found
 
 
-def run(load: Load, name: str, asked: Sequence[Asked], wanted: Sequence[list[int]], tick: Tick) -> dict[str, Any]:
+def run(
+    load: ServingLoad, name: str, asked: Sequence[ServingRequest], wanted: Sequence[list[int]], tick: Tick
+) -> dict[str, Any]:
     """Serve the trace under a policy; returns counts of violations, and the cost."""
     with _served(setting(load, name, asked)) as server:
         answers = answered(server, asked, tick)
@@ -224,7 +226,9 @@ def _right(stream: Stream, wanted: list[int]) -> bool:
     return whole and stream.tokens == wanted[: len(stream.tokens)]
 
 
-def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH) -> Serving:
+def setting(
+    load: ServingLoad, name: str, asked: Sequence[ServingRequest], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
+) -> Serving:
     """A policy, and tiers that hold a fraction of the KV cache of the longest requests, one per slot; at least one
     request.
     """
@@ -255,7 +259,7 @@ def setting(load: Load, name: str, asked: Sequence[Asked], spec: DriveSpec = INS
     )
 
 
-def answered(server: Server, asked: Sequence[Asked], tick: Tick) -> Answers:
+def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Answers:
     """Serve requests with their arrivals, cancellations and completions."""
     streams, began_s = list[Stream](), time.perf_counter()
     coming = iter(asked)
@@ -275,7 +279,7 @@ def answered(server: Server, asked: Sequence[Asked], tick: Tick) -> Answers:
     return Answers(streams, iteration, time.perf_counter() - began_s)
 
 
-def _submit(server: Server, asked: Asked) -> Stream:
+def _submit(server: Server, asked: ServingRequest) -> Stream:
     try:
         return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
     except Rejected as error:
@@ -291,9 +295,9 @@ def _served(serving: Serving) -> AbstractContextManager[Server]:
     return serve(_model(), serving, background=False)
 
 
-def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
+def soak(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> Outcome:
     """Run one server with the trace repeated, at least four times; growth is computed as in `vcsd bench soak`."""
-    rounds, wrong = list[list[Usage]](), 0
+    rounds, wrong = list[list[ProcessUsage]](), 0
     end_s = time.monotonic() + 60 * load.minutes
     with steady_memory(), own_run_dir() as run_dir, progress("minutes", math.ceil(load.minutes)) as tick:
         wanted = alone(asked, name in WITH_DRIVES, no_tick)
@@ -302,7 +306,7 @@ def soak(load: Load, name: str, asked: Sequence[Asked]) -> Outcome:
             while len(rounds) < LEAST_ROUNDS or time.monotonic() < end_s:
                 streams = answered(server, asked, no_tick).streams
                 wrong += sum(not _right(*each) for each in zip(streams, wanted, strict=True))
-                rounds.append([Usage.now(run_dir)])
+                rounds.append([ProcessUsage.now(run_dir)])
                 while shown < (time.monotonic() - began_s) // 60:
                     shown += 1
                     tick(shown)

@@ -35,7 +35,7 @@ WARM = 4  # warm-up steps of each round
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TenantLoad:
     """Duration, and the victim's decode workload."""
 
     seconds: Annotated[float, typer.Option(min=0.1, max=86400, help="time with the hostile tenant, seconds")] = 180.0
@@ -54,7 +54,7 @@ class Victim:
     """A tenant within its quota. refused: reasons of its refused commands."""
 
     device: WindowDevice
-    load: Load
+    load: TenantLoad
     refused: list[str] = field(default_factory=list)
     seqs: tuple[int, ...] = ()
 
@@ -106,7 +106,7 @@ class Victim:
         return done
 
 
-def measured(load: Load) -> tuple[dict[str, Any], list[str]]:
+def measured(load: TenantLoad) -> tuple[dict[str, Any], list[str]]:
     """Figures, and the reasons of the victim's refused commands."""
     alone, beside = list[list[float]](), list[list[float]]()
     with ExitStack() as undo:
@@ -178,7 +178,7 @@ def _shown(reasons: list[str]) -> Iterator[str]:
         yield f"refused within its quota: {reasons[0]}"
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: TenantLoad) -> Outcome:
     """Decode steps of a tenant with a hostile tenant, over those alone; commands refused within its quota."""
     result, reasons = measured(load)
     found = flat("tenants", result, failed=bool(reasons))

@@ -38,7 +38,7 @@ BEFORE_KILL_S = 1.0  # until a load that the drive does not answer is in flight
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class VllmLoad:
     """Python environment with vLLM, and number of drives that share the KV heads."""
 
     python: Annotated[
@@ -49,7 +49,7 @@ class Load:
     ] = 2
 
 
-class Engine:
+class VllmProcess:
     """vLLM in a separate process."""
 
     def __init__(self, python: Path, log: Path, dtype: str, drives: Sequence[str] = ()) -> None:
@@ -133,7 +133,7 @@ def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
 class Cases:
     """Answers of vLLM without drives, and each case compared with them."""
 
-    def __init__(self, asked: Load, folder: Path, tick: Tick) -> None:
+    def __init__(self, asked: VllmLoad, folder: Path, tick: Tick) -> None:
         self._python, self._folder, self._tick = asked.python, folder, tick
         self._names = [f"{folder.name}-{number}" for number in range(asked.drives)]
         self.found: dict[str, dict[str, Any]] = {}
@@ -158,12 +158,12 @@ class Cases:
                 self._first(engine)
                 self._case("bfloat16", "bfloat16", [1], engine.generate([prompt(1)]))
 
-    def _first(self, engine: Engine) -> None:
+    def _first(self, engine: VllmProcess) -> None:
         """Send a request; afterwards the prefix is stored."""
         engine.generate([prompt(0)])
         engine.stored(PREFIX // BLOCK)
 
-    def _killed(self, engine: Engine) -> None:
+    def _killed(self, engine: VllmProcess) -> None:
         """Kill a drive while a prefix is being loaded from it."""
         pid = int(pid_path(self._names[-1]).read_text())
         os.kill(pid, signal.SIGSTOP)
@@ -180,8 +180,8 @@ class Cases:
         self._tick(None)
 
     @contextmanager
-    def _engine(self, dtype: str, drives: Sequence[str] = ()) -> Iterator[Engine]:
-        engine = Engine(self._python, self._folder / "vllm.log", dtype, drives)
+    def _engine(self, dtype: str, drives: Sequence[str] = ()) -> Iterator[VllmProcess]:
+        engine = VllmProcess(self._python, self._folder / "vllm.log", dtype, drives)
         try:
             yield engine
         finally:
@@ -203,7 +203,7 @@ def prompt(number: int) -> list[int]:
     return text[:PREFIX] + text[at : at + PROMPT - PREFIX]
 
 
-def bench_vllm(asked: Load, tick: Tick) -> dict[str, dict[str, Any]]:
+def bench_vllm(asked: VllmLoad, tick: Tick) -> dict[str, dict[str, Any]]:
     """Results per case: external_hits (tokens found in drives), and whether all tokens match those of vLLM alone.
 
     Raises:
@@ -220,7 +220,7 @@ def bench_vllm(asked: Load, tick: Tick) -> dict[str, dict[str, Any]]:
     return cases.found
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: VllmLoad) -> Outcome:
     """vLLM with prefixes in served drives, compared with vLLM alone, on prompts that share 576 of 600 tokens.
 
     Cases: a second request, a restart of both, a drive killed during a read, four requests at once, BF16.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from eval.fair.headline import Figure, Headline
-from eval.papers.dual_blade.evaluate import HALF, SSDS, Runs
-from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, System
+from eval.fair.headline import Headline, HeadlineFigure
+from eval.papers.dual_blade.evaluate import HALF, SSDS, InferenceRuns
+from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, DualBladeSystem
 from vcsd.progress import Tick
 
 COMMAND = "vcsd eval fair --only dual-blade"
@@ -13,10 +13,10 @@ AHEAD = SPLIT_BY_STEP["dual-blade, a layer ahead"]
 TICKS = len(SSDS) * (2 * len(LIMITS_GIB) + 1)
 
 
-def headline(runs: Runs, tick: Tick) -> Headline:
+def headline(runs: InferenceRuns, tick: Tick) -> Headline:
     """The headline of Dual-Blade: seconds of decode, theirs over ours. low and high: over SSDs and memory limits."""
 
-    def ratios(rival: System) -> list[float]:
+    def ratios(rival: DualBladeSystem) -> list[float]:
         """Over SSDs and limits."""
         found = []
         for ssd in SSDS:
@@ -31,12 +31,12 @@ def headline(runs: Runs, tick: Tick) -> Headline:
         at_half.append(theirs / ours)
         tick(None)
     published, schedule = ratios(SYSTEMS["dual-blade"]), ratios(AHEAD)
-    exact = Figure.over(schedule, COMMAND)
+    exact = HeadlineFigure.over(schedule, COMMAND)
     places = [(ssd, limit) for ssd in SSDS for limit in LIMITS_GIB]
     return Headline(
         what="seconds of decode, Dual-Blade over split, OPT-6.7B",
         figures={
-            "as_published": Figure(at_half[0], min(published), max(published), COMMAND),
+            "as_published": HeadlineFigure(at_half[0], min(published), max(published), COMMAND),
             "same_schedule": exact,
             "same_error": exact,
             "same_hardware_plain_ssd": exact,

@@ -14,7 +14,7 @@ from eval.accuracy import texts
 from eval.accuracy.data import find
 from eval.experiment import Outcome
 from eval.fair import dual_blade, instinfer, orbitflow, recorded, tierkv, tutti
-from eval.fair.headline import CONDITIONS, Figure, Headline
+from eval.fair.headline import CONDITIONS, Headline, HeadlineFigure
 from eval.papers.dual_blade import evaluate as dual_blade_paper
 from eval.papers.instinfer.options import setup_of
 from eval.papers.instinfer.page_shares import trained
@@ -26,7 +26,7 @@ from vcsd.tables import table
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class FairInputs:
     """Where errors and requests come from."""
 
     model: Annotated[
@@ -45,7 +45,7 @@ class Given:
         return [model for model in (trained(), CHECKPOINT) if model]
 
 
-def _instinfer(given: Given, tick: Tick) -> Headline:
+def _instinfer(given: FairInputs, tick: Tick) -> Headline:
     setup = setup_of(MachineOptions(), Simulated())
     rows = []
     tokens = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
@@ -57,32 +57,32 @@ def _instinfer(given: Given, tick: Tick) -> Headline:
     return first.with_others(more, [note for other in others for note in other.notes[:1]])
 
 
-def _dual_blade(given: Given, tick: Tick) -> Headline:
+def _dual_blade(given: FairInputs, tick: Tick) -> Headline:
     return dual_blade.headline(dual_blade_paper.runs_on(MachineOptions()), tick)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HeadlineSource:
     """A paper's headline. ticks: how often making it ticks."""
 
-    make: Callable[[Given, Tick], Headline]
-    ticks: Callable[[Given], int]
+    make: Callable[[FairInputs, Tick], Headline]
+    ticks: Callable[[FairInputs], int]
 
 
-PAPERS: Mapping[str, Source] = {
-    "instinfer": Source(_instinfer, lambda given: recorded.TICKS * len(given.models()) + 1),
-    "dual-blade": Source(_dual_blade, lambda given: dual_blade.TICKS),
-    "tierkv": Source(lambda given, tick: tierkv.headline(tick), lambda given: tierkv.TICKS),
-    "orbitflow": Source(
+PAPERS: Mapping[str, HeadlineSource] = {
+    "instinfer": HeadlineSource(_instinfer, lambda given: recorded.TICKS * len(given.models()) + 1),
+    "dual-blade": HeadlineSource(_dual_blade, lambda given: dual_blade.TICKS),
+    "tierkv": HeadlineSource(lambda given, tick: tierkv.headline(tick), lambda given: tierkv.TICKS),
+    "orbitflow": HeadlineSource(
         lambda given, tick: orbitflow.headline(given.trace or find("orbitflow"), tick), lambda given: orbitflow.TICKS
     ),
-    "tutti": Source(lambda given, tick: tutti.headline(), lambda given: 0),
+    "tutti": HeadlineSource(lambda given, tick: tutti.headline(), lambda given: 0),
 }
 Only = StrEnum("Only", [(name, name) for name in PAPERS])  # type: ignore[misc]
 
 
 def experiment(
-    given: Given,
+    given: FairInputs,
     only: Annotated[Only | None, typer.Option(help="paper whose headline is compared (default: all)")] = None,
 ) -> Outcome:
     """Every headline at equal schedule, error, hardware and service, with what moves it and where it loses."""
@@ -118,9 +118,9 @@ def _shown(name: str, headline: Headline) -> list[Any]:
     return [*shown, *headline.notes]
 
 
-def _order(figures: Mapping[str, Figure]) -> list[str]:
+def _order(figures: Mapping[str, HeadlineFigure]) -> list[str]:
     return [*(name for name in CONDITIONS if name in figures), *(name for name in figures if name not in CONDITIONS)]
 
 
-def _cells(figure: Figure) -> tuple[str, str, str]:
+def _cells(figure: HeadlineFigure) -> tuple[str, str, str]:
     return f"{figure.value:.2f}", f"{figure.low:.2f}", f"{figure.high:.2f}"

@@ -16,7 +16,7 @@ FACTORS = (0.5, 2.0)  # by which each constant is multiplied in turn
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class HeadlineFigure:
     """A ratio, its least and its greatest value over constants halved or doubled or over settings, and its command."""
 
     value: float
@@ -25,7 +25,7 @@ class Figure:
     command: str
 
     @classmethod
-    def over(cls, ratios: Sequence[float], command: str) -> Figure:
+    def over(cls, ratios: Sequence[float], command: str) -> HeadlineFigure:
         """The median of ratios over settings."""
         return cls(statistics.median(ratios), min(ratios), max(ratios), command)
 
@@ -44,8 +44,8 @@ class Headline:
     """
 
     what: str
-    figures: Mapping[str, Figure]
-    others: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+    figures: Mapping[str, HeadlineFigure]
+    others: Mapping[str, Mapping[str, HeadlineFigure]] = field(default_factory=dict)
     tornado: Sequence[Mapping[str, Any]] = ()
     loses_at: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Headline:
         if missing := set(CONDITIONS) - set(self.figures):
             raise ValueError(f"{self.what}: has no figure for {', '.join(sorted(missing))}")
 
-    def with_others(self, others: Mapping[str, Mapping[str, Figure]], notes: Sequence[str]) -> Headline:
+    def with_others(self, others: Mapping[str, Mapping[str, HeadlineFigure]], notes: Sequence[str]) -> Headline:
         """The same headline with figures under other assumptions, and their notes."""
         return replace(self, others={**self.others, **others}, notes=[*self.notes, *notes])
 
@@ -88,10 +88,10 @@ class Ranged(Generic[T]):
         half, double = FACTORS
         return cls(ratios(setup), [(each, ratios(each.scaled(half)), ratios(each.scaled(double))) for each in varied])
 
-    def figure(self, name: str, command: str) -> Figure:
+    def figure(self, name: str, command: str) -> HeadlineFigure:
         """A ratio with its range."""
         values = [self.base[name], *(both[name] for _, *halves in self.rows for both in halves)]
-        return Figure(self.base[name], min(values), max(values), command)
+        return HeadlineFigure(self.base[name], min(values), max(values), command)
 
     def tornado(self, name: str) -> Iterator[dict[str, Any]]:
         """The constants by how far they move a ratio, the one that moves it most first."""

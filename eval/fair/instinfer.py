@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from eval.fair.headline import Figure, Headline, Ranged, Varied, varied_drive
+from eval.fair.headline import Headline, HeadlineFigure, Ranged, Varied, varied_drive
 from eval.fair.plain_ssd import RANDOM_READS_PER_S, plain_rate, plain_ssds
 from eval.fair.points import CSD, GB, PLAIN, SYSTEMS, Point
-from eval.fair.recorded import SPARF_BUDGET, Rows, default_c
+from eval.fair.recorded import SPARF_BUDGET, RecordedRows, default_c
 from eval.papers.instinfer.fill import Fill
 from eval.papers.instinfer.runs import run
-from eval.papers.instinfer.systems import OURS, SPARF, InStorage, Result, Setup
+from eval.papers.instinfer.systems import OURS, SPARF, InStorageSystem, Result, Setup
 from eval.papers.profiles import Model
 
 BATCH, DRIVES = 256, 1
@@ -27,7 +27,7 @@ TRIED = (16, 64, 256)  # batches between which SparF's step is a line
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InstInferCase:
     """A setup, SparF's share of token pages, our budget at SparF's error, and the read rate of a plain SSD."""
 
     setup: Setup
@@ -35,17 +35,17 @@ class Case:
     equal_c: float
     reads_per_s: float = RANDOM_READS_PER_S
 
-    def run(self, system: InStorage, batch: int = BATCH) -> Result:
+    def run(self, system: InStorageSystem, batch: int = BATCH) -> Result:
         """A system in drives."""
         return run(Fill(self.setup, replace(system, page_share=self.page_share), batch, DRIVES))
 
     @property
-    def equal(self) -> InStorage:
+    def equal(self) -> InStorageSystem:
         """Ours at SparF's error."""
         return replace(OURS, compression=self.equal_c)
 
 
-def ratios(case: Case) -> Mapping[str, float]:
+def ratios(case: InstInferCase) -> Mapping[str, float]:
     """Ours over SparF by condition."""
     ours, equal, sparf, batched = (case.run(system).tokens_per_s for system in (OURS, case.equal, SPARF, BATCHED_SPARF))
     plain = plain_ssds(case.setup, case.equal, BATCH, DRIVES, plain_rate(case.setup, DRIVES, case.reads_per_s))
@@ -59,24 +59,24 @@ def ratios(case: Case) -> Mapping[str, float]:
     }
 
 
-def _same_service(case: Case) -> float:
+def _same_service(case: InstInferCase) -> float:
     """Sequences that are decoded at the same time between tokens and error: ours over SparF in our schedule."""
     steps_s = [case.run(BATCHED_SPARF, batch).step.total_s for batch in TRIED]
     return float(BATCH / np.interp(case.run(case.equal).step.total_s, steps_s, TRIED))
 
 
-def varied(case: Case) -> list[Varied[Case]]:
+def varied(case: InstInferCase) -> list[Varied[InstInferCase]]:
     """Constants that are assumed or calibrated, and those of the hardware."""
     setup, runtime_s = case.setup, case.setup.constants.sequence_layer_s
 
-    def with_runtime(factor: float) -> Case:
+    def with_runtime(factor: float) -> InstInferCase:
         constants = replace(setup.constants, sequence_layer_s=factor * runtime_s)
         return replace(case, setup=replace(setup, constants=constants))
 
-    def with_share(factor: float) -> Case:
+    def with_share(factor: float) -> InstInferCase:
         return replace(case, page_share=min(1.0, factor * case.page_share))
 
-    def with_reads(factor: float) -> Case:
+    def with_reads(factor: float) -> InstInferCase:
         return replace(case, reads_per_s=factor * case.reads_per_s)
 
     return [
@@ -87,7 +87,7 @@ def varied(case: Case) -> list[Varied[Case]]:
     ]
 
 
-def losses(case: Case) -> Iterator[dict[str, Any]]:
+def losses(case: InstInferCase) -> Iterator[dict[str, Any]]:
     """Settings in which a system without computational drives serves more tokens/s in decode than ours at equal error.
 
     These are plain SSDs, host memory with selection on the GPU, and a GPU that holds the KV data of sequences that fit.
@@ -106,9 +106,9 @@ def losses(case: Case) -> Iterator[dict[str, Any]]:
                     yield where | {"ratio": ours / theirs}
 
 
-def headline(setup: Setup, rows: Rows) -> Headline:
+def headline(setup: Setup, rows: RecordedRows) -> Headline:
     """The headline of InstInfer: both sides from a model's recorded rows, and with the paper's share of pages."""
-    recorded = Case(setup, rows.page_share, rows.equal_c)
+    recorded = InstInferCase(setup, rows.page_share, rows.equal_c)
     printed = replace(recorded, page_share=setup.constants.token_page_share)
     base = Ranged.of(recorded, varied(recorded), ratios)
     paper = Ranged.of(printed, varied(printed), ratios)
@@ -133,5 +133,5 @@ def headline(setup: Setup, rows: Rows) -> Headline:
     )
 
 
-def _figures(found: Ranged[Case]) -> dict[str, Figure]:
+def _figures(found: Ranged[InstInferCase]) -> dict[str, HeadlineFigure]:
     return {name: found.figure(name, COMMAND) for name in found.base}

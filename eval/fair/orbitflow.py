@@ -12,7 +12,7 @@ from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.fair.headline import Headline, Ranged, Varied, varied_drive
 from eval.serving import machines
-from eval.serving.serving import Load
+from eval.serving.serving import TraceLoad
 from kv_cache.cost import ServingCost
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import OrbitFlow
@@ -32,7 +32,7 @@ TICKS = SYSTEMS * (3 + 2 * len(CONSTANTS)) + SYSTEMS - 1 + 3 * len(LOADS) * len(
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class OrbitFlowCase:
     """A trace, and the drives that systems have: their description and the seconds of a call."""
 
     trace: Trace
@@ -52,14 +52,14 @@ class Case:
         return replace(machines.A5000, drives=replace(machines.drives(1, layout, spec), call_s=self.call_s))
 
 
-class Runs:
+class DeadlineRuns:
     """Share of deadlines met by system, each served when it is first asked for."""
 
     def __init__(self, tick: Tick) -> None:
         self.tick = tick
         self._met: dict[Any, float] = {}
 
-    def met(self, case: Case, system: str, scale: float = SCALE) -> float:
+    def met(self, case: OrbitFlowCase, system: str, scale: float = SCALE) -> float:
         """The share of tokens that a system makes before their deadlines."""
         cost = case.machine(system)
         key = case.trace.name, system == PRINTED, cost, scale
@@ -70,7 +70,7 @@ class Runs:
         self.tick(None)
         return self._met[key]
 
-    def ratios(self, case: Case) -> Mapping[str, float]:
+    def ratios(self, case: OrbitFlowCase) -> Mapping[str, float]:
         """Ours over OrbitFlow by condition."""
         strict = self.met(case, STRICT)
         ours, exact, plain = (self.met(case, system) for system in (OURS, EXACT, PLAIN))
@@ -82,7 +82,7 @@ class Runs:
         }
 
 
-def varied(case: Case) -> list[Varied[Case]]:
+def varied(case: OrbitFlowCase) -> list[Varied[OrbitFlowCase]]:
     """Constants of the drive."""
     return [
         Varied("call_s", case.call_s, "s", lambda factor: replace(case, call_s=factor * case.call_s)),
@@ -92,7 +92,7 @@ def varied(case: Case) -> list[Varied[Case]]:
 
 def headline(file: Path | None, tick: Tick) -> Headline:
     """The headline of OrbitFlow. file: its public traces; None: requests are generated."""
-    runs, case = Runs(tick), Case(Load(trace=file).at(LOAD, machines.A5000))
+    runs, case = DeadlineRuns(tick), OrbitFlowCase(TraceLoad(trace=file).at(LOAD, machines.A5000))
     found = Ranged.of(case, varied(case), runs.ratios)
     met = {system: runs.met(case, system) for system in (PRINTED, STRICT, OURS, EXACT, PLAIN)}
     return Headline(
@@ -110,11 +110,11 @@ def headline(file: Path | None, tick: Tick) -> Headline:
     )
 
 
-def _losses(file: Path | None, runs: Runs) -> list[dict[str, Any]]:
+def _losses(file: Path | None, runs: DeadlineRuns) -> list[dict[str, Any]]:
     """Loads and objectives at which the exact drive meets fewer deadlines than a plain SSD, or than no drive."""
     rows = []
     for load in LOADS:
-        case = Case(Load(trace=file).at(load, machines.A5000))
+        case = OrbitFlowCase(TraceLoad(trace=file).at(load, machines.A5000))
         for scale in SCALES:
             exact, plain, strict = (runs.met(case, system, scale) for system in (EXACT, PLAIN, STRICT))
             if exact < max(plain, strict):

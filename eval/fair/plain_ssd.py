@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eval.papers.instinfer import steps
 from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import Breakdown, InStorage, Result, Setup, finish
+from eval.papers.instinfer.systems import Breakdown, InStorageSystem, Result, Setup, finish
 from kv_cache import CSD
 from kv_cache.transfer.simulated import LayerTime
 
@@ -12,7 +12,7 @@ RANDOM_READS_PER_S = 1e6  # of 4 KiB by a plain SSD, queue depth 128: data sheet
 PAGE_READ_BYTES = 4096  # of such a read
 
 
-def plain_ssds(setup: Setup, system: InStorage, batch: int, drives: int, rate: float) -> Result:
+def plain_ssds(setup: Setup, system: InStorageSystem, batch: int, drives: int, rate: float) -> Result:
     """SSDs without an engine: a GPU selects by the same method, and pages come to it.
 
     The schedule is that of batched commands: the GPU works for one half of the batch while pages of the other half
@@ -33,7 +33,7 @@ def plain_ssds(setup: Setup, system: InStorage, batch: int, drives: int, rate: f
     on_gpu_s += commands * setup.constants.sequence_layer_s
     transfer_s = nbytes / rate + commands * 2 * setup.drive.link.command_ns / 1e9
     work = LayerTime(1e9 * on_gpu_s / commands, 1e9 * transfer_s / commands)
-    stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
+    stored = steps.TierContents(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
     total_s = steps.step_s(steps.drives(), steps.in_turns, layers, stored, work)
     hidden_s = max(0.0, on_gpu_s + transfer_s - total_s)
     step = Breakdown(transfer_s, 0, on_gpu_s, hidden_s=hidden_s)

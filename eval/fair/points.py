@@ -10,12 +10,12 @@ from csd_spec.layouts import layout_named
 from eval.fair.plain_ssd import plain_rate, plain_ssds
 from eval.papers.instinfer.fill import Fill
 from eval.papers.instinfer.runs import run
-from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorage, Setup, paged, room_of
+from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorageSystem, Setup, paged, room_of
 from eval.papers.profiles import Gpu
 from ftl import maps_of
 
 GB = 1e9
-METHODS: Mapping[str, InStorage] = {"ours": OURS, "dense": BATCHED_DENSE}
+METHODS: Mapping[str, InStorageSystem] = {"ours": OURS, "dense": BATCHED_DENSE}
 CSD, PLAIN = "csd", "plain_ssd"
 LINKS = (1.0, 2.0, 4.0, 7.0, 10.0, 14.0, 20.0, 28.0)  # GB/s of a plain SSD
 RATES = (0.4, 0.8, 1.2, 1.6, 2.4, 3.6)  # GB/s of a flash channel: ONFI 3 to 5
@@ -31,7 +31,7 @@ class Point:
     """
 
     setup: Setup
-    system: InStorage
+    system: InStorageSystem
     batch: int
     drives: int
     plain_rate: float | None = None

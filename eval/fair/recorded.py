@@ -31,7 +31,7 @@ def default_c() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RecordedRows:
     """Errors on recorded rows.
 
     Attributes:
@@ -59,7 +59,9 @@ class Rows:
         return float(1 / np.interp(math.log(self.sparf_error), errors[order], shares[order]))
 
 
-def record(model: Path, text: Path | None, tokens_of_page: int, tick: Tick, budgets: Sequence[float] = BUDGETS) -> Rows:
+def record(
+    model: Path, text: Path | None, tokens_of_page: int, tick: Tick, budgets: Sequence[float] = BUDGETS
+) -> RecordedRows:
     """Record a model on a text, and try both methods on its rows; ticks TICKS times.
 
     Args:
@@ -82,7 +84,7 @@ def record(model: Path, text: Path | None, tokens_of_page: int, tick: Tick, budg
 
     sparf_error, sparf_bytes = tried(Trial(known["sparf"], SPARF_BUDGET, "paper"))
     ours = {c: tried(Trial(known["progressive"], c)) for c in budgets}
-    return Rows(
+    return RecordedRows(
         model=model.name,
         sparf_error=sparf_error,
         ours_error={c: error for c, (error, _) in ours.items()},

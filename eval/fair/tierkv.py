@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eval.fair.headline import Figure, Headline
+from eval.fair.headline import Headline, HeadlineFigure
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 from eval.papers.tierkv.tiers import LITERAL, MENDED, REACTIVE, Row, machine, requests, served
 from vcsd.progress import Tick
@@ -18,7 +18,7 @@ STEPS = 6  # of the search for a slice
 TICKS = len(ROOMS_GB) * (1 + (2 + STEPS) * len(RIVALS))
 
 
-class Runs:
+class PolicyRuns:
     """Requests served by each policy, by host memory."""
 
     def __init__(self, tick: Tick) -> None:
@@ -50,7 +50,7 @@ class Runs:
 
 def headline(tick: Tick) -> Headline:
     """The headline of TierKV: ours over the best of its policy and reactive ones. low and high: over host memory."""
-    runs = Runs(tick)
+    runs = PolicyRuns(tick)
     ours = [runs.run(MENDED, room, SLICE) for room in ROOMS_GB]
     stays, rates = ([row[key] for row in ours] for key in ("stay_tokens", "tokens_per_s"))
     published = [rate / runs.best(room, SLICE) for rate, room in zip(rates, ROOMS_GB, strict=True)]
@@ -59,11 +59,11 @@ def headline(tick: Tick) -> Headline:
         rate / max(runs.at_stay(name, room, stay) for name in RIVALS)
         for rate, room, stay in zip(rates, ROOMS_GB, stays, strict=True)
     ]
-    same = Figure.over(service, COMMAND)
+    same = HeadlineFigure.over(service, COMMAND)
     return Headline(
         what="tokens/s of mended over the best of TierKV's policy, LRU, LFU and static tiers, Llama-2-13B on an H100",
         figures={
-            "as_published": Figure.over(published, COMMAND),
+            "as_published": HeadlineFigure.over(published, COMMAND),
             "same_schedule": same,
             "same_error": same,
             "same_hardware_plain_ssd": same,

@@ -13,7 +13,7 @@ from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.constants import FEW_TOKENS
 from eval.papers.tutti.evaluate import DRIVES, TUTTI
 from eval.papers.tutti.in_drives import Drives
-from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reading import GpuReading, Path
 
 COMMAND = "vcsd eval fair --only tutti"
 PREFIX, NEWS = 128 * 1024, (1, 4, 16, 64, 256)
@@ -21,7 +21,7 @@ VARIED = ("engine.lanes", "timing.channel_bytes_per_s", "link.bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TuttiCase:
     """Drives, the path over which Tutti loads, and new tokens."""
 
     spec: DriveSpec = INSTCSD_OVERLAPPED
@@ -29,11 +29,11 @@ class Case:
     new: int = 1
 
 
-def _reading() -> Reading:
-    return Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), overlay("tutti", FEW_TOKENS))
+def _reading() -> GpuReading:
+    return GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), overlay("tutti", FEW_TOKENS))
 
 
-def ratios(case: Case) -> Mapping[str, float]:
+def ratios(case: TuttiCase) -> Mapping[str, float]:
     """Loading over attending in drives, by condition."""
     reading = _reading()
     drives = Drives(case.spec, DRIVES, reading.model.shape)
@@ -47,17 +47,17 @@ def ratios(case: Case) -> Mapping[str, float]:
 
 def headline() -> Headline:
     """The headline of Tutti: one new token after 128K stored ones."""
-    case = Case()
+    case = TuttiCase()
     load = case.load_bytes_per_s
     varied = [
-        Varied("load_bytes_per_s", load, "bytes/s", lambda factor: Case(load_bytes_per_s=factor * load)),
-        *varied_drive(case.spec, Case, VARIED),
+        Varied("load_bytes_per_s", load, "bytes/s", lambda factor: TuttiCase(load_bytes_per_s=factor * load)),
+        *varied_drive(case.spec, TuttiCase, VARIED),
     ]
     found = Ranged.of(case, varied, ratios)
     losses = [
         {"setting": f"new tokens, {name}", "value": new, "other": "loading", "ratio": ratio}
         for new in NEWS
-        for name, ratio in ratios(Case(new=new)).items()
+        for name, ratio in ratios(TuttiCase(new=new)).items()
         if ratio < 1
     ]
     published = found.figure("as_published", COMMAND)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from csd_spec import DriveSpec, ModelShape
-from eval.fleet.drive_model import Coefficients, Rates
+from eval.fleet.drive_model import Coefficients, DriveRates
 from eval.fleet.emulated import EmulatedDrive
 from kv_cache.trace import Request
 
@@ -22,7 +22,7 @@ QUANTILES = 41
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CalibrationBench:
     """Drive and model to emulate. shape: the whole model."""
 
     spec: DriveSpec
@@ -61,7 +61,7 @@ def measure(drives: Sequence[EmulatedDrive], held: Mapping[int, int]) -> np.ndar
     return np.array([drive.layers_s() for drive in drives if held])
 
 
-def fit(bench: Bench) -> tuple[tuple[float, float], list[float], float]:
+def fit(bench: CalibrationBench) -> tuple[tuple[float, float], list[float], float]:
     """Coefficients, quantiles of a drive's ratio to the mean, and the fit's mean deviation in percent.
 
     Least squares of relative deviations: short steps count as much as long ones.
@@ -69,7 +69,7 @@ def fit(bench: Bench) -> tuple[tuple[float, float], list[float], float]:
     rows, ratios = list[tuple[float, float]](), list[float]()
     for drives in DRIVES:
         twins = [bench.drive(drives, FIT_TOKENS[1], number) for number in range(TWINS)]
-        rates = Rates.of(bench.spec, bench.shape, bench.heads(drives))
+        rates = DriveRates.of(bench.spec, bench.shape, bench.heads(drives))
         for tokens in compositions(bench.seed):
             measure(twins, {})
             seconds = measure(twins, dict(enumerate(tokens)))
@@ -83,7 +83,7 @@ def fit(bench: Bench) -> tuple[tuple[float, float], list[float], float]:
 
 
 def deviations(
-    bench: Bench, fitted: Coefficients, requests: Sequence[Request], drives: int, points: int = POINTS
+    bench: CalibrationBench, fitted: Coefficients, requests: Sequence[Request], drives: int, points: int = POINTS
 ) -> list[float]:
     """Percent by which the model's step differs from the emulator's, at each composition.
 
@@ -91,7 +91,7 @@ def deviations(
     """
     context = max(each.tokens for each in requests)
     emulated = [bench.drive(drives, context, 100 + number) for number in range(drives)]  # not those of the fit
-    rates, found = Rates.of(bench.spec, bench.shape, bench.heads(drives)), []
+    rates, found = DriveRates.of(bench.spec, bench.shape, bench.heads(drives)), []
     for held in over_time(requests, points):
         seconds = measure(emulated, held).max(axis=0).sum()
         modelled = LAYERS * fitted.slowest(drives) * rates.layer_s(fitted, list(held.values()))
@@ -99,7 +99,7 @@ def deviations(
     return found
 
 
-def calibrate(bench: Bench, requests: Sequence[Request], name: str, command: str) -> Coefficients:
+def calibrate(bench: CalibrationBench, requests: Sequence[Request], name: str, command: str) -> Coefficients:
     """Fitted coefficients with their deviation at the first requests of a trace."""
     (command_s, transfer), ratios, percent = fit(bench)
     fitted = Coefficients(

@@ -18,9 +18,9 @@ import typer
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
-from eval.fleet.drive_model import SHIPPED, Rates, coefficients
+from eval.fleet.drive_model import SHIPPED, DriveRates, coefficients
 from eval.fleet.fleet import NO_NETWORK, checked_gpu, checked_model, port_of
-from eval.fleet.machine import Machine, Scheme
+from eval.fleet.machine import FleetHost, Scheme
 from vcsd.tables import flat_table, table
 
 FORMAT = "vcsd-cost-table/1"
@@ -33,7 +33,7 @@ VIDUR_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CostTableOptions:
     """A host with drives, and the size of the table."""
 
     model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b"
@@ -52,10 +52,10 @@ class Setting:
     vidur: Annotated[Path | None, typer.Option(help="attention.csv for Vidur to write")] = None
 
 
-def machine_of(setting: Setting) -> Machine:
+def machine_of(setting: CostTableOptions) -> FleetHost:
     """The host; raises ValueError for a model without KV heads or a GPU that does not hold it."""
     model = checked_model(setting.model)
-    return Machine(
+    return FleetHost(
         model=model,
         gpu=checked_gpu(setting.gpu, model),
         spec=INSTCSD_OVERLAPPED,
@@ -79,20 +79,20 @@ def graded(first: int, last: int) -> list[int]:
     return sorted({round(each) for each in np.geomspace(first, last, count)})
 
 
-def decode_s(machine: Machine, batch: int, tokens: int) -> float:
+def decode_s(machine: FleetHost, batch: int, tokens: int) -> float:
     """Seconds of a layer's attention of a batch in the drives: with commands, link and network.
 
     Sequences are spread evenly over the groups of the host.
     """
     model, shards = machine.model, machine.shards
-    rates = Rates.of(machine.spec, model.shape, -(-model.kv_heads * shards // machine.group))
+    rates = DriveRates.of(machine.spec, model.shape, -(-model.kv_heads * shards // machine.group))
     in_group = -(-batch // machine.groups)
     chain_s = rates.chain_s([tokens] * in_group) / shards
     drive_s = machine.fitted.command_s + machine.fitted.transfer * chain_s
     return drive_s * machine.fitted.slowest(machine.group) + machine.transfer_s(batch)
 
 
-def rows_of(machine: Machine, batches: Iterable[int], tokens: Sequence[int]) -> list[dict[str, Any]]:
+def rows_of(machine: FleetHost, batches: Iterable[int], tokens: Sequence[int]) -> list[dict[str, Any]]:
     """Attention of a decode step by batch and context, each layer."""
     return [
         {"batch": batch, "tokens": each, "layer_s": decode_s(machine, batch, each)}
@@ -101,12 +101,12 @@ def rows_of(machine: Machine, batches: Iterable[int], tokens: Sequence[int]) -> 
     ]
 
 
-def prefix_s(machine: Machine) -> dict[str, float]:
+def prefix_s(machine: FleetHost) -> dict[str, float]:
     """Seconds per token of all layers: KV data that a prefill writes to the drives, and that the GPU reads back."""
     return {"write_token_s": float(machine.write_s.max()), "read_token_s": float(machine.read_s.max())}
 
 
-def vidur_rows(machine: Machine, setting: Setting) -> Iterator[dict[str, Any]]:
+def vidur_rows(machine: FleetHost, setting: CostTableOptions) -> Iterator[dict[str, Any]]:
     """Rows of Vidur's attention profile, milliseconds per layer.
 
     Decode rows have the drives' time. Prefill rows have the GPU's attention, or reading the stored prefix if that
@@ -135,7 +135,7 @@ def vidur_rows(machine: Machine, setting: Setting) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def write_vidur(path: Path, machine: Machine, setting: Setting) -> None:
+def write_vidur(path: Path, machine: FleetHost, setting: CostTableOptions) -> None:
     """Write the profile; raises ValueError if the file cannot be written."""
     try:
         with path.open("w", newline="") as file:
@@ -146,7 +146,7 @@ def write_vidur(path: Path, machine: Machine, setting: Setting) -> None:
         raise ValueError(f"--vidur {path}: {error.strerror}: choose a file in a folder that exists") from error
 
 
-def experiment(setting: Setting) -> Outcome:
+def experiment(setting: CostTableOptions) -> Outcome:
     """Cost table of a host's computational drives, for other simulators."""
     machine = machine_of(setting)
     fitted = machine.fitted

@@ -67,7 +67,7 @@ def coefficients(path: Path = SHIPPED) -> Coefficients:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DriveRates:
     """Data-sheet seconds of a layer on a drive that has `kv_heads` of a model.
 
     Attributes:
@@ -81,7 +81,7 @@ class Rates:
     tail_s: float
 
     @classmethod
-    def of(cls, spec: DriveSpec, shape: ModelShape, kv_heads: int) -> Rates:
+    def of(cls, spec: DriveSpec, shape: ModelShape, kv_heads: int) -> DriveRates:
         """A drive with some heads of a model."""
         engine, group = spec.engine, shape.q_heads // shape.kv_heads
         beats = -(-shape.head_dim // engine.lanes) * group

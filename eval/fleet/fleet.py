@@ -14,11 +14,11 @@ import yaml
 from csd_spec.network import NETWORKS, Network, network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
-from eval.fleet.calibrate import REQUESTS, Bench, calibrate
+from eval.fleet.calibrate import REQUESTS, CalibrationBench, calibrate
 from eval.fleet.drive_model import SHIPPED, Coefficients, coefficients
 from eval.fleet.events import IDLE, RESOURCES, TPOT, TTFT
-from eval.fleet.jobs import BACKLOG_REQUESTS, Job, run_jobs
-from eval.fleet.machine import Machine, PrefixReuse, Scheme
+from eval.fleet.jobs import BACKLOG_REQUESTS, FleetJob, run_jobs
+from eval.fleet.machine import FleetHost, PrefixReuse, Scheme
 from eval.fleet.simulation import Served
 from eval.fleet.workload import period_s
 from eval.options import RayAddress
@@ -35,7 +35,7 @@ NO_NETWORK = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class FleetOptions:
     """Options of the simulation."""
 
     trace: TracePath = None
@@ -104,17 +104,17 @@ def checked_gpu(name: str, model: Model) -> Gpu:
     return gpu
 
 
-def hosts_of(setting: Setting, drives: int) -> int:
+def hosts_of(setting: FleetOptions, drives: int) -> int:
     """Hosts that are used."""
     return min(setting.hosts, drives)
 
 
-def machine_of(setting: Setting, trace: Trace) -> Machine:
+def machine_of(setting: FleetOptions, trace: Trace) -> FleetHost:
     """A host; raises ValueError where hosts would differ, or the model is another kind."""
     model, hosts = checked_model(setting.model), hosts_of(setting, setting.drives)
     if setting.drives % hosts:
         raise ValueError(f"drives = {setting.drives}: choose a multiple of the {hosts} hosts")
-    return Machine(
+    return FleetHost(
         model=model,
         gpu=checked_gpu(setting.gpu, model),
         spec=INSTCSD_OVERLAPPED,
@@ -126,12 +126,12 @@ def machine_of(setting: Setting, trace: Trace) -> Machine:
     )
 
 
-def fitted_of(setting: Setting, trace: Trace) -> Coefficients:
+def fitted_of(setting: FleetOptions, trace: Trace) -> Coefficients:
     """The drive's coefficients, fitted now or before."""
     if not setting.calibrate:
         return coefficients(setting.coefficients or SHIPPED)
     command = f"vcsd eval fleet --calibrate --model {setting.model} --trace {trace.name} --seed {setting.seed}"
-    bench = Bench(INSTCSD_OVERLAPPED, Model.load(setting.model).shape, setting.seed)
+    bench = CalibrationBench(INSTCSD_OVERLAPPED, Model.load(setting.model).shape, setting.seed)
     fitted = calibrate(bench, trace.requests[:REQUESTS], trace.name, command)
     if setting.coefficients:
         setting.coefficients.write_text(yaml.safe_dump(asdict(fitted), sort_keys=False))
@@ -171,19 +171,19 @@ def _percentiles(served: Served, which: int) -> dict[str, float | None]:
     return {f"p{at}": served.percentile_s(which, at) for at in (50, 99)}
 
 
-def sizes(setting: Setting) -> list[int]:
+def sizes(setting: FleetOptions) -> list[int]:
     """Drives of the sweep: powers of two up to the largest fleet, multiples of their hosts."""
     powers = (1 << each for each in range(MAX_DRIVES.bit_length()))
     return [drives for drives in powers if drives % hosts_of(setting, drives) == 0]
 
 
-def size_job(setting: Setting, machine: Machine, trace: Trace, drives: int) -> Job:
+def size_job(setting: FleetOptions, machine: FleetHost, trace: Trace, drives: int) -> FleetJob:
     """One host of a fleet of a size, which is never idle: hosts are alike and share nothing."""
     each = machine.with_drives(drives // hosts_of(setting, drives))
-    return Job(machine=each, hosts=1, trace=trace, hours=SWEEP_HOURS, seed=setting.seed, waiting="drawn")
+    return FleetJob(machine=each, hosts=1, trace=trace, hours=SWEEP_HOURS, seed=setting.seed, waiting="drawn")
 
 
-def row_of(setting: Setting, drives: int, served: Served) -> dict[str, Any]:
+def row_of(setting: FleetOptions, drives: int, served: Served) -> dict[str, Any]:
     """A row of the sweep."""
     hosts = hosts_of(setting, drives)
     return {"drives": drives, "hosts": hosts, "tokens_per_s": hosts * busy_rate(served), "bound": busiest(served)}
@@ -194,7 +194,7 @@ def busy_rate(served: Served) -> float:
     return float(served.made.sum() / served.spent_s[:, IDLE + 1 :].sum())
 
 
-def extrapolate(setting: Setting, machine: Machine, trace: Trace, rows: list[dict[str, Any]]) -> None:
+def extrapolate(setting: FleetOptions, machine: FleetHost, trace: Trace, rows: list[dict[str, Any]]) -> None:
     """Add sizes beyond the largest fleet until scaling ends."""
     drives = 2 * rows[-1]["drives"]
     while drives <= EXTRAPOLATED and ends_of(rows)[0] is None:
@@ -203,7 +203,7 @@ def extrapolate(setting: Setting, machine: Machine, trace: Trace, rows: list[dic
         drives *= 2
 
 
-def variants(machine: Machine) -> dict[str, Scheme]:
+def variants(machine: FleetHost) -> dict[str, Scheme]:
     """The scheme as it is set, and with one change at a time."""
     given = machine.scheme
     sharded = {"token_shards": 2}
@@ -221,11 +221,11 @@ def variants(machine: Machine) -> dict[str, Scheme]:
     return {name: replace(given, **change) for name, change in changes.items()}
 
 
-def variant_jobs(setting: Setting, machine: Machine, trace: Trace) -> list[Job]:
+def variant_jobs(setting: FleetOptions, machine: FleetHost, trace: Trace) -> list[FleetJob]:
     """Two runs of each variant: arrivals of the trace's first period, and all of its requests waiting."""
     hours, hosts = min(setting.hours, period_s(trace) / 3600), hosts_of(setting, setting.drives)
     return [
-        Job(
+        FleetJob(
             machine=replace(machine, scheme=scheme), hosts=hosts, trace=trace, hours=hours,
             rate=setting.rate if waiting == "no" else 1.0, seed=setting.seed, waiting=waiting,
         )
@@ -234,7 +234,7 @@ def variant_jobs(setting: Setting, machine: Machine, trace: Trace) -> list[Job]:
     ]  # fmt: skip
 
 
-def compared(machine: Machine, results: Sequence[Served]) -> list[dict[str, Any]]:
+def compared(machine: FleetHost, results: Sequence[Served]) -> list[dict[str, Any]]:
     """Rows of the variants."""
     rows = list[dict[str, Any]]()
     for name, arriving, waiting in zip(variants(machine), results[::2], results[1::2], strict=True):
@@ -259,7 +259,7 @@ def ends_of(rows: Sequence[dict[str, Any]]) -> tuple[int | None, str]:
     return None, f"does not end within {rows[-1]['drives']} drives: {rows[-1]['bound']}" if rows else ""
 
 
-def experiment(setting: Setting) -> Outcome:
+def experiment(setting: FleetOptions) -> Outcome:
     """Tokens/s, TTFT and TPOT of a fleet of computational drives under a trace, and where scaling ends."""
     trace = public_trace(setting.trace)
     machine = machine_of(setting, trace)
@@ -268,7 +268,9 @@ def experiment(setting: Setting) -> Outcome:
     hosts, swept = hosts_of(setting, setting.drives), sizes(setting)
     served, *others = run_jobs(
         [
-            Job(machine=machine, hosts=hosts, trace=trace, hours=setting.hours, rate=setting.rate, seed=setting.seed),
+            FleetJob(
+                machine=machine, hosts=hosts, trace=trace, hours=setting.hours, rate=setting.rate, seed=setting.seed
+            ),
             *(size_job(setting, machine, trace, drives) for drives in swept),
             *variant_jobs(setting, machine, trace),
         ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eval.fleet.machine import Machine
+from eval.fleet.machine import FleetHost
 from eval.fleet.simulation import Served, serve
 from eval.fleet.workload import Arrivals, backlog, periods
 from eval.sweep import cores, sweep, sweep_on_ray
@@ -18,7 +18,7 @@ BACKLOG_REQUESTS = 1 << 16  # drawn for a host that is never idle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class FleetJob:
     """One run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Job:
             `drawn`: 65,536 requests wait, drawn one by one, so that they share no prefixes.
     """
 
-    machine: Machine
+    machine: FleetHost
     hosts: int
     trace: Trace
     hours: float
@@ -54,7 +54,7 @@ def longest_prompt(trace: Trace) -> int:
     return max(each.input_tokens for each in trace.requests)
 
 
-def run_job(job: Job, tick: Tick = no_tick) -> Served:
+def run_job(job: FleetJob, tick: Tick = no_tick) -> Served:
     """Run one job."""
     one = job.machine
     served = serve(
@@ -64,7 +64,7 @@ def run_job(job: Job, tick: Tick = no_tick) -> Served:
     return served
 
 
-def run_jobs(jobs: Sequence[Job], ray: str | None) -> list[Served]:
+def run_jobs(jobs: Sequence[FleetJob], ray: str | None) -> list[Served]:
     """Run all jobs; their results do not depend on where they run.
 
     Args:

@@ -11,7 +11,7 @@ from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
 from csd_spec import DriveSpec
 from csd_spec.arrays import F64
 from csd_spec.network import Network
-from eval.fleet.drive_model import FP16_BYTES, Coefficients, Rates
+from eval.fleet.drive_model import FP16_BYTES, Coefficients, DriveRates
 from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs
 from eval.papers.instinfer.systems import SUMS_BYTES
 from eval.papers.profiles import Gpu, Model
@@ -44,7 +44,7 @@ class Scheme:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class FleetHost:
     """A host with one GPU and its drives, which are groups that each have all KV heads.
 
     Attributes:
@@ -87,7 +87,7 @@ class Machine:
     def costs(self, longest: int) -> Costs:
         """Seconds of the host's work. longest: tokens of the longest prompt."""
         layers, fitted, parts = self.model.shape.layers, self.fitted, self.scheme.micro_batches
-        rates = Rates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
+        rates = DriveRates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
         each = layers * fitted.transfer * np.array([rates.flash_s, rates.engine_s, rates.tail_s]) / self.shards
         rows = [self._outside_s(batch) for batch in range(self.groups * self.slots + 1)]
         new_s, seen_s = self._prefill_tables(longest)
@@ -177,7 +177,7 @@ class Machine:
                 f"{room / 2**40:.1f}: take a smaller --batch, or more --drives for each host"
             )
 
-    def with_drives(self, drives: int) -> Machine:
+    def with_drives(self, drives: int) -> FleetHost:
         """The same host with other drives."""
         return replace(self, drives=drives)
 

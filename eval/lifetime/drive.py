@@ -19,7 +19,7 @@ YEAR_DAYS = 365.25
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DriveTraffic:
     """Traffic of one of several drives.
 
     Attributes:
@@ -60,7 +60,7 @@ def scaled(spec: DriveSpec, scale: int) -> DriveSpec:
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestTally:
     """Counts of the requests that count.
 
     Attributes:
@@ -91,7 +91,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class DriveCounts:
     """Work of a drive since it was warm.
 
     Attributes:
@@ -103,7 +103,7 @@ class Counts:
         block_erases: Least, mean and most of a block since the drive was new.
     """
 
-    tally: Tally
+    tally: RequestTally
     host_pages: int
     moved_pages: int
     programmed_pages: int
@@ -124,24 +124,24 @@ class Meter:
     """Counts what a drive does."""
 
     def __init__(self, ftl: Ftl) -> None:
-        self.ftl, self.tally = ftl, Tally()
+        self.ftl, self.tally = ftl, RequestTally()
         self._before = (0, 0, 0, 0)
 
     def start(self) -> None:
         """Count from now on."""
-        self.tally, self._before = Tally(), self._totals()
+        self.tally, self._before = RequestTally(), self._totals()
 
     def _totals(self) -> tuple[int, int, int, int]:
         counters = self.ftl.counters
         programmed = counters.data + counters.journal + counters.moved
         return counters.data, counters.moved, programmed, int(self.ftl.nand.erase_count.sum())
 
-    def counts(self) -> Counts:
+    def counts(self) -> DriveCounts:
         """Counts since `start`."""
         erased = self.ftl.nand.erase_count
         spread = int(erased.min()), float(erased.mean()), int(erased.max())
         data, moved, programmed, erases = (now - then for now, then in zip(self._totals(), self._before, strict=True))
-        return Counts(self.tally, data, moved, programmed, erases, spread)
+        return DriveCounts(self.tally, data, moved, programmed, erases, spread)
 
     def read(self, ppns: U32, now_ns: int, number: int) -> None:
         """Read pages for a request; the latency of one of them, read first, is noted."""
@@ -152,10 +152,10 @@ class Meter:
         self.tally.read_pages += ppns.size
 
 
-class Replay(ABC):
+class DayReplay(ABC):
     """Requests of a day on one drive, which stores no content."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: DriveTraffic) -> None:
         self.load = load
         self.ftl = Ftl(load.spec, Nand(load.spec.geometry, payload=False))
         self.meter = Meter(self.ftl)
@@ -164,7 +164,7 @@ class Replay(ABC):
     def visit(self, visit: Visit, number: int) -> None:
         """Read what a request reuses, and store the rest. number: of the request in the day."""
 
-    def run(self, tick: Tick = no_tick) -> Counts:
+    def run(self, tick: Tick = no_tick) -> DriveCounts:
         """Replay the day; counted is what happens from when the drive is warm."""
         warm_s, warm = WARM * self.load.hours * 3600, False
         for number, visit in enumerate(self.load.day.visits):
@@ -176,17 +176,17 @@ class Replay(ABC):
         return self.meter.counts()
 
 
-def counted_days(load: Load) -> float:
+def counted_days(load: DriveTraffic) -> float:
     """Days of the trace that count."""
     return (1 - WARM) * load.hours / 24
 
 
-def years(counts: Counts, load: Load, cycles: float) -> float:
+def years(counts: DriveCounts, load: DriveTraffic, cycles: float) -> float:
     """Years until the mean block has its rated cycles, at the rate of the hours that count."""
     pages_a_day = counts.programmed_pages / counted_days(load)
     return cycles * load.spec.geometry.pages / max(1.0, pages_a_day) / YEAR_DAYS
 
 
-def dwpd(counts: Counts, load: Load) -> float:
+def dwpd(counts: DriveCounts, load: DriveTraffic) -> float:
     """Host writes a day over the logical capacity."""
     return counts.host_pages / counted_days(load) / load.logical_pages

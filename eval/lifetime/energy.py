@@ -13,7 +13,7 @@ from pydantic import Field
 
 from csd_spec import DriveSpec
 from csd_spec.checked import frozen_value
-from eval.lifetime.drive import Counts
+from eval.lifetime.drive import DriveCounts
 from eval.papers.profiles import Model
 from nvmevirt_config.document import read_yaml
 
@@ -26,7 +26,7 @@ GPU_BYTES_PER_S, GPU_FLOPS = 3.35e12, 989e12  # H100 SXM data sheet
 
 
 @frozen_value
-class Constant:
+class EnergyConstant:
     """A number with its range. low and high are those of the energy, or of the years, that it leads to."""
 
     unit: str
@@ -42,10 +42,10 @@ class Constant:
 
 
 @frozen_value
-class Constants:
+class EnergyConstants:
     """All constants by name."""
 
-    constants: dict[str, Constant]
+    constants: dict[str, EnergyConstant]
 
     def at(self, bound: Bound) -> dict[str, float]:
         """The numbers by name."""
@@ -53,9 +53,9 @@ class Constants:
 
 
 @cache
-def constants() -> Constants:
+def constants() -> EnergyConstants:
     """The shipped ones."""
-    return read_yaml(Path(__file__).parent / "constants.yaml", Constants)
+    return read_yaml(Path(__file__).parent / "constants.yaml", EnergyConstants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ReplayWork:
     """Requests of a replay, and the flash operations of all drives for them."""
 
     kind: str
     layout: str
-    counts: Counts
+    counts: DriveCounts
     model: Model
     spec: DriveSpec
     drives: int
@@ -86,7 +86,7 @@ class Work:
         return self.model.shape.kv_bytes_per_token
 
 
-def units(work: Work, at: Mapping[str, float]) -> dict[str, float]:
+def units(work: ReplayWork, at: Mapping[str, float]) -> dict[str, float]:
     """Joules by unit, of all requests that were counted.
 
     Flash holds prompts in every kind but host memory, and answers too where decoding reads from it. New prompt tokens
@@ -120,26 +120,26 @@ def units(work: Work, at: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def decoded_bytes(work: Work, at: Mapping[str, float]) -> float:
+def decoded_bytes(work: ReplayWork, at: Mapping[str, float]) -> float:
     """Bytes of flash pages that output tokens attend to."""
     share = at["selected"] if work.layout.startswith(PROGRESSIVE) else 1.0
     of_kind = {"in drives": share, "plain SSD": 1.0}.get(work.kind, 0.0)
     return of_kind * work.counts.tally.context_tokens * work.kv_bytes
 
 
-def _query_bytes(work: Work) -> float:
+def _query_bytes(work: ReplayWork) -> float:
     """Queries and outputs of an output token, and its keys and values, FP16."""
     shape = work.model.shape
     return 2 * shape.layers * shape.q_heads * shape.head_dim * 2 + work.kv_bytes
 
 
-def _macs(work: Work) -> float:
+def _macs(work: ReplayWork) -> float:
     """Products of output tokens with all keys and values of their context: more than a selection takes."""
     shape = work.model.shape
     return 2 * shape.layers * shape.q_heads * shape.head_dim * work.counts.tally.context_tokens
 
 
-def _gpu(work: Work, attended_bytes: float, batch: float) -> tuple[float, float]:
+def _gpu(work: ReplayWork, attended_bytes: float, batch: float) -> tuple[float, float]:
     """Bytes of GPU memory, and operations."""
     tally, shape = work.counts.tally, work.model.shape
     new = tally.input_tokens - tally.reused_tokens
@@ -150,14 +150,14 @@ def _gpu(work: Work, attended_bytes: float, batch: float) -> tuple[float, float]
     return attended_bytes + work.model.read_bytes(batch) / batch * tally.output_tokens, flops
 
 
-def joules(work: Work) -> dict[str, dict[str, float]]:
+def joules(work: ReplayWork) -> dict[str, dict[str, float]]:
     """Joules a million output tokens by bound: each unit, and `total`."""
     per = MILLION / max(1, work.counts.tally.output_tokens)
     found = {bound: {name: each * per for name, each in units(work, constants().at(bound)).items()} for bound in BOUNDS}
     return {bound: each | {"total": sum(each.values())} for bound, each in found.items()}
 
 
-def dollars(work: Work, prices: Prices, years: float, tokens_per_year: float, capacity_bytes: float) -> float:
+def dollars(work: ReplayWork, prices: Prices, years: float, tokens_per_year: float, capacity_bytes: float) -> float:
     """Dollars a million output tokens: hardware by its years, energy, and time of the GPU at its roofline.
 
     Args:

@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 
 from csd_spec.arrays import I64
-from eval.lifetime.drive import Load, Replay
-from eval.lifetime.patterns import FILL, Pattern
+from eval.lifetime.drive import DayReplay, DriveTraffic
+from eval.lifetime.patterns import FILL, WritePattern
 from eval.lifetime.workload import Key, Visit
 from ftl.flash.placement import Writer
 
@@ -47,10 +47,10 @@ class BlockCache:
         return slots
 
 
-class EngineReplay(Replay):
+class EngineReplay(DayReplay):
     """One engine's pattern on one drive, while the caches of the others are only followed."""
 
-    def __init__(self, pattern: Pattern, load: Load, handles: int = 0, discard: bool = False) -> None:
+    def __init__(self, pattern: WritePattern, load: DriveTraffic, handles: int = 0, discard: bool = False) -> None:
         """handles: Placement handles that writes are spread over by turn of the conversation; 0: one for all.
         discard: Deletions reach the drive at once.
         """

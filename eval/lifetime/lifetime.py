@@ -12,8 +12,8 @@ import typer
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.experiment import Outcome
-from eval.lifetime.drive import WARM, YEAR_DAYS, Counts, Load, counted_days, dwpd, scaled, years
-from eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, Work, constants, decoded_bytes, dollars, joules
+from eval.lifetime.drive import WARM, YEAR_DAYS, DriveCounts, DriveTraffic, counted_days, dwpd, scaled, years
+from eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, ReplayWork, constants, decoded_bytes, dollars, joules
 from eval.lifetime.engines import EngineReplay
 from eval.lifetime.ours import OurReplay
 from eval.lifetime.patterns import FILL, PATTERNS
@@ -32,7 +32,7 @@ OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class LifetimeOptions:
     """Options of the replay."""
 
     trace: TracePath = None
@@ -48,7 +48,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayRun:
     """One row. name: engine, or `ours`. layout: in-drive layout of `ours`, else ""."""
 
     name: str
@@ -65,33 +65,33 @@ class Run:
         return f"{self.handles} handles" if self.handles else "discard" if self.discard else "-"
 
 
-def runs(percents: Sequence[float], handles: int) -> list[Run]:
+def runs(percents: Sequence[float], handles: int) -> list[ReplayRun]:
     """All rows; those that take longest first."""
     first, *others = percents
-    found = [Run(OURS, layout, first) for layout in LAYOUTS]
-    found += [Run(OURS, PROGRESSIVE, each) for each in others]
+    found = [ReplayRun(OURS, layout, first) for layout in LAYOUTS]
+    found += [ReplayRun(OURS, PROGRESSIVE, each) for each in others]
     for each in PATTERNS:
-        found += [Run(each.name, "", percent) for percent in percents]
-        found += [Run(each.name, "", first, handles), Run(each.name, "", first, discard=True)]
+        found += [ReplayRun(each.name, "", percent) for percent in percents]
+        found += [ReplayRun(each.name, "", first, handles), ReplayRun(each.name, "", first, discard=True)]
     return found
 
 
 @cache
-def _day(setting: Setting) -> Day:
+def _day(setting: LifetimeOptions) -> Day:
     return make_day(public_trace(setting.trace), setting.hours, 1 / setting.scale, setting.seed)
 
 
-def load_of(setting: Setting, percent: float, spec: DriveSpec = INSTCSD_OVERLAPPED) -> Load:
+def load_of(setting: LifetimeOptions, percent: float, spec: DriveSpec = INSTCSD_OVERLAPPED) -> DriveTraffic:
     """Traffic of one drive; raises ValueError for a model whose heads the drives cannot share."""
     shape = Model.load(setting.model).shape
     if shape.latent or shape.kv_heads % setting.drives:
         raise ValueError(f"model {setting.model}: {shape.kv_heads} KV heads: choose --drives that divide them")
-    return Load(
+    return DriveTraffic(
         scaled(spec, setting.scale), shape, setting.drives, _day(setting), setting.hours, setting.scale, percent
     )
 
 
-def replay(item: tuple[Run, Setting], tick: Tick) -> Counts:
+def replay(item: tuple[ReplayRun, LifetimeOptions], tick: Tick) -> DriveCounts:
     """One row's counts; raises ValueError if the drive has no room for the pattern."""
     run, setting = item
     load = load_of(setting, run.percent)
@@ -107,12 +107,12 @@ def replay(item: tuple[Run, Setting], tick: Tick) -> Counts:
         ) from error
 
 
-def row_of(run: Run, counts: Counts, setting: Setting, prices: Prices) -> dict[str, Any]:
+def row_of(run: ReplayRun, counts: DriveCounts, setting: LifetimeOptions, prices: Prices) -> dict[str, Any]:
     """A row's figures."""
     load, model, cycles = load_of(setting, run.percent), Model.load(setting.model), constants().constants["pe_cycles"]
     least, mean, most = counts.block_erases
     written = counts.programmed_pages * load.spec.geometry.page_bytes * setting.drives
-    work = Work("in drives" if run.layout else "engine", run.layout, counts, model, load.spec, setting.drives)
+    work = ReplayWork("in drives" if run.layout else "engine", run.layout, counts, model, load.spec, setting.drives)
     return {
         "engine": run.name,
         "layout": run.layout or "-",
@@ -133,13 +133,13 @@ def row_of(run: Run, counts: Counts, setting: Setting, prices: Prices) -> dict[s
     } | energy_of(work, load, prices)
 
 
-def attending_drives(work: Work, load: Load) -> float:
+def attending_drives(work: ReplayWork, load: DriveTraffic) -> float:
     """Drives whose channels deliver what all output tokens of the traffic attend to."""
     rate = decoded_bytes(work, constants().at("value")) * load.scale / (counted_days(load) * 86400)
     return rate / load.spec.flash_bytes_per_s
 
 
-def energy_of(work: Work, load: Load, prices: Prices) -> dict[str, Any]:
+def energy_of(work: ReplayWork, load: DriveTraffic, prices: Prices) -> dict[str, Any]:
     """Energy and money of a million output tokens."""
     found = joules(work)
     lives = years(work.counts, load, constants().constants["pe_cycles"].value)
@@ -152,12 +152,12 @@ def energy_of(work: Work, load: Load, prices: Prices) -> dict[str, Any]:
     }
 
 
-def offloaded(run: Run, counts: Counts, setting: Setting, prices: Prices) -> list[dict[str, Any]]:
+def offloaded(run: ReplayRun, counts: DriveCounts, setting: LifetimeOptions, prices: Prices) -> list[dict[str, Any]]:
     """Dense offload to plain SSDs, and the cache in host memory, with the hits and the flash writes of an engine."""
     load, model = load_of(setting, run.percent), Model.load(setting.model)
     return [
         {"kind": kind, "hits_of": run.name}
-        | energy_of(Work(kind, "", counts, model, load.spec, setting.drives), load, prices)
+        | energy_of(ReplayWork(kind, "", counts, model, load.spec, setting.drives), load, prices)
         for kind in ("plain SSD", "host memory")
     ]
 
@@ -177,7 +177,7 @@ def headline(rows: Sequence[dict[str, Any]], percent: float) -> dict[str, Any]:
     }
 
 
-def experiment(setting: Setting, prices: Prices) -> Outcome:
+def experiment(setting: LifetimeOptions, prices: Prices) -> Outcome:
     """Wear, read latency, energy and dollars of writes of engines and in-drive layouts, replayed through the FTL."""
     percents = numbers("over-provisioning", setting.over_provisioning, float)
     chosen = runs(percents, setting.streams)

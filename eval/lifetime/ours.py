@@ -10,7 +10,7 @@ import numpy as np
 
 from csd_spec import LAYOUTS
 from csd_spec.view import in_flash
-from eval.lifetime.drive import Load, Replay
+from eval.lifetime.drive import DayReplay, DriveTraffic
 from eval.lifetime.patterns import FILL
 from eval.lifetime.workload import Key, Visit
 from ftl.errors import OutOfSpaceError
@@ -25,7 +25,7 @@ class Chain:
     ends: dict[Key, int] = field(default_factory=dict)
 
 
-class OurReplay(Replay):
+class OurReplay(DayReplay):
     """Requests append their new tokens and their answers; prompts stay until others need the room.
 
     As in `host_driver.prefixes.store`: a prompt that goes on where another one ends is the same sequence, one that
@@ -33,7 +33,7 @@ class OurReplay(Replay):
     at its end, since traces do not tell whether it is used again.
     """
 
-    def __init__(self, layout: str, load: Load) -> None:
+    def __init__(self, layout: str, load: DriveTraffic) -> None:
         super().__init__(load)
         shape, tokens = load.shape, max(each.input_tokens for each in load.day.visits)
         self.layers, self.heads = shape.layers, max(1, shape.kv_heads // load.drives)

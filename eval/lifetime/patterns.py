@@ -10,7 +10,7 @@ FILL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class WritePattern:
     """An engine's objects. All of them evict the least recently used ones, and write prompts alone.
 
     Attributes:
@@ -27,26 +27,26 @@ class Pattern:
 
 
 PATTERNS = (
-    Pattern(
+    WritePattern(
         "LMCache",
         256,
         False,
         "chunk_size 256, cache_policy LRU, save_decode_cache and save_unfull_chunk false by default: "
         "github.com/LMCache/LMCache, docs/source/api_reference/configurations.rst",
     ),
-    Pattern(
+    WritePattern(
         "Mooncake",
         512,
         False,
         "blocks of 512 tokens: github.com/kvcache-ai/Mooncake, the trace's README; a file is an object: issue 578",
     ),
-    Pattern(
+    WritePattern(
         "HiCache",
         64,
         False,
         "--page-size 64, pages of all layers with page_first: docs.sglang.io/advanced_features/hicache_best_practices",
     ),
-    Pattern(
+    WritePattern(
         "vLLM",
         16,
         True,

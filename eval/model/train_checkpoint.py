@@ -201,7 +201,7 @@ def batch(rng: random.Random, corpus: bytes, stage: Stage, rows: int) -> tuple[t
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OptimizerStep:
     """One optimiser step."""
 
     stage: Stage
@@ -209,14 +209,15 @@ class Plan:
     rate: float
 
 
-def schedule(batch_tokens: int) -> list[Plan]:
+def schedule(batch_tokens: int) -> list[OptimizerStep]:
     """All steps of the training."""
     steps = []
     for stage in STAGES:
         rows = max(1, batch_tokens // stage.length)
         steps += [(stage, rows)] * (stage.tokens // (rows * stage.length))
     return [
-        Plan(stage, rows, learning_rate(number / len(steps), PEAK_RATE)) for number, (stage, rows) in enumerate(steps)
+        OptimizerStep(stage, rows, learning_rate(number / len(steps), PEAK_RATE))
+        for number, (stage, rows) in enumerate(steps)
     ]
 
 
@@ -262,7 +263,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
 
-class Run:
+class TrainingRun:
     """A training run that can be killed at any moment: its state goes to `path` every 100 steps."""
 
     def __init__(self, path: Path, seed: int, device: str) -> None:
@@ -290,7 +291,7 @@ class Run:
         torch.save(state, self.path.with_suffix(".new"))
         self.path.with_suffix(".new").replace(self.path)
 
-    def step(self, corpus: bytes, plan: Plan) -> float:
+    def step(self, corpus: bytes, plan: OptimizerStep) -> float:
         """One optimiser step; returns its weighted loss in nats a byte."""
         ids, weights = batch(random.Random(f"{self.seed}/{self.done}"), corpus, plan.stage, plan.rows)
         ids, weights = ids.to(self.device), weights.to(self.device)[:, 1:].flatten()
@@ -317,7 +318,7 @@ def main(
     device: str = "cuda" if torch.cuda.is_available() else "cpu",
 ) -> None:
     """Train, or go on training, and write the checkpoint with its loss curve."""
-    corpus, run, steps = load_corpus(), Run(state, seed, device), schedule(batch_tokens)
+    corpus, run, steps = load_corpus(), TrainingRun(state, seed, device), schedule(batch_tokens)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("training", total=len(steps), completed=run.done)
         for plan in steps[run.done :]:

@@ -18,7 +18,7 @@ MAX_PERCENT, MAX_POINTS = 15.0, 3.0  # largest error that a model explains, the 
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Kind(StrEnum):
+class ClaimKind(StrEnum):
     """Relation of a printed value to our model."""
 
     INPUT = "input"  # taken as printed: an input of the model, or outside its scope
@@ -38,8 +38,13 @@ class Source(StrEnum):
     COUNT = "count"  # bytes, blocks, combinations: no time in it
 
 
-WITH_REASON = (Kind.CONTRADICTS, Kind.UNDETERMINED, Kind.UNMODELLED)
-COMPUTED = (Kind.CALIBRATED, Kind.DERIVED, Kind.PREDICTED, Kind.CONTRADICTS)  # our value is required
+WITH_REASON = (ClaimKind.CONTRADICTS, ClaimKind.UNDETERMINED, ClaimKind.UNMODELLED)
+COMPUTED = (
+    ClaimKind.CALIBRATED,
+    ClaimKind.DERIVED,
+    ClaimKind.PREDICTED,
+    ClaimKind.CONTRADICTS,
+)  # our value is required
 
 
 @frozen_value
@@ -64,7 +69,7 @@ class Claim:
     value: float
     unit: Text
     bound: Literal["", "<", ">"] = ""
-    kind: Kind = Kind.PREDICTED
+    kind: ClaimKind = ClaimKind.PREDICTED
     source: Source | None = None
     reason: str = ""
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from csd_spec.arrays import F64
 from eval.papers import paper as papers
-from eval.papers.claims import Kind
+from eval.papers.claims import ClaimKind
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Paper
 from eval.sweep import cores
 from vcsd.progress import Tick
 
 STEP = 0.05
-FITTED = (Kind.CALIBRATED, Kind.PREDICTED)
+FITTED = (ClaimKind.CALIBRATED, ClaimKind.PREDICTED)
 ROUNDS, LEAST = 50, 0.005  # of reweighting, and the error below which the weight of a row stays the same
 SEEN = 1e-3  # a relative change of a value in the constants' direction that counts
 

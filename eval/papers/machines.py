@@ -35,7 +35,7 @@ OF_PEAK = "prefill_tflops"  # reached in prefill; becomes a share of the peak of
 
 
 @frozen_value
-class Entry:
+class OverlayEntry:
     """A number of an overlay: why it may be so, and the claim that fixes it; without one it is assumed."""
 
     value: float
@@ -50,7 +50,7 @@ class PaperMachine:
 
     model: str
     gpu: str
-    overlays: dict[str, dict[str, Entry]]
+    overlays: dict[str, dict[str, OverlayEntry]]
 
     def __post_init__(self) -> None:
         for name, entries in self.overlays.items():
@@ -133,5 +133,5 @@ def _times(cost: CostModel, tokens: int, batch: int) -> dict[str, float]:
     return {"prefill_s": cost.prefill_s(tokens), "decode_s": cost.decode_s(batch, batch * tokens)}
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def _entry(entry: OverlayEntry) -> dict[str, Any]:
     return {"value": entry.value, "unit": entry.unit, "why": entry.why, "fixed_by": entry.fixed_by}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from eval.papers.claims import MAX_PERCENT, Claim, Kind, Source
+from eval.papers.claims import MAX_PERCENT, Claim, ClaimKind, Source
 from eval.papers.options import MachineOptions, Simulated
 
-FOLLOWS = (Kind.DERIVED, Kind.PREDICTED)
+FOLLOWS = (ClaimKind.DERIVED, ClaimKind.PREDICTED)
 FACTORS: dict[str, float] = {}  # of constants in this process, by key; set before a paper's modules are imported
 
 
@@ -112,13 +112,13 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
     rows = [_row(paper, claim, evaluation) for claim in paper.claims]
     predicted = [(claim, row) for claim, row in zip(paper.claims, rows, strict=True) if claim.kind in FOLLOWS]
     errors = {claim.id: abs(row["error_percent"]) for claim, row in predicted}
-    independent = [errors[claim.id] for claim, _ in predicted if claim.kind is Kind.PREDICTED and not claim.bound]
+    independent = [errors[claim.id] for claim, _ in predicted if claim.kind is ClaimKind.PREDICTED and not claim.bound]
     off = [claim.id for claim, row in predicted if claim.is_off(row["ours"])]
     kinds = Counter(claim.kind for claim in paper.claims)
     reason = "beyond what the model explains; nothing was fitted to it"
     return {
         "rows": rows,
-        "counts": {str(kind): kinds[kind] for kind in Kind},
+        "counts": {str(kind): kinds[kind] for kind in ClaimKind},
         "exceptions": [{"id": each, "reason": reason} for each in off],
         "calibrated": [asdict(each) for each in paper.calibrated],
         "assumed": [{key: value for key, value in asdict(each).items() if key != "fixed_by"} for each in paper.assumed],
@@ -149,9 +149,9 @@ def _spread(errors: list[float]) -> dict[str, Any]:
 
 def _row(paper: Paper, claim: Claim, evaluation: Evaluation) -> dict[str, Any]:
     """A claim with our value, as in the JSON result."""
-    ours = evaluation.values.get(claim.id, claim.value if claim.kind is Kind.INPUT else None)
+    ours = evaluation.values.get(claim.id, claim.value if claim.kind is ClaimKind.INPUT else None)
     engine = evaluation.engine.get(claim.id)
-    if ours is None and claim.kind not in (Kind.UNDETERMINED, Kind.UNMODELLED):
+    if ours is None and claim.kind not in (ClaimKind.UNDETERMINED, ClaimKind.UNMODELLED):
         raise ValueError(f"{paper.name}: {claim.id} is {claim.kind} and needs a computed value: add it to evaluate")
     unit = "" if claim.unit == "x" else f", {claim.unit}"
     return {

@@ -58,7 +58,7 @@ class Params(NamedTuple):
         return cls(**{name: getattr(spec, name) for name in cls._fields})
 
 
-class State(NamedTuple):
+class ConventionalState(NamedTuple):
     """Everything that requests change."""
 
     l2p: I32  # (partitions, units): physical unit, -1 unmapped

@@ -9,7 +9,7 @@ import numpy as np
 
 from csd_spec import BlockSsdSpec
 from csd_spec.arrays import I64
-from eval.rivals._conventional import READ, SLOTS, WRITE, Params, State, run_closed_loop, run_replay
+from eval.rivals._conventional import READ, SLOTS, WRITE, ConventionalState, Params, run_closed_loop, run_replay
 
 __all__ = ["READ", "WRITE", "ConventionalSsd"]
 
@@ -22,7 +22,7 @@ class ConventionalSsd:
         self._p = Params.of(spec)
         self._s = self._filled()
 
-    def _filled(self) -> State:
+    def _filled(self) -> ConventionalState:
         spec, parts, lines = self.spec, self.spec.partitions, self.spec.blocks_per_lun
         physical, logical = lines * spec.line_units, spec.logical_units // parts
         l2p = np.tile(np.arange(logical, dtype=np.int32), (parts, 1))
@@ -35,7 +35,7 @@ class ConventionalSsd:
         closed[:, :full] = True
         free = np.tile(np.arange(lines, dtype=np.int32), (parts, 1))
         pointer = np.tile(np.array([[full, rest], [full + 1, 0]], np.int64), (parts, 1, 1))
-        return State(
+        return ConventionalState(
             l2p, p2l, valid, closed, free,
             free_ends=np.tile(np.array([full + 2, lines - full - 2], np.int64), (parts, 1)),
             pointer=pointer,

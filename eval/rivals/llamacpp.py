@@ -21,7 +21,7 @@ CHUNK = 512  # tokens of a prompt that are handed over at once
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CacheKind:
     """fp16: of its cache, as drives have it; else fp32. flash: attention by its kernel that keeps no scores."""
 
     fp16: bool
@@ -33,13 +33,13 @@ class Kind:
 
 
 KINDS = {
-    "llama.cpp, fp32": Kind(fp16=False),
-    "llama.cpp, fp16": Kind(fp16=True),
-    "llama.cpp, fp16, flash": Kind(fp16=True, flash=True),
+    "llama.cpp, fp32": CacheKind(fp16=False),
+    "llama.cpp, fp16": CacheKind(fp16=True),
+    "llama.cpp, fp16, flash": CacheKind(fp16=True, flash=True),
 }
 
 
-def kinds_of(dtype: torch.dtype) -> dict[str, Kind]:
+def kinds_of(dtype: torch.dtype) -> dict[str, CacheKind]:
     """What may be compared with a model: in 16 bits its cache has no 32."""
     return {name: kind for name, kind in KINDS.items() if kind.fp16 or dtype is torch.float32}
 
@@ -106,7 +106,7 @@ def _in_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
 class LlamaCpp:
     """A model, and a cache with room for `tokens` of each sequence. Raises OSError where it refuses one of them."""
 
-    def __init__(self, model: PreTrainedModel, tokens: int, batch: int, threads: int, kind: Kind) -> None:
+    def __init__(self, model: PreTrainedModel, tokens: int, batch: int, threads: int, kind: CacheKind) -> None:
         import llama_cpp
 
         self._api: Any = llama_cpp

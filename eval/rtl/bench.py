@@ -49,7 +49,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ScoredHead:
     """One KV head's queries (G, d), FP16, its score pages (pages, page_bytes) and the digits in them."""
 
     q: F16
@@ -57,7 +57,7 @@ class Head:
     widths: list[list[int]]
 
 
-def recorded(tokens: int) -> tuple[ProgressiveShape, list[Head], list[int]]:
+def recorded(tokens: int) -> tuple[ProgressiveShape, list[ScoredHead], list[int]]:
     """A head of each layer of the shipped model, and the tokens of its pages."""
     model, tokenizer = load(CHECKPOINT)
     ids = torch.tensor(tokenizer(TEXT.read_text())["input_ids"])[None, :tokens]
@@ -75,11 +75,11 @@ def recorded(tokens: int) -> tuple[ProgressiveShape, list[Head], list[int]]:
             begin_scores(pages[number : number + 1], shape.form, rows)
             put_scores(pages[number : number + 1], shape.form, 0, rows)
         widths = pages[:, 4 * d : 5 * d].tolist()
-        heads.append(Head(part.q[0, group * head : group * (head + 1), -1], pages, widths))
+        heads.append(ScoredHead(part.q[0, group * head : group * (head + 1), -1], pages, widths))
     return shape, heads, lengths
 
 
-def golden(head: Head, lengths: list[int], shape: ProgressiveShape) -> I64:
+def golden(head: ScoredHead, lengths: list[int], shape: ProgressiveShape) -> I64:
     """Scores as the RTL gives them: (score, query, flags) token by token."""
     rows = []
     for page, length in zip(head.pages, lengths, strict=True):
@@ -111,7 +111,9 @@ def _tools(simulator: str) -> Iterator[Any]:
         os.environ.update(before)
 
 
-def simulated(shape: ProgressiveShape, heads: list[Head], lengths: list[int], simulator: str) -> list[tuple[I64, int]]:
+def simulated(
+    shape: ProgressiveShape, heads: list[ScoredHead], lengths: list[int], simulator: str
+) -> list[tuple[I64, int]]:
     """Scores and cycles of each head, by simulation of `digit_scores`."""
     with _tools(simulator) as runner, tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PolicyOptions:
     """The requests, and the machine."""
 
     policy: Annotated[str, typer.Option(help=f"comma-separated names ({', '.join(POLICIES)}), FILE:NAME, or all")] = (
@@ -95,7 +95,7 @@ class Given:
         return cost, TierLimits(int(cost.room_blocks * block_bytes), host, cache)
 
 
-def run(name: str, policy: Policy, given: Given, trace: Trace, tick: Tick) -> Row:
+def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tick) -> Row:
     """A trace under a policy, as a row.
 
     Raises:
@@ -153,7 +153,7 @@ def _route_bytes(engine: Engine) -> dict[str, float]:
     return {f"{HOST}>{DEVICE}": engine.done.link_bytes}
 
 
-def experiment(given: Given) -> Outcome:
+def experiment(given: PolicyOptions) -> Outcome:
     """Policies compared on one trace and one machine, in modelled time."""
     if given.engine not in COSTS:
         raise ValueError(f"engine = {given.engine!r}: must be one of {', '.join(COSTS)}")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from eval.experiment import Outcome
-from eval.kept import Kept, fingerprint
+from eval.kept import ResultCache, fingerprint
 from eval.options import RayAddress, check_picture
 from eval.plot import lines, save_figure
 from eval.serving.machines import COSTS
@@ -83,7 +83,7 @@ class Letting:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TraceLoad:
     """Trace, arrival rates, and machine."""
 
     trace: Annotated[
@@ -132,11 +132,11 @@ class Load:
             return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
         return _faster(traces.load(self.trace).head(self.requests), load)
 
-    def kept(self, letting: Letting) -> Kept:
+    def kept(self, letting: Letting) -> ResultCache:
         """Rows of an earlier run with the same options that was killed."""
         asked = replace(self, picture=None, jobs=None, ray=None, progress_dir=None), letting
         files = [self.trace] if self.trace else []
-        return Kept(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
+        return ResultCache(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
 
     def runs(self, admission: AdmissionConfig) -> list[Run]:
         """All runs: each load, each objective, each system. Raises ValueError for an invalid combination."""
@@ -178,7 +178,7 @@ def _faster(trace: Trace, load: float) -> Trace:
     return replace(trace, requests=requests)
 
 
-def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
+def experiment(load: TraceLoad, letting: Letting = Letting()) -> Outcome:
     """Requests that come and go, served by several systems: deadlines, tails, throughput."""
     if load.engine not in COSTS:
         raise ValueError(f"engine = {load.engine!r}: must be one of {', '.join(COSTS)}")
@@ -210,7 +210,7 @@ def experiment(load: Load, letting: Letting = Letting()) -> Outcome:
     return Outcome(result, [_worth(load, rows), _tails(rows), _paths(rows)])
 
 
-def _side_by_side(load: Load, runs: Sequence[Run], kept: Kept) -> list[Row]:
+def _side_by_side(load: TraceLoad, runs: Sequence[Run], kept: ResultCache) -> list[Row]:
     """Rows of all runs; those that an earlier run has kept are not done again."""
 
     def compute(left: Sequence[Run], done: Done) -> None:
@@ -239,7 +239,7 @@ def _at(row: Row) -> tuple[str, str, str]:
     return f"{row['load']:g}", f"{row['slo_scale']:g}", row["system"]
 
 
-def _worth(load: Load, rows: Sequence[Row]) -> Any:
+def _worth(load: TraceLoad, rows: Sequence[Row]) -> Any:
     shown = [(*_at(row), *(f"{row[key]:.3f}" for key in WORTH), f"{row['output_error']:.4f}") for row in rows]
     columns = ("load", "x", "system", "deadlines met", "TBT", "by gaps", "TPOT", "end to end s", "requests/min")
     title = f"{rows[0]['trace']} on {COSTS[load.engine].name}, objective x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from csd_spec import BlockSsdSpec
 from eval.rivals.conventional import ConventionalSsd
-from eval.ssd.profile import Drive, Figure, shared
+from eval.ssd.profile import PublishedFigure, SsdProfile, shared
 from eval.ssd.workload import WORKLOADS, Workload
 
 SIMULATED_BYTES = 12 << 30  # with the drive's planes, over-provisioning and rates, and fewer pages to a block
@@ -15,21 +15,21 @@ REQUESTS = 60_000
 MEASURED_BYTES = 512 << 20  # less than the space that is free at the start, so that no block is collected
 
 
-def link_bytes_per_s(drive: Drive) -> float:
+def link_bytes_per_s(drive: SsdProfile) -> float:
     """Payload that the PCIe link moves, after coding and packet headers."""
     payload, overhead = shared()["tlp_payload_bytes"], shared()["tlp_overhead_bytes"]
     raw = GIGATRANSFERS[int(drive["pcie_generation"])] * 1e9 * 128 / 130 / 8 * drive["pcie_lanes"]
     return raw * payload / (payload + overhead)
 
 
-def program_ns(drive: Drive, in_cache: bool) -> int:
+def program_ns(drive: SsdProfile, in_cache: bool) -> int:
     """Time in which a plane programs one page; all planes of a die program at once."""
     if in_cache and drive["slc_cache"]:
         return round(shared()["slc_program_us"] * 1e3)
     return round(drive["planes"] * drive["page_kib"] * 1024 / drive["die_program_mb_per_s"] * 1e3)
 
 
-def block_ssd(drive: Drive, in_cache: bool = False) -> BlockSsdSpec:
+def block_ssd(drive: SsdProfile, in_cache: bool = False) -> BlockSsdSpec:
     """The drive as the model of a conventional SSD takes it: each plane is a LUN.
 
     Args:
@@ -88,7 +88,7 @@ def requests(load: Workload, spec: BlockSsdSpec, depth: int) -> int:
     return MEASURED_BYTES // load.block_bytes
 
 
-def simulate(drive: Drive, figure: Figure) -> float:
+def simulate(drive: SsdProfile, figure: PublishedFigure) -> float:
     """The published quantity in the model: of a closed loop, rate = depth / mean latency (Little).
 
     Args:

@@ -25,7 +25,7 @@ UNITS = ("MB/s", "IOPS", "us")
 
 
 @frozen_value
-class Constant:
+class SsdConstant:
     """A number about the hardware. source: a key of the file's `sources`."""
 
     value: Annotated[float, Field(ge=0)]
@@ -33,7 +33,7 @@ class Constant:
 
 
 @frozen_value
-class Figure:
+class PublishedFigure:
     """A published result; value None where only the configuration is published."""
 
     workload: str
@@ -54,7 +54,7 @@ class SharedConstants:
     """Constants of every drive, by name."""
 
     sources: dict[str, str]
-    constants: dict[str, Constant]
+    constants: dict[str, SsdConstant]
 
     def __post_init__(self) -> None:
         check(self.sources, self.constants, SHARED)
@@ -64,13 +64,13 @@ class SharedConstants:
 
 
 @frozen_value
-class Drive:
+class SsdProfile:
     """An SSD: constants by name, and its published performance."""
 
     name: str
     sources: dict[str, str]
-    constants: dict[str, Constant]
-    published: list[Figure]
+    constants: dict[str, SsdConstant]
+    published: list[PublishedFigure]
 
     def __post_init__(self) -> None:
         check(self.sources, self.constants, DRIVE)
@@ -87,7 +87,7 @@ class Drive:
         return "client" if self["slc_cache"] else "data centre"
 
 
-def check(sources: dict[str, str], constants: dict[str, Constant], names: set[str]) -> None:
+def check(sources: dict[str, str], constants: dict[str, SsdConstant], names: set[str]) -> None:
     """Raise ValueError for a constant that is missing or unknown, or has no source."""
     if off := names ^ set(constants):
         raise ValueError(f"constants.{min(off)}: must be given if and only if it is one of {', '.join(sorted(names))}")
@@ -96,7 +96,7 @@ def check(sources: dict[str, str], constants: dict[str, Constant], names: set[st
             raise ValueError(f"constants.{name}.source = {each.source!r}: must be one of {', '.join(sources)}")
 
 
-def with_sources(of: Drive | SharedConstants) -> dict[str, dict[str, Any]]:
+def with_sources(of: SsdProfile | SharedConstants) -> dict[str, dict[str, Any]]:
     """Constants by name, with the text of each source."""
     return {name: {"value": each.value, "source": of.sources[each.source]} for name, each in of.constants.items()}
 
@@ -108,7 +108,7 @@ def shared() -> SharedConstants:
 
 
 @cache
-def drives(folder: str = "drives") -> dict[str, Drive]:
+def drives(folder: str = "drives") -> dict[str, SsdProfile]:
     """Drives of a folder by name: `drives`, or `simulators` for the defaults of other simulators."""
-    found = (read_yaml(path, Drive) for path in sorted((FOLDER / folder).glob("*.yaml")))
+    found = (read_yaml(path, SsdProfile) for path in sorted((FOLDER / folder).glob("*.yaml")))
     return {drive.name: drive for drive in found}

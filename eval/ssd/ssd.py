@@ -11,14 +11,14 @@ from csd_spec.presets import NVMEVIRT_970PRO
 from eval.experiment import Outcome
 from eval.rivals.conventional import ConventionalSsd
 from eval.ssd.model import simulate
-from eval.ssd.profile import Drive, Figure, drives, shared, with_sources
+from eval.ssd.profile import PublishedFigure, SsdProfile, drives, shared, with_sources
 from eval.ssd.workload import WORKLOADS
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 NVMEVIRT = {1: 15_803, 16: 195_959, 32: 283_532, 256: 379_975}  # depth: IOPS of NVMeVirt, 4 KiB random reads of 32 GiB
 NVMEVIRT_SOURCE = "NVMeVirt, commit 61c90f7, SAMSUNG_970PRO: the times that its code gives for the same requests"
-Pair = tuple[Drive, Figure]
+Pair = tuple[SsdProfile, PublishedFigure]
 
 
 def pairs(drive: str | None, workload: str | None) -> list[Pair]:
@@ -36,7 +36,7 @@ def pairs(drive: str | None, workload: str | None) -> list[Pair]:
     return found
 
 
-def row_of(drive: Drive, figure: Figure) -> dict[str, Any]:
+def row_of(drive: SsdProfile, figure: PublishedFigure) -> dict[str, Any]:
     """A figure, the model's value, and the error over the published one."""
     ours = simulate(drive, figure)
     return {

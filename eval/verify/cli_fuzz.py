@@ -81,7 +81,7 @@ class Ended:
     says: str
 
 
-class Program:
+class ForkedProgram:
     """The command line, ready to be forked: everything is imported, and slow functions are replaced."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def _cut(*args: object, **options: object) -> NoReturn:
     raise SystemExit(0)
 
 
-_program: Program | None = None  # of this process; children of the pool inherit it
+_program: ForkedProgram | None = None  # of this process; children of the pool inherit it
 
 
 def _try(template: Path, seed: int, number: int) -> Ended:
@@ -193,7 +193,7 @@ def _cpu_s(pid: int) -> float:
 def bench_cli_fuzz(inputs: int, seed: int, first: int, tick: Tick) -> dict[str, Any]:
     """Run inputs `first` to `first + inputs`; returns counts by kind, and details of failures in `found`."""
     global _program
-    began, _program = time.perf_counter(), Program()
+    began, _program = time.perf_counter(), ForkedProgram()
     with tempfile.TemporaryDirectory(prefix="cli-files-") as scratch:
         template = Path(scratch) / "files"
         template.mkdir()

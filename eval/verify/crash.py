@@ -43,7 +43,7 @@ OWNERS = 24  # few, so that owner numbers are reused several times in each trace
 
 
 @dataclass(slots=True)
-class Trace:
+class ArrayTrace:
     """Operations of the array, and the state at each commit with the number of operations done by then.
 
     lost_keys: see `RandomHost.lost_keys`, of all commits.
@@ -58,7 +58,7 @@ class _Host(RandomHost):
     """Records the state of each commit."""
 
     def __init__(self, seed: int) -> None:
-        nand, self.trace = Nand(DRIVE.geometry), Trace([], [])
+        nand, self.trace = Nand(DRIVE.geometry), ArrayTrace([], [])
         nand.log = self.trace.operations.append
         super().__init__(seed, nand)
         self.kept: State = {}
@@ -73,7 +73,7 @@ class _Host(RandomHost):
         self.trace.commits.append((len(self.trace.operations), self.kept, self.blocks.copy()))
 
 
-def record(seed: int, operations: int) -> Trace:
+def record(seed: int, operations: int) -> ArrayTrace:
     """Run random verbs until the array has seen at least `operations` programs and erases."""
     host = _Host(seed)
     while len(host.trace.operations) < operations:

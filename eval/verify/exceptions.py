@@ -18,7 +18,7 @@ from csd_spec import LAYOUTS, Flush, GetLog, KvCrop, KvRead, LogPage, SeqCreate,
 from eval.experiment import Outcome
 from eval.sweep import sweep
 from eval.verify.injector import ROOT, Event, InjectedInterrupt, Injector
-from eval.verify.interrupted import CASES, LAYERS, Bench, Life, Observed, observe
+from eval.verify.interrupted import CASES, LAYERS, InterruptedDrives, Observed, PowerCycle, observe
 from eval.verify.random_host import DIM
 from ftl import FtlError
 from vcsd.options import MAX_SEED
@@ -27,7 +27,7 @@ from vcsd.tables import flat_table
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class AllowedContents:
     """Allowed contents of a drive after an interrupted verb: each sequence and logical page is as its last flush left
     it, or as before the verb, or as after it, or as a flush after it leaves it.
 
@@ -43,7 +43,7 @@ class Expected:
     undone: Observed
 
     @classmethod
-    def of(cls, bench: Bench, name: str) -> Expected:
+    def of(cls, bench: InterruptedDrives, name: str) -> AllowedContents:
         """Run the verb without an interruption."""
         life = bench.life()
         lengths = np.array([life.firmware.ftl.sequences[handle].lengths[0] for handle in life.seqs])
@@ -73,7 +73,7 @@ class Expected:
         return lost, wrong
 
 
-def judge(bench: Bench, name: str, expected: Expected, injector: Injector) -> tuple[str, int, int]:
+def judge(bench: InterruptedDrives, name: str, expected: AllowedContents, injector: Injector) -> tuple[str, int, int]:
     """Interrupt a verb, look at the drive, and power it on.
 
     Returns:
@@ -111,7 +111,7 @@ READABLE = {"create", "read", "gather", "name", "exist", "drop", "list", "log", 
 READABLE |= {"block write", "large block write", "block discard", "block flush"}
 
 
-def _misuse(life: Life, name: str, expected: Expected) -> int:
+def _misuse(life: PowerCycle, name: str, expected: AllowedContents) -> int:
     """Use a failed drive. Counts what is wrong: changes that it carries out, rows that are not those before the verb or
     after it, and rows that it refuses though the verb did not change them."""
     nand = life.firmware.ftl.nand
@@ -130,7 +130,7 @@ def _misuse(life: Life, name: str, expected: Expected) -> int:
     return wrong + ((nand.writes, int(nand.erase_count.sum())) != before)
 
 
-def events(bench: Bench, name: str) -> Iterator[tuple[Event, int, tuple[str, int]]]:
+def events(bench: InterruptedDrives, name: str) -> Iterator[tuple[Event, int, tuple[str, int]]]:
     """Each event of a verb: its kind, number, and source line."""
     for kind in ("line", "allocation"):
         life = bench.life()
@@ -141,7 +141,7 @@ def events(bench: Bench, name: str) -> Iterator[tuple[Event, int, tuple[str, int
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class InterruptedVerb:
     """One verb, in all layouts on all media."""
 
     name: str
@@ -149,7 +149,7 @@ class Task:
     seed: int
 
 
-def work(task: Task, tick: Tick) -> tuple[Counter[str], list[str], set[tuple[str, int]]]:
+def work(task: InterruptedVerb, tick: Tick) -> tuple[Counter[str], list[str], set[tuple[str, int]]]:
     """Interrupt a verb at `points` events, of every layout and medium as many: first at lines that were not met yet.
 
     Returns:
@@ -164,8 +164,8 @@ def work(task: Task, tick: Tick) -> tuple[Counter[str], list[str], set[tuple[str
         if not media:
             continue
         with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
-            benches = {medium: Bench(layout, medium, Path(scratch) / medium) for medium in media}
-            expected = Expected.of(benches[media[0]], task.name)
+            benches = {medium: InterruptedDrives(layout, medium, Path(scratch) / medium) for medium in media}
+            expected = AllowedContents.of(benches[media[0]], task.name)
             every = list(events(benches[media[0]], task.name))
             for medium, bench in benches.items():
                 draw.shuffle(every)
@@ -195,7 +195,7 @@ def parts(whole: int, count: int) -> list[int]:
 
 def bench_exceptions(points: int, seed: int, jobs: int, tick: Tick = no_tick) -> dict[str, Any]:
     """Interrupt every verb on every medium in every layout, at `points` events in all."""
-    tasks = [Task(name, share, seed) for name, share in zip(CASES, parts(points, len(CASES)), strict=True)]
+    tasks = [InterruptedVerb(name, share, seed) for name, share in zip(CASES, parts(points, len(CASES)), strict=True)]
     results = sweep(work, tasks, jobs, tick)
     total = sum((counts for counts, _, _ in results), Counter[str]())
     keys = "points", "lost", "wrong", "failed", "refused", "completed", "raised", "unreadable", "line", "allocation"

@@ -36,7 +36,7 @@ MAX_PAUSE_S = 0.4  # between two kills
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class KillLoad:
     """Number of kills, and the decode."""
 
     kills: Annotated[int, typer.Option(min=1, max=10**6, help="number of kills")] = 100
@@ -82,7 +82,7 @@ class Killer(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_faults(asked: Load, tick: Tick) -> dict[str, Any]:
+def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
     """Repeat decodes of `tokens` tokens until drives with flash in files were killed `kills` times.
 
     Returns:
@@ -141,7 +141,7 @@ def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]
     return notices, recoveries
 
 
-def experiment(load: Load) -> Outcome:
+def experiment(load: KillLoad) -> Outcome:
     """Kill drives (SIGKILL) at random moments of a decode; they restart and the tokens stay the same."""
     with progress("kills", load.kills) as tick:
         result = bench_faults(load, tick)

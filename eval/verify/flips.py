@@ -28,7 +28,7 @@ KINDS = {"bit": 0.8, "burst": 0.15, "page": 0.05}  # one bit, up to 64 bits in a
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FlushedFolder:
     """A drive's folder after a flush, and its expected contents."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Kept:
     secret: bytes
 
     @classmethod
-    def make(cls, folder: Path, seed: int) -> Kept:
+    def make(cls, folder: Path, seed: int) -> FlushedFolder:
         """Random verbs on a drive in files, the last of them a flush."""
         held = DriveFolder(DRIVE, folder)
         host = RandomHost(seed, Nand(DRIVE.geometry, folder=held.files))
@@ -61,7 +61,7 @@ class Kept:
 class Flipper:
     """Damages one position of a folder at a time. Every file gets the same share, and every part of it is covered."""
 
-    def __init__(self, kept: Kept, seed: int) -> None:
+    def __init__(self, kept: FlushedFolder, seed: int) -> None:
         self._kept, self._draw = kept, np.random.default_rng(seed)
         self._names = sorted(name for name, content in kept.files.items() if content)
         self._turn = Counter[str]()
@@ -90,7 +90,7 @@ class Flipper:
         return kind
 
 
-def judge(kept: Kept) -> str:
+def judge(kept: FlushedFolder) -> str:
     """Open the damaged drive and compare: `harmless`, `corrected`, `reported` or `silent`."""
     try:
         secret = secret_of(kept.folder)
@@ -112,7 +112,7 @@ def judge(kept: Kept) -> str:
         device.close()
 
 
-def _differs(kept: Kept) -> bool:
+def _differs(kept: FlushedFolder) -> bool:
     names = ("secret.bin", "drive.json")
     return any((kept.folder / name).read_bytes() != kept.files[name] for name in names)
 
@@ -142,7 +142,7 @@ def damage_drive(seed: int, turns: range) -> Counter[str]:
     """Damage one drive once for each turn; counts outcomes, and outcomes by kind."""
     found = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="vcsd-flips-") as scratch:
-        kept = Kept.make(Path(scratch) / "drive", seed)
+        kept = FlushedFolder.make(Path(scratch) / "drive", seed)
         flipper = Flipper(kept, seed)
         for turn in turns:
             kind = flipper.flip(turn)

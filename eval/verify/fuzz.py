@@ -27,8 +27,8 @@ from csd_io.medium import Kind as MediumKind
 from csd_link.drive_end import WindowController
 from csd_link.host_end import DriveLostError, WindowHost
 from csd_link.nvmeof.commands import CommandError, Sqe
-from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout
-from csd_link.wire import ENTRY, PARAMETERS, Request, encode
+from csd_link.window import BLOCK_BYTES, BODY_BYTES, BlockKind, ControlBlock, Identity, WindowLayout
+from csd_link.wire import ENTRY, PARAMETERS, WireRequest, encode
 from csd_spec import (
     LAYOUTS,
     Command,
@@ -70,11 +70,11 @@ ODD = (0, 1, 2, 3, 7, 8, 255, 256, 65535, 65536, 1 << 24, (1 << 31) - 1, 1 << 31
 ODD_WIDE = (*ODD, 1 << 32, 1 << 52, (1 << 53) + 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 
-class Hang(BaseException):
+class InputHangError(BaseException):
     """An input took too long."""
 
 
-class Memory:
+class MemoryWindow:
     """A window's medium in memory."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Memory:
         self.data[block * BLOCK_BYTES : block * BLOCK_BYTES + len(data)] = data
 
 
-class World:
+class FuzzWorld:
     """A drive with one tenant that has data (the victim), and a window for a second one (the attacker)."""
 
     def __init__(self, seed: int, where: Place, layout: int) -> None:
@@ -102,7 +102,7 @@ class World:
         self.values = FuzzedValues(self.firmware, self.rows[:20].tobytes())
         self.kept = self.victim.step(KvRead((self.secret_handle,), 0), 0).data
         self.own_handle = self._fill(self.attacker, np.ones((30, H, D), np.float16), layout)
-        self.medium = Memory()
+        self.medium = MemoryWindow()
         self.drive = WindowController(self.medium, IDENTITY, self.attacker)
         self.attach()
 
@@ -180,7 +180,7 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory"
 
 def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
     draw, found, coverage = random.Random(seed), Findings(), Coverage()
-    worlds = itertools.cycle([partial(World, seed, where, layout) for layout in LAYOUTS_USED])
+    worlds = itertools.cycle([partial(FuzzWorld, seed, where, layout) for layout in LAYOUTS_USED])
     for _ in LAYOUTS_USED:  # compile kernels first: compilation must not count as a hang
         world = next(worlds)()
         for command in world.seeds():
@@ -225,7 +225,7 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _renewed(world: World, found: Findings, another: Callable[[], World]) -> World:
+def _renewed(world: FuzzWorld, found: Findings, another: Callable[[], FuzzWorld]) -> FuzzWorld:
     if not world.victim_has_its_data():
         found.note("leaks", "another tenant's data was changed")
     if not world.broken and (lost := world.values.lost()):
@@ -233,7 +233,7 @@ def _renewed(world: World, found: Findings, another: Callable[[], World]) -> Wor
     return another()
 
 
-def _key_value(world: World, sqe: Sqe, data: bytes, found: Findings) -> None:
+def _key_value(world: FuzzWorld, sqe: Sqe, data: bytes, found: Findings) -> None:
     """A Key Value command of the attacker's."""
     before = world.state()
     done, wrong = world.values.run(sqe, data)
@@ -247,14 +247,14 @@ def _key_value(world: World, sqe: Sqe, data: bytes, found: Findings) -> None:
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
-    raise Hang
+    raise InputHangError
 
 
-def _guard(world: World, found: Findings, run: Callable[[], None], what: object) -> None:
+def _guard(world: FuzzWorld, found: Findings, run: Callable[[], None], what: object) -> None:
     signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         run()
-    except Hang:
+    except InputHangError:
         world.broken = True
         found.note("hangs", what)
     except Exception as error:
@@ -263,7 +263,7 @@ def _guard(world: World, found: Findings, run: Callable[[], None], what: object)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _command(world: World, request: Request, submit_ns: int, found: Findings) -> Callable[[], None]:
+def _command(world: FuzzWorld, request: WireRequest, submit_ns: int, found: Findings) -> Callable[[], None]:
     """Write a request directly into the ring, as a host that ignores the protocol would."""
 
     def run() -> None:
@@ -275,7 +275,7 @@ def _command(world: World, request: Request, submit_ns: int, found: Findings) ->
         values = (*request.parameters, *(0,) * PARAMETERS)[:PARAMETERS]
         entry = ENTRY.pack(request.opcode, 0, 0, 1, submit_ns, len(payload), zlib.crc32(payload), *values)
         body = entry + payload if inline else entry
-        block = Block(Kind.REQUEST, host.host, host.drive, host.begun, body)
+        block = ControlBlock(BlockKind.REQUEST, host.host, host.drive, host.begun, body)
         world.medium.write(layout.request(host.begun), block.pack())
         host.begun += 1
         world.drive.serve()
@@ -287,7 +287,7 @@ def _command(world: World, request: Request, submit_ns: int, found: Findings) ->
     return run
 
 
-def _judge(world: World, done: Completion, before: tuple[Any, ...], found: Findings, what: object) -> None:
+def _judge(world: FuzzWorld, done: Completion, before: tuple[Any, ...], found: Findings, what: object) -> None:
     if done.status is Status.INTERNAL_ERROR:
         found.note("crashes", f"{done.reason}: {what}")
     if done.status is Status.SUCCESS:
@@ -298,7 +298,7 @@ def _judge(world: World, done: Completion, before: tuple[Any, ...], found: Findi
         found.note("leaks", what)
 
 
-def _image(world: World, draw: random.Random, found: Findings) -> None:
+def _image(world: FuzzWorld, draw: random.Random, found: Findings) -> None:
     """Damage blocks of a window in use; both ends go on, and a host can attach again."""
     before, layout = world.state(), IDENTITY.layout
     blocks = (0, 1, *(layout.request(n) for n in range(2)), *(layout.completion(n) for n in range(2)))
@@ -336,7 +336,7 @@ def _fix_crc(data: bytearray, at: int) -> None:
         data[at + 40 : at + 44] = crc.to_bytes(4, "little")
 
 
-def mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> Request:
+def mutated(corpus: list[WireRequest], handles: list[int], draw: random.Random) -> WireRequest:
     """A request of the corpus with one to four changes."""
     chosen = draw.choice(corpus)
     opcode, parameters, payload = chosen.opcode, list(chosen.parameters), bytearray(chosen.payload)
@@ -362,7 +362,7 @@ def mutated(corpus: list[Request], handles: list[int], draw: random.Random) -> R
                 other = draw.choice(corpus)
                 parameters = list(other.parameters) if draw.random() < 0.5 else parameters
                 payload = bytearray(other.payload) if draw.random() < 0.5 else payload
-    return Request(opcode, tuple(parameters), bytes(payload))
+    return WireRequest(opcode, tuple(parameters), bytes(payload))
 
 
 def experiment(

@@ -20,7 +20,7 @@ _VICTIM, _ATTACKER = "victim", "attacker"
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedResult:
     """Required result of a command. may_lack_room: Capacity Exceeded is also allowed."""
 
     status: int = 0
@@ -81,32 +81,36 @@ class FuzzedValues:
             self._change(sqe, data)
         return done, f"{expected} was expected, not {done!r}" if wrong else ""
 
-    def _expected(self, sqe: Sqe) -> Expected:
+    def _expected(self, sqe: Sqe) -> ExpectedResult:
         """Result required by the dictionary and the specification."""
         if sqe.opcode not in set(KeyValue):
-            return Expected(Code.INVALID_OPCODE)
+            return ExpectedResult(Code.INVALID_OPCODE)
         if sqe.opcode in (KeyValue.STORE, KeyValue.RETRIEVE, KeyValue.LIST) and sqe.cdw10 > MAX_BYTES:
-            return Expected(Code.INVALID_FIELD)
+            return ExpectedResult(Code.INVALID_FIELD)
         if sqe.opcode == KeyValue.FLUSH:
-            return Expected()
+            return ExpectedResult()
         length, options = sqe.cdw11 & 0xFF, sqe.cdw11 >> 8
         if length > 16 or (sqe.opcode == KeyValue.LIST and sqe.cdw10 < 4):
-            return Expected(Code.INVALID_FIELD)
+            return ExpectedResult(Code.INVALID_FIELD)
         key = _key_of(sqe)
         if sqe.opcode == KeyValue.LIST:
-            return Expected(data=self._listed(key, sqe.cdw10))
+            return ExpectedResult(data=self._listed(key, sqe.cdw10))
         if not length:
-            return Expected(Code.INVALID_KEY_SIZE)
+            return ExpectedResult(Code.INVALID_KEY_SIZE)
         value = self.model.get(key)
         if sqe.opcode == KeyValue.STORE:
             if value is None and options & 1:
-                return Expected(Code.UNKNOWN_KEY)
-            return Expected(Code.KEY_EXISTS) if value is not None and options & 2 else Expected(may_lack_room=True)
+                return ExpectedResult(Code.UNKNOWN_KEY)
+            return (
+                ExpectedResult(Code.KEY_EXISTS)
+                if value is not None and options & 2
+                else ExpectedResult(may_lack_room=True)
+            )
         if value is None:
-            return Expected(Code.UNKNOWN_KEY)
+            return ExpectedResult(Code.UNKNOWN_KEY)
         if sqe.opcode == KeyValue.RETRIEVE:
-            return Expected(data=value[: sqe.cdw10], result=len(value))
-        return Expected(result=len(value) if sqe.opcode == KeyValue.EXIST else 0)
+            return ExpectedResult(data=value[: sqe.cdw10], result=len(value))
+        return ExpectedResult(result=len(value) if sqe.opcode == KeyValue.EXIST else 0)
 
     def _listed(self, first: bytes, size_bytes: int) -> bytes:
         entries, left = [], size_bytes - 4

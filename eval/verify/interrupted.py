@@ -58,7 +58,7 @@ class Observed:
 
 
 @dataclass(slots=True)
-class Life:
+class PowerCycle:
     """A drive from one power-on to the next, and the handles of the sequences that it was prepared with."""
 
     folder: DiskFolder
@@ -94,20 +94,20 @@ class Life:
         self.folder.close()
 
 
-def _write_pages(life: Life) -> None:
+def _write_pages(life: PowerCycle) -> None:
     life.namespace.write(2 * life.namespace.page_bytes, life.generator.bytes(3 * life.namespace.page_bytes + 100))
 
 
-def _write_many_pages(life: Life) -> None:
+def _write_many_pages(life: PowerCycle) -> None:
     """Enough of them are programmed at once."""
     life.namespace.write(0, life.generator.bytes(PAGES * life.namespace.page_bytes))
 
 
-def _discard_pages(life: Life) -> None:
+def _discard_pages(life: PowerCycle) -> None:
     life.namespace.discard(life.namespace.page_bytes, 4 * life.namespace.page_bytes)
 
 
-CASES: dict[str, Callable[[Life], Completion | None]] = {
+CASES: dict[str, Callable[[PowerCycle], Completion | None]] = {
     "create": lambda life: life.do(SeqCreate(2, LAYERS, HEADS, DIM, 128, layout_named(life.layout).code)),
     "append": lambda life: life.do(life.append(life.seqs[:2], 0, 3)),
     "append long": lambda life: life.do(life.append(life.seqs[:2], 0, 70)),
@@ -135,7 +135,7 @@ CASES: dict[str, Callable[[Life], Completion | None]] = {
 }
 
 
-class Bench:
+class InterruptedDrives:
     """Drives of one layout on one medium, all prepared alike; the files of the flushed drive are written again for
     each."""
 
@@ -151,14 +151,14 @@ class Bench:
         life.close()
         self._image = {path.name: path.read_bytes() for path in self._path.iterdir()}
 
-    def _open(self) -> Life:
+    def _open(self) -> PowerCycle:
         folder = DiskFolder(self._path)
         firmware = Firmware(DRIVE, Nand(DRIVE.geometry, folder=folder, medium=self._medium))
         seqs = tuple(sorted(firmware.ftl.sequences))
         lock: Any = threading.RLock()  # an exception where a `with` block ends may leave it locked
-        return Life(folder, firmware, Namespace(firmware, lock), seqs, layout=self._layout, latent=self._latent)
+        return PowerCycle(folder, firmware, Namespace(firmware, lock), seqs, layout=self._layout, latent=self._latent)
 
-    def _fill(self, life: Life) -> None:
+    def _fill(self, life: PowerCycle) -> None:
         """Sequences of some tokens, names, logical pages, garbage that can be erased; flushed."""
         made = life.do(SeqCreate(SEQUENCES + 1, LAYERS, HEADS, DIM, 128, layout_named(self._layout).code))
         assert made.status is Status.SUCCESS, made.reason
@@ -173,7 +173,7 @@ class Bench:
         assert life.do(KvFree(life.seqs[SEQUENCES:])).status is Status.SUCCESS
         assert life.do(Flush()).status is Status.SUCCESS
 
-    def life(self) -> Life:
+    def life(self) -> PowerCycle:
         """The prepared drive: flushed sequences and pages, and some rows and pages after the flush."""
         for name, content in self._image.items():
             with (self._path / name).open("r+b") as file:
@@ -185,7 +185,7 @@ class Bench:
             life.do(life.attend("dense", life.seqs[1:2]))
         return life
 
-    def power_on(self, life: Life) -> Observed:
+    def power_on(self, life: PowerCycle) -> Observed:
         """Contents of the drive after a loss of power."""
         life.close()
         again = self._open()
@@ -195,7 +195,7 @@ class Bench:
             again.close()
 
 
-def observe(life: Life) -> Observed:
+def observe(life: PowerCycle) -> Observed:
     """Everything that a drive holds, read through the FTL; raises FtlError for unreadable data."""
     ftl = life.firmware.ftl
     seqs: Seqs = {}

@@ -36,7 +36,7 @@ FILLED_S = 60.0  # within which a replacement is filled
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LossOptions:
     """Number of losses, and the decode."""
 
     kills: Annotated[int, typer.Option(min=1, max=10**5, help="losses for each redundancy; every third is a node")] = 25
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Tally:
+class LossTally:
     """Findings for one redundancy. Times are wall-clock seconds after the loss.
 
     Attributes:
@@ -97,7 +97,7 @@ class Loss(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
+def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
     """Lose drives and nodes in decodes with each redundancy; one loss with none."""
     model, tokenizer = load(CHECKPOINT)
     inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, asked.tokens, asked.seed)
@@ -107,7 +107,7 @@ def bench_lost_drives(asked: Asked, tick: Tick) -> dict[str, Any]:
     draw, result = random.Random(asked.seed), dict[str, Any]()
     plan: dict[Redundancy, int] = {"none": 1, "mirror": asked.kills, "recompute": asked.kills}
     for redundancy, kills in plan.items():
-        tally = Tally()
+        tally = LossTally()
         undisturbed = DriveSet(count=DRIVES, transport=asked.transport, restart=False)
         decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), asked.tokens)
         for number in range(kills):
@@ -149,7 +149,7 @@ def _lose(
     killed: Sequence[int],
     delay_s: float,
     expected: torch.Tensor,
-    tally: Tally,
+    tally: LossTally,
 ) -> None:
     """One decode, in which drives are lost after `delay_s`."""
     tokens = expected.shape[1]
@@ -182,7 +182,7 @@ def _lose(
             tally.not_redundant += 1
 
 
-def experiment(asked: Asked) -> Outcome:
+def experiment(asked: LossOptions) -> Outcome:
     """Lose drives and nodes permanently in the middle of a decode; with redundancy the tokens stay the same."""
     with progress("losses", 1 + 2 * asked.kills) as tick:
         result = bench_lost_drives(asked, tick)

@@ -39,7 +39,7 @@ class Copies:
     rows: Rows
 
 
-class Host:
+class FolderHost:
     """A host of one drive in a folder."""
 
     def __init__(self, path: Path, medium: Kind, seed: int) -> None:
@@ -68,7 +68,7 @@ class Host:
 def make(scratch: Path, layout: str, medium: Kind, seed: int) -> Copies:
     """Fill a drive and copy its files; free, crop and write until blocks were erased and reused; copy them again."""
     path, old, new = (scratch / name for name in ("drive", "old", "new"))
-    host = Host(path, medium, seed)
+    host = FolderHost(path, medium, seed)
     kept, cut, *others = host.create(layout, 70, 90, 60, 50)
     host.do(Flush())
     shutil.copytree(path, old)

@@ -24,7 +24,7 @@ from csd_firmware.process.listen import BLOCKS_NSID, SEQUENCES_NSID, subsystem_o
 from csd_firmware.process.turns import FifoLock
 from csd_link.nvmeof.commands import Code, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.listen import Listen
@@ -54,7 +54,7 @@ class Honest:
 
     def __init__(self, port: int, nqn: str, draw: random.Random) -> None:
         with ExitStack() as undo:
-            self._host = Host("127.0.0.1", port, nqn)
+            self._host = NvmeHost("127.0.0.1", port, nqn)
             undo.callback(self._host.close)
             self._device = NvmeDevice(lambda: Endpoint("127.0.0.1", port, nqn))
             undo.callback(self._device.close)
@@ -90,7 +90,7 @@ class Honest:
         self._undo.close()
 
 
-class World:
+class NvmeFuzzWorld:
     """A drive with an honest host and an attacker, and the resources that connections may leak."""
 
     def __init__(self, draw: random.Random) -> None:
@@ -185,7 +185,7 @@ def bench_nvme_fuzz(pdus: int, seed: int, tick: Tick) -> dict[str, Any]:
     by_state = dict.fromkeys(STATES, 0)
     with escapes(lambda what: found.note("crashes", what)):
         while sent < pdus:
-            world, last, number = World(draw), sent, 0
+            world, last, number = NvmeFuzzWorld(draw), sent, 0
             with ExitStack() as undo:
                 undo.callback(world.close, found)
                 while sent < min(pdus, last + RENEW):
@@ -209,7 +209,7 @@ def bench_nvme_fuzz(pdus: int, seed: int, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _connection(world: World, state: str, found: Findings) -> int:
+def _connection(world: NvmeFuzzWorld, state: str, found: Findings) -> int:
     """One connection of the attacker; how many PDUs it has sent after it was in the state."""
     try:
         line, pdus = world.attacker.begin(state)

@@ -34,7 +34,7 @@ from csd_link.nvmeof.pdu import (
     pack_term,
 )
 from csd_link.nvmeof.sequences import ATTACHED, Op
-from csd_link.wire import Request, encode, pack_entry
+from csd_link.wire import WireRequest, encode, pack_entry
 from csd_spec import KvAppend
 from csd_spec.verbs import VERBS
 from eval.verify.fuzz import ODD, ODD_WIDE, mutated
@@ -195,7 +195,7 @@ def _capsule(sqe: Sqe, data: bytes, digests: Digests) -> bytes:
     return b"".join(pack(PduType.CAPSULE_CMD, sqe.pack(), [data] if data else [], digests))
 
 
-def _entry(request: Request, submit_ns: int) -> bytes:
+def _entry(request: WireRequest, submit_ns: int) -> bytes:
     size, crc = len(request.payload), zlib.crc32(request.payload)
     return pack_entry(request.opcode, request.parameters, 0, submit_ns, size, crc) + request.payload
 

@@ -25,7 +25,7 @@ VERBS = (
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredSequence:
     """Contents of a sequence: keys and values of each layer, (S, H, d), and the tokens of each prefix key.
 
     value: bytes, if the sequence is a value; then it has no layers, and its key has the size.
@@ -35,12 +35,12 @@ class Stored:
     names: dict[bytes, int] = field(default_factory=dict)
     value: bytes | None = None
 
-    def copy(self) -> Stored:
+    def copy(self) -> StoredSequence:
         """For one that goes on."""
-        return Stored(list(self.layers), dict(self.names), self.value)
+        return StoredSequence(list(self.layers), dict(self.names), self.value)
 
 
-State = dict[int, Stored]  # handle -> contents
+State = dict[int, StoredSequence]  # handle -> contents
 
 LARGEST = 1.99  # of a row: from 2 on, the bits of an FP16 number read as BF16 are a much larger number
 DRIVE: DriveSpec = replace(
@@ -92,7 +92,7 @@ def _keys_of(state: State) -> set[bytes]:
     return {key for stored in state.values() if stored.value is not None for key in stored.names}
 
 
-def is_stored(ftl: Ftl, handle: int, stored: Stored) -> bool:
+def is_stored(ftl: Ftl, handle: int, stored: StoredSequence) -> bool:
     """Whether a sequence holds this value, byte for byte. Raises UncorrectableReadError."""
     assert stored.value is not None
     return ftl.read_value(handle, len(stored.value), 0)[0] == stored.value
@@ -141,7 +141,7 @@ class RandomHost:
 
     def _create(self) -> None:
         (handle,) = self.ftl.create(1, LAYERS, HEADS, self.draw.choice(FORMS))
-        self.model[handle] = Stored([(self.rows(0), self.rows(0)) for _ in range(LAYERS)])
+        self.model[handle] = StoredSequence([(self.rows(0), self.rows(0)) for _ in range(LAYERS)])
 
     def _append(self, tokens: int | None = None) -> None:
         handle, tokens = self._any(), tokens or self.draw.choice([7, 40, 90])
@@ -159,7 +159,7 @@ class RandomHost:
     def _fork(self) -> None:
         handle = self._any()
         child = self.ftl.fork(handle)
-        self.model[child] = Stored(list(self.model[handle].layers))
+        self.model[child] = StoredSequence(list(self.model[handle].layers))
 
     def _crop(self) -> None:
         handle = self._any()
@@ -197,7 +197,7 @@ class RandomHost:
         replaced = self._with_key(key)
         handle, _ = self.ftl.store_value(VALUES, key, value, 0)
         self._forget([key])
-        self.model[handle] = Stored([], {key: len(value)}, value)
+        self.model[handle] = StoredSequence([], {key: len(value)}, value)
         self._drop(replaced)
 
     def _delete(self) -> None:

@@ -59,7 +59,7 @@ class Interrupt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class DriveLife:
     """One drive, opened in a folder, used, closed and opened again."""
 
     number: int
@@ -68,7 +68,7 @@ class Life:
     seed: int
 
 
-class Host:
+class SignalHost:
     """A host of one drive, in the main thread.
 
     Attributes:
@@ -199,12 +199,12 @@ def signalled(signum: int, seed: int) -> Iterator[threading.Event]:
         sys.unraisablehook = hook
 
 
-def live(life: Life, tick: Tick) -> Counter[str]:
+def live(life: DriveLife, tick: Tick) -> Counter[str]:
     """Use a drive under signals, and open its folder again: after a flush in every other life."""
     with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
         path, medium = Path(scratch) / "drive", Medium(life.medium, CACHE_BYTES)
         device = InProcessDevice(DRIVE, path, medium=medium)
-        host = Host(device, life.seed)
+        host = SignalHost(device, life.seed)
         with signalled(life.signum, life.seed) as armed:
             for _ in range(COMMANDS):
                 host.step(armed)
@@ -221,7 +221,7 @@ def live(life: Life, tick: Tick) -> Counter[str]:
     return Counter(lives=1, lost=lost, wrong=host.wrong + wrong, interrupted=host.interrupted, failed_drives=failed)
 
 
-def judge(host: Host, found: dict[int, Rows], flushed: bool) -> tuple[int, int]:
+def judge(host: SignalHost, found: dict[int, Rows], flushed: bool) -> tuple[int, int]:
     """Count sequences that are lost and wrong after power-on."""
     if flushed:
         return len(host.rows.keys() - found.keys()), int(not same({h: found[h] for h in found}, host.rows))
@@ -237,7 +237,7 @@ def judge(host: Host, found: dict[int, Rows], flushed: bool) -> tuple[int, int]:
 def bench_signals(lives: int, seed: int, jobs: int, tick: Tick = no_tick) -> dict[str, Any]:
     """Use drives on each medium under each signal, `lives` drives in all."""
     pairs = list(product(KINDS, SIGNALS))
-    every = [Life(number, *pairs[number % len(pairs)], seed + number) for number in range(lives)]
+    every = [DriveLife(number, *pairs[number % len(pairs)], seed + number) for number in range(lives)]
     total = sum(sweep(live, every, jobs, tick), Counter[str]())
     keys = "lives", "lost", "wrong", "failed_drives", "interrupted"
     names = [signal.Signals(each).name for each in SIGNALS]

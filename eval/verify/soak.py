@@ -73,7 +73,7 @@ _PR_SET_THP_DISABLE, _M_ARENA_MAX = 41, -8  # prctl(2), mallopt(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """Resources of this process and all its descendants.
 
     anonymous_bytes: anonymous memory without flash_bytes, the arrays of emulated flash: these grow and shrink with the
@@ -88,7 +88,7 @@ class Usage:
     run_folder: int
 
     @classmethod
-    def now(cls, run: Path) -> Usage:
+    def now(cls, run: Path) -> ProcessUsage:
         """Measure now, after garbage collection and a trim of the allocator. run: parent of the run folders."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -127,7 +127,7 @@ def _flash_bytes(pid: int) -> int:
     return sum(size << 10 for size, words in zip(sizes, flags, strict=True) if "hg" in words)
 
 
-def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
+def growth(rounds: Sequence[Sequence[ProcessUsage]]) -> dict[str, int]:
     """The median of the samples of the last tenth of the rounds, less that of the tenth that ends the warm-up.
 
     That is two thirds of the rounds: heaps take hundreds of rounds until they are as fragmented as they become.
@@ -135,13 +135,13 @@ def growth(rounds: Sequence[Sequence[Usage]]) -> dict[str, int]:
     warm, tenth = max(2, 2 * len(rounds) // 3), max(1, len(rounds) // 10)
     ends = [list(chain(*each)) for each in (rounds[warm - tenth : warm], rounds[-tenth:])]
     grown = dict[str, int]()
-    for name in (each.name for each in fields(Usage)):
+    for name in (each.name for each in fields(ProcessUsage)):
         before, after = (median(getattr(usage, name) for usage in samples) for samples in ends)
         grown[f"{name}_growth".replace("_bytes_growth", "_growth_bytes")] = int(after - before)
     return grown
 
 
-def by_tenth(rounds: Sequence[Sequence[Usage]]) -> list[int]:
+def by_tenth(rounds: Sequence[Sequence[ProcessUsage]]) -> list[int]:
     """Anonymous bytes at the end of each tenth of the rounds, or of each round where they are fewer."""
     parts = min(10, len(rounds))
     ends = (rounds[(part + 1) * len(rounds) // parts - 1] for part in range(parts))
@@ -344,13 +344,13 @@ def bench_soak(minutes: float, drives: int, tokens: int, seed: int, tick: Tick) 
     kills: of drives' processes in a decode; snapshots: copies of kept drives that were read; anonymous_growth_bytes and
     so on: of this process and the standing drives' together, see `growth`.
     """
-    began, shown, rounds = time.monotonic(), 0, list[list[Usage]]()
+    began, shown, rounds = time.monotonic(), 0, list[list[ProcessUsage]]()
     with steady_memory(), own_run_dir() as run:
         soak = Soak(drives, tokens, seed)
         with soak.standing() as standing:
             while len(rounds) < LEAST_ROUNDS or time.monotonic() < began + 60 * minutes:
                 rounds.append([])
-                soak.round(standing, lambda: rounds[-1].append(Usage.now(run)))
+                soak.round(standing, lambda: rounds[-1].append(ProcessUsage.now(run)))
                 while shown < (time.monotonic() - began) // 60:
                     shown += 1
                     tick(shown)

@@ -49,7 +49,7 @@ def _touch(ppns, state, ring, filled, hand, missed):  # type: ignore[no-untyped-
     return filled, hand
 
 
-class PageCache:
+class FlashPageCache:
     """Set of at most `capacity` out of `pages` flash pages that are cached in drive DRAM: the most frequently read.
 
     Attention reads the cache cyclically, so LRU would evict every page just before its next use. Access counts decay,

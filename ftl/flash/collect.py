@@ -14,7 +14,7 @@ from ftl.flash.store import FlashStore
 from ftl.flash.wear import cold_blocks
 
 
-class Journal(Protocol):
+class JournalWriter(Protocol):
     """Journal as the collector sees it: changes must be recorded before a block is erased."""
 
     writers: tuple[Writer, ...]
@@ -27,7 +27,7 @@ class Journal(Protocol):
 class GarbageCollector:
     """Erases blocks, collects garbage and levels wear, always after the invalidations have been journaled."""
 
-    def __init__(self, store: FlashStore, journal: Journal) -> None:
+    def __init__(self, store: FlashStore, journal: JournalWriter) -> None:
         self.store, self.journal = store, journal
         self.writer = Writer(store.geometry.channels, narrow=True)
         self.cold_writer = Writer(store.geometry.channels, narrow=True, worn_blocks=True)

@@ -21,7 +21,7 @@ from csd_io.medium import BLOCK, Medium
 from csd_io.scatter import Scatter, coalesce_ranges
 from csd_spec import Geometry
 from csd_spec.arrays import I64, U8, U32
-from ftl.flash.cache import PageCache
+from ftl.flash.cache import FlashPageCache
 from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, release, reserve_memory, reserve_zeros
 
@@ -31,7 +31,7 @@ GAP_BYTES = 16 << 10  # largest gap that is coalesced: reading it takes as long 
 
 
 @dataclass(slots=True)
-class Counts:
+class ReadCounts:
     """Reads of a backing store.
 
     Attributes:
@@ -62,7 +62,7 @@ class PageStore(Protocol):
 
     pages: U8
     lazy: bool
-    counts: Counts
+    counts: ReadCounts
     io_error: str
 
     def begin(self) -> None:
@@ -95,7 +95,7 @@ class MemoryPageStore:
     lazy, io_error = False, ""
 
     def __init__(self, geometry: Geometry, stored: int) -> None:
-        self._size, self.counts = geometry.page_bytes, Counts()
+        self._size, self.counts = geometry.page_bytes, ReadCounts()
         self._memory = reserve_memory(stored * self._size)
         self.pages: U8 = as_array(self._memory, (stored, self._size), np.uint8)
 
@@ -124,7 +124,7 @@ class MmapPageStore:
     lazy = True
 
     def __init__(self, geometry: Geometry, path: Path) -> None:
-        self._path, self._size, self.counts, self.io_error = path, geometry.page_bytes, Counts(), ""
+        self._path, self._size, self.counts, self.io_error = path, geometry.page_bytes, ReadCounts(), ""
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._memory = mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         self._memory.madvise(mmap.MADV_RANDOM)  # readahead off: reads are already coalesced
@@ -178,7 +178,7 @@ class DirectPageStore:
 
     def __init__(self, geometry: Geometry, path: Path, cache_bytes: int) -> None:
         """Raises ValueError if page size and block size are not multiples of each other."""
-        size, self.counts, self.io_error = geometry.page_bytes, Counts(), ""
+        size, self.counts, self.io_error = geometry.page_bytes, ReadCounts(), ""
         if max(size, BLOCK) % min(size, BLOCK) or geometry.capacity_bytes % BLOCK:
             raise ValueError(f"medium = direct: pages of {size} bytes do not fill blocks of {BLOCK}: take mapped")
         self._frame = max(size, BLOCK)
@@ -187,7 +187,7 @@ class DirectPageStore:
         self.pages: U8 = as_array(self._memory, (geometry.pages, size), np.uint8)
         self._at = int(self.pages.ctypes.data)
         self._here: U8 = reserve_zeros((frames,), np.uint8)
-        self._cache, self._turn = PageCache(cache_bytes // self._frame, frames), list[U32]()
+        self._cache, self._turn = FlashPageCache(cache_bytes // self._frame, frames), list[U32]()
         self._path, self._file = path, Scatter(path)
         if self._file.fallback_reason:
             warnings.warn(f"{path}: {self._file.fallback_reason}", stacklevel=2)
@@ -265,7 +265,7 @@ def sorted_unique(numbers: U32) -> U32:
     return new
 
 
-def _count(counts: Counts, numbers: I64, firsts: I64, ends: I64, size: int, wanted: bool = True) -> None:
+def _count(counts: ReadCounts, numbers: I64, firsts: I64, ends: I64, size: int, wanted: bool = True) -> None:
     """Add the requests [firsts, ends) for `numbers` to the counters."""
     asked = int((ends - firsts).sum())
     counts.asked += asked * size

@@ -11,7 +11,7 @@ from csd_spec.arrays import I64, U8, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.counters import Counters
 from ftl.errors import OutOfSpaceError, UncorrectableReadError
-from ftl.flash.cache import PageCache
+from ftl.flash.cache import FlashPageCache
 from ftl.flash.content import sorted_unique
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
@@ -45,7 +45,7 @@ class FlashStore:
             raise ValueError(f"timing.model = {spec.timing.model!r}: must be one of {', '.join(TIMINGS)}")
         self.timing = TIMINGS[spec.timing.model](spec.geometry, spec.channel_timing)
         self.placement = Placement(self.nand)
-        self.cache = PageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
+        self.cache = FlashPageCache(spec.cache_bytes // spec.geometry.page_bytes, spec.geometry.pages)
         self.counters = Counters()
         self.referrers: list[Referrer] = []
         self.reclaim: Reclaimer | None = None

@@ -25,7 +25,7 @@ _KIND, _OWNER, _LAYER, _STREAM, _GROUP = 59, 42, 34, 20, 0  # lowest bit of each
 _PLACE, _RECORD, _RECORD_PAGE = 58, 30, 15
 
 
-class Kind(IntEnum):
+class PageKind(IntEnum):
     """Content of a page. Layouts use the free numbers; each page format needs its own kind."""
 
     K = 1
@@ -57,7 +57,7 @@ def of_kind(tags: U64, kind: int) -> slice:
 
 def group_tags(kind: int, owner: int, layer: int, streams: int, groups: I64) -> U64:
     """Tags of `groups` of every stream of a layer, (streams, groups)."""
-    assert kind not in (Kind.JOURNAL, Kind.BLOCK) and 0 < kind < KINDS, f"kind {kind} is no group's"
+    assert kind not in (PageKind.JOURNAL, PageKind.BLOCK) and 0 < kind < KINDS, f"kind {kind} is no group's"
     assert owner < MAX_OWNERS and layer < MAX_LAYERS and streams <= MAX_STREAMS
     stream = np.arange(streams, dtype=np.uint64)[:, None] << np.uint64(_STREAM)
     head = np.uint64(kind << _KIND | owner << _OWNER | layer << _LAYER)
@@ -78,14 +78,14 @@ def group_places(tags: U64) -> tuple[I64, I64, I64]:
 def is_group(tags: U64) -> NDArray[np.bool_]:
     """Whether each tag is that of a KV group."""
     kind = kinds(tags)
-    groups: NDArray[np.bool_] = (kind != Kind.JOURNAL) & (kind != Kind.BLOCK)
+    groups: NDArray[np.bool_] = (kind != PageKind.JOURNAL) & (kind != PageKind.BLOCK)
     return groups
 
 
 def record_tags(number: int, place: int, count: int) -> U64:
     """Tags of the `count` pages of one copy (`place`) of a journal record; record numbers wrap around."""
     index = np.arange(count)
-    head = np.uint64(int(Kind.JOURNAL) << _KIND | place << _PLACE | number % MAX_RECORDS << _RECORD | count)
+    head = np.uint64(int(PageKind.JOURNAL) << _KIND | place << _PLACE | number % MAX_RECORDS << _RECORD | count)
     tags: U64 = head | index.astype(np.uint64) << np.uint64(_RECORD_PAGE)
     return tags
 
@@ -98,7 +98,7 @@ def record_fields(tags: U64) -> tuple[I64, I64, I64, I64]:
 
 def block_tags(lpns: I64) -> U64:
     """Tags of logical pages of the block namespace."""
-    tags: U64 = np.uint64(int(Kind.BLOCK) << _KIND) | lpns.astype(np.uint64)
+    tags: U64 = np.uint64(int(PageKind.BLOCK) << _KIND) | lpns.astype(np.uint64)
     return tags
 
 

@@ -52,14 +52,14 @@ def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, cache
     cache.valid = np.arange(longest) >= longest - lengths[:, None]
     assert cache.batch is not None
     for layer in cache.own_layers:
-        load = _Rows(driver, layer.index, [each.layers[layer.index] for each in caches])
+        load = _LayerRows(driver, layer.index, [each.layers[layer.index] for each in caches])
         driver.append(cache.batch, cache.rows, layer.number, lengths, load)
         layer.length, layer.is_initialized = longest, True
     driver.settle()
     return cache
 
 
-class _Rows:
+class _LayerRows:
     """Loads one layer's rows of all sequences, when called."""
 
     def __init__(self, driver: Driver, index: int, layers: list[Any]) -> None:

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from csd_link.cutting import Read, check_device, submit_reads
+from csd_link.cutting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Command,
     Completion,
@@ -52,7 +52,7 @@ class BlockChain:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ChainBlock:
     """Chain and end position of a block, and the key of its content."""
 
     chain: BlockChain
@@ -95,7 +95,7 @@ class PrefixStore:
         self._heads = split_heads(names.shape.kv_heads, len(devices))
         for device, heads in zip(devices, self._heads, strict=True):
             check_device(device, VERBS[KvAppend].example(H=len(heads), d=names.shape.head_dim))
-        self._blocks: OrderedDict[bytes, Block] = OrderedDict()  # least recently used first
+        self._blocks: OrderedDict[bytes, ChainBlock] = OrderedDict()  # least recently used first
         self._pinned: dict[bytes, int] = {}
         self._changes: dict[bytes, bool] = {}
         self._others: set[bytes] = set()  # keys on these drives that do not belong to `names`
@@ -226,14 +226,14 @@ class PrefixStore:
             self._cut(chain)
             raise
         for (key, end), check in zip(ends.items(), checks, strict=True):
-            self._add(key, Block(chain, end, check))
+            self._add(key, ChainBlock(chain, end, check))
 
-    def _add(self, key: bytes, block: Block) -> None:
+    def _add(self, key: bytes, block: ChainBlock) -> None:
         block.chain.ends[block.end] = key
         self._blocks[key] = block
         self._changes[key] = True
 
-    def _remove(self, key: bytes) -> Block:
+    def _remove(self, key: bytes) -> ChainBlock:
         block = self._blocks.pop(key)
         del block.chain.ends[block.end]
         self._changes[key] = False
@@ -256,8 +256,8 @@ class PrefixStore:
         head_bytes = 2 * FP16_BYTES * s.head_dim
         k, v = (np.empty((s.layers, end - first, s.kv_heads, s.head_dim), np.float16) for _ in range(2))
         reads = [
-            Read(device, KvGather((handle,), *tokens, 0, s.layers), head_bytes * len(heads), max_bytes=COMMAND_BYTES)
-            for device, handle, heads in zip(self.devices, chain.handles, self._heads, strict=True)
+            SplitRead(device, KvGather((at,), *tokens, 0, s.layers), head_bytes * len(heads), max_bytes=COMMAND_BYTES)
+            for device, at, heads in zip(self.devices, chain.handles, self._heads, strict=True)
         ]
         for drive, future in enumerate(submit_reads(reads, 0)):
             place = _cut_of(self._heads[drive])
@@ -378,7 +378,7 @@ class PrefixStore:
         for key in sorted(whole, key=lambda key: -first[key][1]):
             handles = tuple(table[key][0] for table in tables)
             chain = chains.setdefault(handles, BlockChain(list(handles), {}))
-            self._add(key, Block(chain, *first[key][1:]))
+            self._add(key, ChainBlock(chain, *first[key][1:]))
         for chain in chains.values():
             self._cut(chain)  # unnamed rows at its end
 

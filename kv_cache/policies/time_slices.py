@@ -33,7 +33,7 @@ class DeadlockError(RuntimeError):
 
 
 @dataclass(slots=True)
-class Counts:
+class SliceCounters:
     """Counters of a run.
 
     Attributes:
@@ -79,7 +79,7 @@ class TimeSlices(Policy):
         self.slice_tokens = slice_tokens
         self.queue: list[Kv] = []
         self.active: list[Kv] = []
-        self.counts = Counts()
+        self.counts = SliceCounters()
         self.iteration, self.iteration_s, self.active_bytes, self.limit = 0, 0.0, 0, 0
         self._kvs: dict[int, Kv] = {}
         self._levels: Levels | None = None

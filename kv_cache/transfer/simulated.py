@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kv_cache.block_table import BlockKey, CopyRange, Transfer
 from kv_cache.events import Events
 from kv_cache.hardware import Machine, Route, Tier
-from kv_cache.network import Network
+from kv_cache.network import LinkNetwork
 from kv_cache.page_cache import PageCache
 from kv_cache.transfer.engine import AttendCall
 
@@ -71,7 +71,7 @@ class SimulatedTransfers:
     def __init__(self, machine: Machine, compute: Compute) -> None:
         self.machine, self.compute = machine, compute
         self.events = Events()
-        self.network = Network(self.events, machine.links)
+        self.network = LinkNetwork(self.events, machine.links)
         tiers = machine.tiers.values()
         self.caches = {each.name: PageCache(each.cache_bytes) for each in tiers if each.cache_bytes is not None}
         self._write_back = {each.name: _WriteBack(each.dirty_bytes) for each in tiers}

@@ -15,7 +15,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.fsck import fsck
 from csd_io.keeping import INDEX, OLD
 from csd_spec import KvRead, Status
-from eval.verify.flips import Kept, judge
+from eval.verify.flips import FlushedFolder, judge
 from eval.verify.random_host import is_stored
 from tests.vcsd_cli.test_main import vcsd
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 @pytest.fixture
 def kept(tmp_path):
-    return Kept.make(tmp_path / "drive", 3)
+    return FlushedFolder.make(tmp_path / "drive", 3)
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
 
 def test_it_is_fuzzed(monkeypatch):
     with place("memory", fuzz.DRIVE.geometry) as where:
-        world = fuzz.World(3, where, 16)
+        world = fuzz.FuzzWorld(3, where, 16)
     seeds = [command.seqs for command in world.seeds() if isinstance(command, KvTail)]
     assert seeds == [(world.own_handle,), (world.secret_handle,), (1,)]
     runs = []

@@ -17,7 +17,7 @@ import pytest
 
 from csd_io import blocks, direct
 from csd_io.direct import open_queue
-from csd_io.queue import BufferPool, Request, aligned, carry_out, pieces
+from csd_io.queue import BufferPool, IoRequest, aligned, carry_out, pieces
 from csd_io.signatures import LOOK_BYTES, detect_signature
 from tests.conftest import missing
 
@@ -75,9 +75,9 @@ def there_and_back(queue, size=4 * MIB, request=MIB // 4):
     for number, buffer in enumerate(sources):
         buffer[:] = np.random.default_rng(number).bytes(request)
     at = [number * request for number in range(size // request)]
-    carry_out(queue, [Request("write", *each) for each in zip(at, sources, strict=True)])
+    carry_out(queue, [IoRequest("write", *each) for each in zip(at, sources, strict=True)])
     queue.sync()
-    carry_out(queue, [Request("read", *each) for each in zip(at, sinks, strict=True)][::-1])
+    carry_out(queue, [IoRequest("read", *each) for each in zip(at, sinks, strict=True)][::-1])
     return sinks == sources
 
 
@@ -95,9 +95,9 @@ def test_requests_outside_registered_buffers_are_right_too(tmp_path):
         queue.register(pool.buffers)
         pool.buffers[0][:], other[:] = b"a" * 8192, b"b" * 8192
         part = pool.buffers[0][4096:]  # within one that is registered, but not its beginning
-        carry_out(queue, [Request("write", 0, part), Request("write", 4096, other[:4096])])
+        carry_out(queue, [IoRequest("write", 0, part), IoRequest("write", 4096, other[:4096])])
         back = aligned(8192)
-        carry_out(queue, [Request("read", 0, back)])
+        carry_out(queue, [IoRequest("read", 0, back)])
         assert bytes(back) == b"a" * 4096 + b"b" * 4096
 
 
@@ -117,7 +117,7 @@ def test_an_interrupt_of_a_wait_loses_nothing_that_has_ended(tmp_path, monkeypat
             if next(waits, False):
                 raise KeyboardInterrupt
 
-        queue.submit([Request("read", 4096 * number, aligned(4096)) for number in range(4)])
+        queue.submit([IoRequest("read", 4096 * number, aligned(4096)) for number in range(4)])
         monkeypatch.setattr(ring, "completions", one_by_one)
         monkeypatch.setattr(ring, "enter", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -204,7 +204,7 @@ def test_a_file_is_not_larger_than_it_is(tmp_path):
         open_queue(file, 2 * MIB)
     assert raised.value.errno == errno.ENOSPC and file.stat().st_size == MIB
     with opened(file, MIB // 2) as queue, pytest.raises(ValueError):
-        queue.submit([Request("read", MIB // 2, aligned(4096))])
+        queue.submit([IoRequest("read", MIB // 2, aligned(4096))])
 
 
 def test_a_read_that_ends_early_is_an_error(tmp_path, way):
@@ -213,7 +213,7 @@ def test_a_read_that_ends_early_is_an_error(tmp_path, way):
     with opened(file) as queue:
         os.truncate(file, MIB // 2 + 4096)
         with pytest.raises(OSError, match="ended after 4096") as raised:
-            carry_out(queue, [Request("read", MIB // 2, aligned(8192))])
+            carry_out(queue, [IoRequest("read", MIB // 2, aligned(8192))])
     assert raised.value.filename == str(file)
 
 
@@ -224,7 +224,7 @@ def test_what_is_discarded_takes_no_room(tmp_path):
         assert there_and_back(queue)
         queue.discard(MIB, 2 * MIB)
         back = aligned(4 * MIB)
-        carry_out(queue, [Request("read", at, back[at : at + MIB]) for at in range(0, 4 * MIB, MIB)])
+        carry_out(queue, [IoRequest("read", at, back[at : at + MIB]) for at in range(0, 4 * MIB, MIB)])
         assert not any(back[MIB : 3 * MIB]) and any(back[:4096])
         assert file.stat().st_blocks * 512 < 3 * MIB
         with pytest.raises(ValueError):
@@ -241,7 +241,7 @@ def test_a_device_without_a_file_system_is_used(tmp_path, way):
             assert there_and_back(queue)
             queue.discard(0, 4 * MIB)
             back = aligned(MIB)
-            carry_out(queue, [Request("read", 0, back)])
+            carry_out(queue, [IoRequest("read", 0, back)])
             assert not any(back)
         with opened(device) as queue:
             assert queue.size_bytes == 8 * MIB and queue.block_bytes in (512, 4096)

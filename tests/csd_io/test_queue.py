@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from csd_io.queue import BufferPool, Request, aligned, carry_out, check, pieces
+from csd_io.queue import BufferPool, IoRequest, aligned, carry_out, check, pieces
 from eval.verify.simulation.disk import SECTOR, SimDisk
 from eval.verify.simulation.queue import SimQueue
 
@@ -23,7 +23,7 @@ def queue(request):
 
 
 def requests(op, buffer, size=SECTOR):
-    return [Request(op, number * size, part) for number, part in enumerate(pieces(buffer, size))]
+    return [IoRequest(op, number * size, part) for number, part in enumerate(pieces(buffer, size))]
 
 
 def filled(seed=0):
@@ -52,7 +52,7 @@ def test_failed_request_raises_and_leaves_none_in_flight(queue, fault, code):
         carry_out(queue, requests("read", aligned(SIZE)))
     assert (raised.value.errno, raised.value.filename) == (code, "disk/blocks")
     assert queue.reap(0) == []
-    queue.submit([Request("read", 0, aligned(SECTOR))] * queue.depth)  # as many as ever have room
+    queue.submit([IoRequest("read", 0, aligned(SECTOR))] * queue.depth)  # as many as ever have room
 
 
 def test_a_full_disk_is_an_error_of_the_write_that_met_it(queue):
@@ -78,11 +78,11 @@ def test_requests_that_end_though_something_else_fails(queue):
 )
 def test_what_cannot_be_right_is_refused_before_it_begins(queue, offset, size, shift):
     with pytest.raises(ValueError, match="disk/blocks"):
-        queue.submit([Request("read", offset, aligned(size + shift)[shift:])])
+        queue.submit([IoRequest("read", offset, aligned(size + shift)[shift:])])
 
 
 def test_nothing_begins_beyond_the_depth(queue):
-    one = Request("read", 0, aligned(SECTOR))
+    one = IoRequest("read", 0, aligned(SECTOR))
     check(queue, [one], queue.depth - 1)
     with pytest.raises(ValueError, match="in flight"):
         check(queue, [one], queue.depth)

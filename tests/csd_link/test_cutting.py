@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from csd_firmware import InProcessDevice
-from csd_link.cutting import Read, check_device, join_completions, parts_of, read_parts, submit_reads
+from csd_link.cutting import SplitRead, check_device, join_completions, parts_of, read_parts, submit_reads
 from csd_link.wire import encode
 from csd_spec import (
     Attend,
@@ -127,7 +127,7 @@ def test_oversized_token_is_refused():
 def test_parts_of_a_read_have_its_tokens_in_order(lengths, first, tokens, most):
     whole = KvRead(tuple(range(1, len(lengths) + 1)), 0, first, tokens)
     device = type("Device", (), {"max_bytes": most * TOKEN})()
-    parts = read_parts(Read(device, whole, TOKEN, lengths))
+    parts = read_parts(SplitRead(device, whole, TOKEN, lengths))
 
     def read(command):
         return [
@@ -141,7 +141,7 @@ def test_parts_of_a_read_have_its_tokens_in_order(lengths, first, tokens, most):
 
 def test_a_read_names_no_more_sequences_than_fit():
     device = type("Device", (), {"max_bytes": 10 * TOKEN})()
-    parts = read_parts(Read(device, KvRead(SEQS, 0), TOKEN, [0] * len(SEQS)))
+    parts = read_parts(SplitRead(device, KvRead(SEQS, 0), TOKEN, [0] * len(SEQS)))
     assert [seq for part in parts for seq in part.seqs] == [*SEQS]
     assert {len(part.seqs) for part in parts[:-1]} == {10 * TOKEN // 8}
 
@@ -185,11 +185,11 @@ def test_a_drive_that_takes_little_does_as_one_that_takes_all(drives):
         found = [*ask(step).data]
         stored = [length + 1 for length in lengths]
         for first, tokens in ((0, 0), (3, 0), (5, 20)):
-            read = Read(device, KvRead(seqs, 1, first, tokens), TOKEN, stored)
+            read = SplitRead(device, KvRead(seqs, 1, first, tokens), TOKEN, stored)
             found += submit_reads([read], 0)[0].result().data
         for layers in (1, 2, 3):
             gather = KvGather(seqs[::2], np.array([2, 1]), np.array([20, 15]), LAYERS - layers, layers)
-            found += submit_reads([Read(device, gather, TOKEN)], 0)[0].result().data
+            found += submit_reads([SplitRead(device, gather, TOKEN)], 0)[0].result().data
         ask(KvCrop(seqs, 1, np.array([4, 0, 3, 1])))
         found += ask(KvRead(seqs, 1)).data if device is drives[0] else device.firmware.step(KvRead(seqs, 1), 0).data
         data.append(found)

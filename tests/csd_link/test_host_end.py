@@ -27,7 +27,7 @@ from csd_link.host_end import (
 )
 from csd_link.run_dir import drive_dir, pid_path
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, HOST_HEADER, Identity, WindowLayout
-from csd_link.wire import ENTRY, Request, encode
+from csd_link.wire import ENTRY, WireRequest, encode
 from csd_spec import Flush, Geometry, KvAppend, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.properties import examples
@@ -185,7 +185,7 @@ def test_whatever_fails_in_the_firmware_is_a_status():
 
 def test_an_opcode_that_the_drive_does_not_know():
     drive, host = attached(Blocks(), tenant())
-    host.submit(Request(0x77, (1, 2, 3), b"x" * ENTRY.size), 0)
+    host.submit(WireRequest(0x77, (1, 2, 3), b"x" * ENTRY.size), 0)
     assert drive.serve()
     assert host.poll().status is Status.INVALID_OPCODE
 

@@ -8,9 +8,9 @@ import os
 import pytest
 
 from csd_link.lease import HeldError, Lease, close_both, describe_process, holder
-from csd_link.window import BLOCK_BYTES, HOST_HEADER, Block, Kind
+from csd_link.window import BLOCK_BYTES, HOST_HEADER, BlockKind, ControlBlock
 
-MINE = Block(Kind.HOST, 1, 1, 0, describe_process()).pack()
+MINE = ControlBlock(BlockKind.HOST, 1, 1, 0, describe_process()).pack()
 
 
 @pytest.fixture
@@ -78,6 +78,6 @@ def test_file_without_locks_is_not_refused(window, monkeypatch):
     ],
 )
 def test_header_of_any_host_is_words(body, words):
-    assert holder(Block(Kind.HOST, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == words
-    assert holder(Block(Kind.DRIVE, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == "another host"
+    assert holder(ControlBlock(BlockKind.HOST, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == words
+    assert holder(ControlBlock(BlockKind.DRIVE, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == "another host"
     assert holder(bytes(BLOCK_BYTES)) == "another host"

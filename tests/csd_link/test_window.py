@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_link.window import BLOCK_BYTES, BODY_BYTES, Block, Identity, Kind, WindowLayout, next_generation, unpack
+from csd_link.window import (
+    BLOCK_BYTES,
+    BODY_BYTES,
+    BlockKind,
+    ControlBlock,
+    Identity,
+    WindowLayout,
+    next_generation,
+    unpack,
+)
 from csd_spec.presets import DRIVES
 
 u64 = st.integers(0, 2**64 - 1)
@@ -14,15 +23,15 @@ def raw(block):
     return bytearray(block.pack().ljust(BLOCK_BYTES, b"\0"))
 
 
-@given(st.sampled_from(Kind), u64, u64, u64, st.binary(max_size=100) | st.just(b"x" * BODY_BYTES))
+@given(st.sampled_from(BlockKind), u64, u64, u64, st.binary(max_size=100) | st.just(b"x" * BODY_BYTES))
 def test_a_block_survives_its_bytes(kind, host, drive, sequence, body):
-    block = Block(kind, host, drive, sequence, body)
+    block = ControlBlock(kind, host, drive, sequence, body)
     assert unpack(raw(block)) == block
 
 
 @given(st.binary(min_size=1, max_size=64), st.integers(0, 51 + 64), st.integers(1, 255))
 def test_a_changed_block_is_none(body, at, change):
-    block = raw(Block(Kind.REQUEST, 1, 2, 3, body))
+    block = raw(ControlBlock(BlockKind.REQUEST, 1, 2, 3, body))
     at %= 44 + len(body)  # the head, then the body
     block[at] ^= change
     assert unpack(block) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_link.wire import Request, WireError, decode, decode_completion, encode, encode_completion
+from csd_link.wire import WireError, WireRequest, decode, decode_completion, encode, encode_completion
 from csd_spec import (
     Attend,
     Completion,
@@ -99,7 +99,7 @@ def same(one, other):
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
 def test_a_command_survives_its_bytes(command):
     request = encode(command)
-    again = decode(Request(request.opcode, request.parameters, bytearray(request.payload)))
+    again = decode(WireRequest(request.opcode, request.parameters, bytearray(request.payload)))
     assert type(again) is type(command)
     same(command, again)
 
@@ -108,15 +108,15 @@ def test_a_command_survives_its_bytes(command):
 def test_a_payload_has_just_the_bytes_that_it_needs(command):
     request = encode(command)
     with pytest.raises(WireError, match="payload"):
-        decode(Request(request.opcode, request.parameters, bytes(request.payload) + b"\0"))
+        decode(WireRequest(request.opcode, request.parameters, bytes(request.payload) + b"\0"))
     if request.payload:
         with pytest.raises(WireError, match="payload"):
-            decode(Request(request.opcode, request.parameters, request.payload[:-1]))
+            decode(WireRequest(request.opcode, request.parameters, request.payload[:-1]))
 
 
 @given(st.integers(0, 255), st.lists(st.integers(0, 2**32 - 1), max_size=10), st.binary(max_size=300))
 def test_any_bytes_are_a_command_or_refused(opcode, parameters, payload):
-    request = Request(opcode, tuple(parameters), bytearray(payload))
+    request = WireRequest(opcode, tuple(parameters), bytearray(payload))
     try:
         command = decode(request)
     except WireError as error:
@@ -128,7 +128,7 @@ def test_any_bytes_are_a_command_or_refused(opcode, parameters, payload):
 def test_an_empty_array_of_no_possible_shape_is_refused():
     method = b"sparf".ljust(32, b"\0")
     with pytest.raises(WireError, match="0 x 2 x 2147483648 x 2147483647 values"):
-        decode(Request(0xC5, (0, 0, 2, 2**31, 2**31 - 1, 4), bytearray(method)))
+        decode(WireRequest(0xC5, (0, 0, 2, 2**31, 2**31 - 1, 4), bytearray(method)))
 
 
 def test_numbers_without_a_place_are_refused():

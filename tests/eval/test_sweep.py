@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
 
 
@@ -70,7 +70,7 @@ def rest(path, items, asked):
         asked.extend(left)
         sweep(squared, left, done=done)
 
-    return sweep_rest(items, Kept(path), compute, lambda result: [result], lambda stored: stored[0])
+    return sweep_rest(items, ResultCache(path), compute, lambda result: [result], lambda stored: stored[0])
 
 
 def test_sweep_rest_computes_what_a_failed_sweep_has_not(tmp_path):

@@ -17,7 +17,7 @@ from csd_spec.view import in_flash
 from eval.verify.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpaceError, ReadOnlyError, UnknownSequenceError
 from ftl.flash import tag
-from ftl.flash.tag import MAX_GROUPS, Kind
+from ftl.flash.tag import MAX_GROUPS, PageKind
 from tests.properties import examples
 
 HEADS, LAYERS, DIM = 2, 2, 8
@@ -83,7 +83,7 @@ def test_tags_name_the_group(small_drive):
     v_map = ftl.sequence(handle).maps["v"]
     found = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
     fields = found >> 59, found >> 42 & 0x1FFFF, found >> 34 & 0xFF, found >> 20 & 0x3FFF, found & 0xFFFFF
-    assert fields == (Kind.V, ftl.sequence(handle).newest, 1, 1, 2)
+    assert fields == (PageKind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 
 def test_a_group_that_is_cut_returns_to_dram(small_drive):

@@ -246,7 +246,7 @@ def test_newest_intact_page_of_same_tag_found():
             expected.append(UNMAPPED if best is None else pages[best])
         for order in (slice(None), slice(None, None, -1)):
             assert index.find(wanted[None, order], after)[0].tolist() == expected[order]
-    assert index.damaged(tag.Kind.BLOCK)[1].tolist() == [numbers[-1]]
+    assert index.damaged(tag.PageKind.BLOCK)[1].tolist() == [numbers[-1]]
 
 
 def test_each_page_in_use_counts_once():

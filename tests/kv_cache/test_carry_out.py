@@ -6,7 +6,19 @@ import random
 
 import pytest
 
-from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration, IterationRunner, Link, Machine, PolicyError, Route, Tier
+from kv_cache import (
+    CSD,
+    DEVICE,
+    DIRECT,
+    HOST,
+    Iteration,
+    IterationRunner,
+    Machine,
+    PolicyError,
+    Route,
+    SharedLink,
+    Tier,
+)
 from kv_cache.block_table import BlockKey
 from kv_cache.carry_out import _make_room, _prefetch_layers, carry_out
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
@@ -19,7 +31,7 @@ DRIVES = ((DEVICE, CSD), (CSD, DEVICE), (HOST, CSD), (CSD, HOST))
 def machine(device: int | None = None, host: int | None = None) -> Machine:
     tiers = [Tier(DEVICE, device, attends=True), Tier(HOST, host), Tier(DIRECT), Tier(CSD, attends=True)]
     routes = {(a, b): Route(f"{a}>{b}", ("bus",)) for a, b in PATHS + DRIVES}
-    return Machine.of(tiers, [Link("bus", 1e9)], routes)
+    return Machine.of(tiers, [SharedLink("bus", 1e9)], routes)
 
 
 def served(homes, device: int | None = None, host: int | None = None):  # type: ignore[no-untyped-def]

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache import DEVICE, HOST, Iteration, IterationRunner, Link, Machine, PolicyError, Route, Tier
+from kv_cache import DEVICE, HOST, Iteration, IterationRunner, Machine, PolicyError, Route, SharedLink, Tier
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 MACHINE = Machine.of(
     [Tier(DEVICE, attends=True), Tier(HOST)],
-    [Link("bus", 1e9)],
+    [SharedLink("bus", 1e9)],
     {(DEVICE, HOST): Route("out", ("bus",), block_bytes=4096), (HOST, DEVICE): Route("in", ("bus",))},
 )
 
@@ -69,9 +69,9 @@ def test_a_machine_whose_names_do_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="route x: unknown link 'bus'"):
         Machine.of([Tier(DEVICE), Tier(HOST)], [], {(DEVICE, HOST): Route("x", ("bus",))})
     with pytest.raises(ValueError, match="link bus: contention by unknown link 'dma'"):
-        Machine.of([], [Link("bus", 1, contention={"dma": 0.5})], {})
+        Machine.of([], [SharedLink("bus", 1, contention={"dma": 0.5})], {})
     with pytest.raises(ValueError, match="contention by dma: a share"):
-        Link("bus", 1, contention={"dma": 0})
+        SharedLink("bus", 1, contention={"dma": 0})
 
 
 def test_no_path_no_copy() -> None:

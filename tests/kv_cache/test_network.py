@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_cache.events import Events
-from kv_cache.hardware import Link
-from kv_cache.network import Network
+from kv_cache.hardware import SharedLink
+from kv_cache.network import LinkNetwork
 
 GB = 10**9
 
@@ -16,9 +16,9 @@ GB = 10**9
 class Bench:
     """Links, and when what was sent over them arrived."""
 
-    def __init__(self, *links: Link) -> None:
+    def __init__(self, *links: SharedLink) -> None:
         self.events = Events()
-        self.network = Network(self.events, {link.name: link for link in links})
+        self.network = LinkNetwork(self.events, {link.name: link for link in links})
         self.arrived: dict[str, int] = {}
 
     def send(self, name: str, link: str, nbytes: int, at_ns: int = 0, urgency: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class Bench:
 
 
 def test_a_shared_link_is_shared_evenly_by_those_that_are_there() -> None:
-    bench = Bench(Link("a", 1 * GB))
+    bench = Bench(SharedLink("a", 1 * GB))
     bench.send("long", "a", 1000)
     bench.send("short", "a", 200, at_ns=400)
     # 400 ns alone, then half the rate each: short ends after 400 more, long has 400 left and the link for itself
@@ -42,28 +42,28 @@ def test_a_shared_link_is_shared_evenly_by_those_that_are_there() -> None:
 
 
 def test_in_turn_one_after_the_other_and_the_urgent_first() -> None:
-    bench = Bench(Link("a", 1 * GB, start_ns=10, fifo=True))
+    bench = Bench(SharedLink("a", 1 * GB, start_ns=10, fifo=True))
     for name, urgency in (("first", 0.0), ("late", 0.0), ("urgent", 1.0)):
         bench.send(name, "a", 100, urgency=urgency)
     assert bench.run() == {"first": 110, "urgent": 220, "late": 330}
 
 
 def test_the_more_urgent_has_a_shared_link_for_itself() -> None:
-    bench = Bench(Link("a", 1 * GB))
+    bench = Bench(SharedLink("a", 1 * GB))
     bench.send("first", "a", 300)
     bench.send("urgent", "a", 100, at_ns=100, urgency=1.0)
     assert bench.run() == {"urgent": 200, "first": 400}
 
 
 def test_what_starts_costs_time_once_a_piece() -> None:
-    bench = Bench(Link("a", 1 * GB, start_ns=50))
+    bench = Bench(SharedLink("a", 1 * GB, start_ns=50))
     bench.send("x", "a", 100)
     bench.send("y", "a", 100)
     assert bench.run() == {"x": 250, "y": 250}
 
 
 def test_a_busy_link_hinders_another() -> None:
-    bench = Bench(Link("read", 1 * GB, contention={"write": 0.25}), Link("write", 1 * GB))
+    bench = Bench(SharedLink("read", 1 * GB, contention={"write": 0.25}), SharedLink("write", 1 * GB))
     bench.send("read", "read", 1000)
     bench.send("write", "write", 400, at_ns=100)
     # 100 bytes, then 400 ns at a quarter, then the 800 that are left
@@ -72,7 +72,7 @@ def test_a_busy_link_hinders_another() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=12))
 def test_no_link_moves_more_than_it_can_and_none_idles(sent: list[tuple[int, int]]) -> None:
-    bench = Bench(Link("a", 1 * GB))
+    bench = Bench(SharedLink("a", 1 * GB))
     for number, (at_ns, nbytes) in enumerate(sent):
         bench.send(str(number), "a", nbytes, at_ns)
     arrived = bench.run()

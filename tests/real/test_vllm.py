@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.bench.vllm import PREFIX, Load, experiment
+from eval.bench.vllm import PREFIX, VllmLoad, experiment
 
 
 @pytest.mark.usefixtures("own_run_dir")
@@ -11,7 +11,7 @@ def test_vllm_cases_have_hits_and_equal_tokens(vllm_python):
 
     Whether a load was in flight when the drive was killed (`recomputed`) depends on the speed of the machine.
     """
-    found = experiment(Load(python=vllm_python)).result
+    found = experiment(VllmLoad(python=vllm_python)).result
     assert list(found) == ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
     for name, case in found.items():
         assert (case["external_hits"], case["tokens_equal"]) == (PREFIX * case["requests"], True), name

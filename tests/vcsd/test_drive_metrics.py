@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from csd_firmware import Firmware
 from csd_link.fleet_table import FleetTable
 from csd_link.host_end import DriveLostError
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.run_dir import port_path
 from csd_spec import Flush, GetLog, KvFree, LogPage, SeqCreate
@@ -84,8 +84,8 @@ def test_metrics_count_connections_and_refused_hosts(tmp_path, small_drive):
 
         at = "127.0.0.1", int(port_path("csd0").read_text()), nqn_of("csd0")
         with pytest.raises(Exception, match="status"):
-            Host(*at, "nqn.stranger")
-        host = Host(*at, HOST)
+            NvmeHost(*at, "nqn.stranger")
+        host = NvmeHost(*at, HOST)
         text = scrape()
         assert 'vcsd_drive_answers{drive="csd0"} 1.0' in text and 'vcsd_drive_answers{drive="gone"} 0.0' in text
         assert 'vcsd_drive_hosts_refused_total{drive="csd0"} 1.0' in text

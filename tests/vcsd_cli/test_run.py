@@ -13,7 +13,7 @@ from csd_io.medium import Medium
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.options import HostingCliOptions
-from vcsd_cli.run import DriveOptions
+from vcsd_cli.run import DriveCliOptions
 
 
 def test_run_json_has_every_key(capsys, monkeypatch):
@@ -250,6 +250,6 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
 
 @pytest.mark.parametrize("drives", [1, 2, 3])
 def test_run_needs_no_memory_for_served_drives(drives, tmp_path):
-    assert not DriveOptions(drives=str(drives), transport="window:served").value(HostingCliOptions()).has_overrides
-    where = DriveOptions(drives=str(drives), keep=tmp_path)
+    assert not DriveCliOptions(drives=str(drives), transport="window:served").value(HostingCliOptions()).has_overrides
+    where = DriveCliOptions(drives=str(drives), keep=tmp_path)
     assert where.value(HostingCliOptions(medium="direct")).medium == Medium("direct", (512 << 20) // drives)

@@ -13,7 +13,7 @@ from csd_io.medium import Medium
 from csd_link.connect import find_server
 from csd_link.nvmeof.host import discover
 from csd_link.nvmeof.listen import nqn_of
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -121,7 +121,10 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
     try:
         said = [server.stderr.readline() for _ in range(2)]
         assert f"NVMe/TCP localhost:{port} {nqn_of('one')}" in "".join(said)
-        assert discover("127.0.0.1", port) == [Record(nqn_of("one"), port), Record(nqn_of("two"), port + 1)]
+        assert discover("127.0.0.1", port) == [
+            DiscoveryRecord(nqn_of("one"), port),
+            DiscoveryRecord(nqn_of("two"), port + 1),
+        ]
     finally:
         server.terminate()
         server.stderr.close()

@@ -14,7 +14,7 @@ from host_driver.prefixes.names import AdmissionFilter, PrefixNames
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PrefixLoad:
     """Load of a request's tokens from `first` on into these blocks of the engine's cache."""
 
     request: str
@@ -33,14 +33,14 @@ class Save:
 
 
 @dataclass(slots=True)
-class Plan:
+class PrefixPlan:
     """Loads and stores of an iteration."""
 
-    loads: list[Load] = field(default_factory=list)
+    loads: list[PrefixLoad] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
 
 
-class Request(Protocol):
+class EngineRequest(Protocol):
     """Attributes used of an engine's request."""
 
     request_id: str
@@ -66,7 +66,7 @@ class RequestState:
         loaded: Its preemption count at the last load; -1 before the first.
     """
 
-    request: Request
+    request: EngineRequest
     extra: str = ""
     keys: list[bytes] = field(default_factory=list)
     computed: int = 0
@@ -106,7 +106,7 @@ class PrefixScheduler:
         self._adapter = adapter
         self._stored: list[set[bytes]] = [set() for _ in range(workers)]
         self._known: dict[str, RequestState] = {}
-        self._plan = Plan()
+        self._plan = PrefixPlan()
 
     def apply_changes(self, changes: Mapping[int, Mapping[bytes, bool]]) -> None:
         """Apply keys that workers report as added (True) or removed."""
@@ -114,7 +114,7 @@ class PrefixScheduler:
             for key, there in keys.items():
                 (self._stored[worker].add if there else self._stored[worker].discard)(key)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: EngineRequest) -> None:
         """Register a request; one that depends on more than its tokens and adapter is ignored."""
         if request.mm_features or request.prompt_embeds is not None:
             return
@@ -124,7 +124,7 @@ class PrefixScheduler:
         known = self._known[request.request_id] = RequestState(request, f"{adapter}\0{request.cache_salt or ''}")
         self._admission.record(self._keys(known, request.num_prompt_tokens))
 
-    def matched_tokens(self, request: Request, computed: int) -> int:
+    def matched_tokens(self, request: EngineRequest, computed: int) -> int:
         """Number of tokens after the first `computed` that can be loaded; at least one is left to compute."""
         known = self._known.get(request.request_id)
         if known is None or known.loaded == request.num_preemptions:
@@ -133,7 +133,7 @@ class PrefixScheduler:
         tokens = self._stored_tokens(self._keys(known, len(request.all_token_ids) - 1))
         return max(0, tokens - computed)
 
-    def add_load(self, request: Request, blocks: Sequence[int], tokens: int) -> None:
+    def add_load(self, request: EngineRequest, blocks: Sequence[int], tokens: int) -> None:
         """Plan a load of `tokens` tokens into blocks that the engine allocated for the request."""
         if not tokens:
             return
@@ -142,15 +142,15 @@ class PrefixScheduler:
         end = known.computed + tokens
         into = list(blocks[known.computed // size : end // size])
         keys = known.keys[: end // self._names.block_tokens]
-        self._plan.loads.append(Load(request.request_id, keys, known.computed, into))
+        self._plan.loads.append(PrefixLoad(request.request_id, keys, known.computed, into))
 
-    def plan(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> Plan:
+    def plan(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> PrefixPlan:
         """Plan of the next iteration, in which requests compute the scheduled numbers of tokens."""
         for request_id, tokens in scheduled.items():
             known = self._known.get(request_id)
             if known and (save := self._save(known, tokens, blocks_of)):
                 self._plan.saves.append(save)
-        plan, self._plan = self._plan, Plan()
+        plan, self._plan = self._plan, PrefixPlan()
         return plan
 
     def _save(self, known: RequestState, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:

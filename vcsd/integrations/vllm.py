@@ -31,7 +31,7 @@ from host_driver.prefixes.keeper import COUNTS, AsyncPrefixStore, connected
 from host_driver.prefixes.names import AdmissionFilter, PrefixNames
 from vcsd.integrations.model import Adapters, identity_of
 from vcsd.integrations.paged import PagedCache, shape_of
-from vcsd.integrations.plan import Plan, PrefixScheduler
+from vcsd.integrations.plan import PrefixPlan, PrefixScheduler
 from vcsd.integrations.settings import Settings
 from vcsd.integrations.working import WorkerCache
 
@@ -41,10 +41,10 @@ APART_DTYPES = "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"
 
 
 @dataclass
-class Iteration(KVConnectorMetadata):
+class WorkerMessage(KVConnectorMetadata):
     """Message from the scheduler to its workers."""
 
-    plan: Plan
+    plan: PrefixPlan
 
 
 @dataclass
@@ -67,7 +67,7 @@ class StoredKeys(KVConnectorHandshakeMetadata):
 
 
 @dataclass
-class Counts(KVConnectorStats):
+class IntervalCounts(KVConnectorStats):
     """`host_driver.prefixes.keeper.COUNTS` of an interval."""
 
     data: dict[str, int] = field(default_factory=dict)
@@ -75,8 +75,8 @@ class Counts(KVConnectorStats):
     def reset(self) -> None:
         self.data = {}
 
-    def aggregate(self, other: Counts) -> Counts:
-        return Counts(dict(Counter(self.data) + Counter(other.data)))
+    def aggregate(self, other: IntervalCounts) -> IntervalCounts:
+        return IntervalCounts(dict(Counter(self.data) + Counter(other.data)))
 
     def reduce(self) -> dict[str, int]:
         return self.data
@@ -167,9 +167,9 @@ class VcsdConnector(KVConnectorBase_V1):
         changes = self._worker_cache.keeper.take_changes()
         return KeyChanges({self._rank: changes}) if changes else None
 
-    def get_kv_connector_stats(self) -> Counts | None:
+    def get_kv_connector_stats(self) -> IntervalCounts | None:
         counts = self._worker.keeper.take_counts() if self._worker else {}
-        return Counts(counts) if counts else None
+        return IntervalCounts(counts) if counts else None
 
     def shutdown(self) -> None:
         if self._worker:
@@ -201,9 +201,9 @@ class VcsdConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduling.add_load(request, blocks.get_block_ids()[0], num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: Any) -> Iteration:
+    def build_connector_meta(self, scheduler_output: Any) -> WorkerMessage:
         blocks_of = scheduler_output.kv_connector_block_state.get_block_ids
-        return Iteration(self._scheduling.plan(scheduler_output.num_scheduled_tokens, lambda r: blocks_of(r)[0]))
+        return WorkerMessage(self._scheduling.plan(scheduler_output.num_scheduled_tokens, lambda r: blocks_of(r)[0]))
 
     def update_connector_output(self, connector_output: Any) -> None:
         if changed := connector_output.kv_connector_worker_meta:
@@ -216,8 +216,8 @@ class VcsdConnector(KVConnectorBase_V1):
     # Metrics
 
     @classmethod
-    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Counts:
-        return Counts(data or {})
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> IntervalCounts:
+        return IntervalCounts(data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any, values: Any) -> Prometheus:

@@ -7,7 +7,7 @@ from functools import partial
 
 from host_driver.prefixes.keeper import AsyncPrefixStore, Rows
 from vcsd.integrations.paged import PagedCache
-from vcsd.integrations.plan import Load, Plan
+from vcsd.integrations.plan import PrefixLoad, PrefixPlan
 
 
 class WorkerCache:
@@ -17,14 +17,14 @@ class WorkerCache:
         """Create it for a cache with `block_tokens` tokens per block."""
         self.keeper, self._block_tokens = keeper, block_tokens
         self.cache: PagedCache | None = None
-        self._loading: list[tuple[Load, Future[Rows | None]]] = []
+        self._loading: list[tuple[PrefixLoad, Future[Rows | None]]] = []
         self._failed: set[int] = set()
 
-    def start(self, plan: Plan) -> None:
+    def start(self, plan: PrefixPlan) -> None:
         """Start the loads of a plan."""
         self._loading += [(load, self.keeper.load(load.keys, load.first)) for load in plan.loads]
 
-    def save(self, plan: Plan) -> None:
+    def save(self, plan: PrefixPlan) -> None:
         """Queue the stores of a plan; rows are copied, so the engine may reuse its blocks at once."""
         assert self.cache is not None, "the engine registers its cache before its first iteration"
         for save in plan.saves:
@@ -38,7 +38,7 @@ class WorkerCache:
             self._put(load, future.result())
         return {load.request for load, _ in ended}
 
-    def _put(self, load: Load, rows: Rows | None) -> None:
+    def _put(self, load: PrefixLoad, rows: Rows | None) -> None:
         """Write the loaded whole blocks to the cache; the others have failed."""
         assert self.cache is not None
         came = min(rows[0].shape[1] // self._block_tokens, len(load.blocks)) if rows else 0

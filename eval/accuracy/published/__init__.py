@@ -26,9 +26,9 @@ from eval.accuracy.published import (
     retroinfer,
     turboquant,
 )
-from eval.accuracy.published.streams import Answer, Method, Published, Streams
+from eval.accuracy.published.streams import Method, Published, StreamOutput, Streams
 
-__all__ = ["PUBLISHED", "Answer", "Method", "Published", "Streams"]
+__all__ = ["PUBLISHED", "Method", "Published", "StreamOutput", "Streams"]
 
 KIVI = "KIVI, arXiv 2402.02750, Algorithm 1"
 KVQUANT = "KVQuant, arXiv 2401.18079, sections 3.1 and 3.3 to 3.5"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.streams import Answer, Streams, softmax
+from eval.accuracy.published.streams import StreamOutput, Streams, softmax
 from eval.accuracy.published.tokens import (
     MIN_TOKENS,
     SINKS,
@@ -70,18 +70,18 @@ def kept_tokens(seen: Streams, budget: float) -> int:
     return min(max(int(budget * seen.prompt) - (seen.shape[2] - seen.prompt), MIN_TOKENS), seen.prompt)
 
 
-def _attend_kept(seen: Streams, kept: Mask) -> Answer:
+def _attend_kept(seen: Streams, kept: Mask) -> StreamOutput:
     mask = with_recent(seen, kept)
-    return Answer(attend(seen, mask), float(mask.sum()) * token_bytes(seen), mask)
+    return StreamOutput(attend(seen, mask), float(mask.sum()) * token_bytes(seen), mask)
 
 
-def snapkv(seen: Streams, budget: float) -> Answer:
+def snapkv(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the window and to the tokens with the largest pooled votes."""
     scores = seen.once("snapkv", lambda: snapkv_scores(seen))
     return _attend_kept(seen, top_mask(scores, kept_tokens(seen, budget)))
 
 
-def h2o(seen: Streams, budget: float) -> Answer:
+def h2o(seen: Streams, budget: float) -> StreamOutput:
     """Attend to heavy hitters and to the last tokens, half of the budget each."""
     scores = seen.once("h2o", lambda: votes(seen)).copy()
     count = kept_tokens(seen, budget)
@@ -101,13 +101,13 @@ def keydiff_scores(seen: Streams) -> F32:
     return scores
 
 
-def keydiff(seen: Streams, budget: float) -> Answer:
+def keydiff(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the most distinctive keys."""
     scores = seen.once("keydiff", lambda: keydiff_scores(seen))
     return _attend_kept(seen, top_mask(scores, kept_tokens(seen, budget)))
 
 
-def streaming_llm(seen: Streams, budget: float) -> Answer:
+def streaming_llm(seen: Streams, budget: float) -> StreamOutput:
     """Attend to attention sinks and to the last tokens."""
     count = kept_tokens(seen, budget)
     position = np.arange(seen.prompt)

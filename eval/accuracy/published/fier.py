@@ -12,7 +12,7 @@ together.
 from __future__ import annotations
 
 from eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import Answer, Streams
+from eval.accuracy.published.streams import StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_top, group_scores, logits
 
 GROUP = 32  # tokens of a channel that share a scale
@@ -24,7 +24,7 @@ def code_bytes(seen: Streams) -> int:
     return N * (packed_bytes(seen.prompt * d, 1) + SCALE_BYTES * d * -(-seen.prompt // GROUP))
 
 
-def fier(seen: Streams, budget: float) -> Answer:
+def fier(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens whose dequantized 1-bit keys give the largest weights."""
     keys = seen.once("fier", lambda: uniform_in_groups(seen.k[:, : seen.prompt], 1, 1, GROUP))
     return attend_top(seen, budget, group_scores(logits(seen.q, keys)), code_bytes(seen))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from csd_spec.arrays import F32
 from eval.accuracy.published.codes import SCALE_BYTES, hadamard, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import Answer, Streams
+from eval.accuracy.published.streams import StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_all
 
 BITS, GROUP, CLIP = 4, 128, 0.95
@@ -32,7 +32,7 @@ def code_bytes(seen: Streams) -> int:
     return 2 * N * seen.prompt * (packed_bytes(d, BITS) + SCALE_BYTES * -(-d // GROUP))
 
 
-def hadamard_int4(seen: Streams, budget: float) -> Answer:
+def hadamard_int4(seen: Streams, budget: float) -> StreamOutput:
     """Attend to all tokens in 4 bits."""
     prompt = seen.prompt
     k, v = seen.once("hadamard-int4", lambda: (coded(seen.k[:, :prompt]), coded(seen.v[:, :prompt])))

@@ -16,7 +16,7 @@ import numpy as np
 
 from csd_spec.arrays import F32
 from eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Method, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_all
 
 GROUP, RESIDUAL = 32, 128
@@ -47,7 +47,7 @@ def code_bytes(seen: Streams, bits: int) -> int:
 def kivi(bits: int) -> Method:
     """KIVI with codes of `bits` bits."""
 
-    def method(seen: Streams, budget: float) -> Answer:
+    def method(seen: Streams, budget: float) -> StreamOutput:
         prompt = seen.prompt
         k, v = seen.once(f"kivi-{bits}", lambda: encode(seen.k[:, :prompt], seen.v[:, :prompt], bits))
         return attend_all(seen, k, v, code_bytes(seen, bits))

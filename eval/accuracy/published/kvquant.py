@@ -18,7 +18,7 @@ import numpy as np
 
 from csd_spec.arrays import F32
 from eval.accuracy.published.codes import SCALE_BYTES, lloyd_max, nearest, packed_bytes, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Method, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_all
 
 OUTLIERS = 0.01
@@ -80,7 +80,7 @@ def code_bytes(seen: Streams, bits: int) -> int:
 def kvquant(bits: int) -> Method:
     """KVQuant with `bits` bits and 1 % outliers."""
 
-    def method(seen: Streams, budget: float) -> Answer:
+    def method(seen: Streams, budget: float) -> StreamOutput:
         prompt = seen.prompt
         k, v = seen.once(f"kvquant-{bits}", lambda: encode(seen.k[:, :prompt], seen.v[:, :prompt], bits))
         return attend_all(seen, k, v, code_bytes(seen, bits))

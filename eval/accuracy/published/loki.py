@@ -21,7 +21,7 @@ import numpy as np
 
 from csd_spec.arrays import F32, I64
 from eval.accuracy.published.codes import to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import (
     MIN_TOKENS,
     attend,
@@ -45,7 +45,7 @@ def principal_components(k: F32) -> F32:
     return basis
 
 
-def loki(seen: Streams, budget: float) -> Answer:
+def loki(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the largest products of principal components."""
     N, _, _, d = seen.shape
     prompt = seen.prompt
@@ -64,7 +64,7 @@ def loki(seen: Streams, budget: float) -> Answer:
     q = np.matmul(seen.q * np.float32(d**-0.5), basis)[..., :used]
     mask = top_mask(group_scores(np.matmul(q, rotated[..., :used].transpose(0, 2, 1))), count)
     out = attend(seen, with_recent(seen, mask))
-    return Answer(out, rank_bytes + recent_bytes(seen) + float(mask.sum()) * rest, with_recent(seen, mask))
+    return StreamOutput(out, rank_bytes + recent_bytes(seen) + float(mask.sum()) * rest, with_recent(seen, mask))
 
 
 def label_channels(k: F32, prompt_q: F32, count: int) -> I64:
@@ -73,7 +73,7 @@ def label_channels(k: F32, prompt_q: F32, count: int) -> I64:
     return np.argsort(-weight, axis=1, kind="stable")[:, :count]
 
 
-def double_sparsity(seen: Streams, budget: float) -> Answer:
+def double_sparsity(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the largest products of label channels."""
     d, prompt = seen.shape[3], seen.prompt
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from csd_spec.arrays import F32, U16
 from eval.accuracy.published.codes import gaussian_matrix, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams, softmax
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
 from eval.accuracy.published.tokens import (
     LOCAL,
     SINKS,
@@ -69,7 +69,7 @@ def _sampled(seen: Streams, setting: tuple[int, int], k: U16, ends: Mask) -> tup
     return mask, read + N * (VALUE_BYTES * d + float(ends.sum()) * token_bytes(seen)) + recent_bytes(seen)
 
 
-def magicpig(seen: Streams, budget: float) -> Answer:
+def magicpig(seen: Streams, budget: float) -> StreamOutput:
     """Attend to sampled tokens by importance, and exactly to the first and the last ones."""
     prompt = seen.prompt
     center = seen.once("magicpig-center", lambda: to_half(seen.k[:, :prompt].mean(1)))
@@ -94,4 +94,4 @@ def magicpig(seen: Streams, budget: float) -> Answer:
     weighed = logits(seen.q, seen.k)
     weighed[..., :prompt] += inverse
     weights = softmax(np.where(attended, weighed, np.float32(-np.inf)))
-    return Answer(weights @ seen.v, nbytes, attended)
+    return StreamOutput(weights @ seen.v, nbytes, attended)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from csd_spec.arrays import F32, U8
 from eval.accuracy.published.codes import packed_bytes, random_hadamard, sphere_codebook, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import MIN_TOKENS, affordable_tokens, attend_top, recent_bytes
 
 BLOCK, CODE_BITS = 8, 4
@@ -78,7 +78,7 @@ def collisions(q: F32, clusters: U8, ratio: float) -> NDArray[np.int64]:
     return votes
 
 
-def pariskv(seen: Streams, budget: float) -> Answer:
+def pariskv(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the best of the candidates."""
     N, _, _, d = seen.shape
     prompt = seen.prompt

@@ -19,7 +19,7 @@ import numpy as np
 
 from csd_spec.arrays import F32
 from eval.accuracy.published.codes import lloyd_max, nearest, random_orthogonal, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_all
 
 BLOCK = 16
@@ -61,7 +61,7 @@ def code_bytes(seen: Streams) -> int:
     return 2 * N * seen.prompt * row
 
 
-def polarquant(seen: Streams, budget: float) -> Answer:
+def polarquant(seen: Streams, budget: float) -> StreamOutput:
     """Attend to all tokens in 3.875 bits."""
     prompt = seen.prompt
     k, v = seen.once("polarquant", lambda: (coded(seen.k[:, :prompt]), coded(seen.v[:, :prompt])))

@@ -16,7 +16,7 @@ import numpy as np
 
 from csd_spec.arrays import F32, I64
 from eval.accuracy.published.codes import SEED, cluster_sums, packed_bytes, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_top, group_scores
 
 PARTS, BITS = 2, 6
@@ -67,7 +67,7 @@ def code_bytes(seen: Streams) -> int:
     return N * (packed_bytes(seen.prompt * PARTS, BITS) + VALUE_BYTES * d * (1 << BITS))
 
 
-def pqcache(seen: Streams, budget: float) -> Answer:
+def pqcache(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the largest weights by product quantization."""
     centroids, codes = seen.once("pqcache", lambda: encode(seen.k[:, : seen.prompt]))
     estimated = estimate(seen.q, centroids, codes) / np.float32(np.sqrt(seen.shape[3]))

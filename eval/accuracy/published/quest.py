@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import (
     affordable_tokens,
     attend,
@@ -41,7 +41,7 @@ def bounds(q: F32, low: F32, high: F32) -> F32:
     return made
 
 
-def quest(seen: Streams, budget: float) -> Answer:
+def quest(seen: Streams, budget: float) -> StreamOutput:
     """Attend to whole pages."""
     low, high = seen.once("quest", lambda: extremes(seen.k[:, : seen.prompt]))
     pages = low.shape[1]
@@ -50,4 +50,4 @@ def quest(seen: Streams, budget: float) -> Answer:
     scores = group_scores(bounds(seen.q * np.float32(seen.shape[3] ** -0.5), low, high))
     chosen = top_mask(scores, pages if count == seen.prompt else max(1, count // PAGE))
     mask = with_recent(seen, chosen.repeat(PAGE, 1)[:, : seen.prompt])
-    return Answer(attend(seen, mask), code_bytes + float(mask.sum()) * token_bytes(seen), mask)
+    return StreamOutput(attend(seen, mask), code_bytes + float(mask.sum()) * token_bytes(seen), mask)

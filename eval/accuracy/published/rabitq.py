@@ -16,7 +16,7 @@ import numpy as np
 
 from csd_spec.arrays import F32
 from eval.accuracy.published.codes import packed_bytes, random_orthogonal, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_top, group_scores
 
 Codes = tuple[F32, F32, F32, F32, F32]
@@ -58,7 +58,7 @@ def code_bytes(seen: Streams) -> int:
     return N * (packed_bytes(seen.prompt * d, 1) + 2 * VALUE_BYTES * (seen.prompt + d))
 
 
-def rabitq(seen: Streams, budget: float) -> Answer:
+def rabitq(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the largest estimated weights."""
     codes = seen.once("rabitq", lambda: encode(seen.k[:, : seen.prompt], seen.prompt_q))
     estimated = estimate(seen.q, codes) / np.float32(np.sqrt(seen.shape[3]))

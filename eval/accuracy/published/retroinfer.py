@@ -22,7 +22,7 @@ import numpy as np
 
 from csd_spec.arrays import F32, I64
 from eval.accuracy.published.codes import SEED, cluster_sums, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
 from eval.accuracy.published.tokens import LOCAL, SINKS, affordable_tokens, group_scores, logits, token_bytes
 
 CLUSTER, SEGMENT = 16, 8192  # tokens
@@ -84,7 +84,7 @@ def encode(k: F32, v: F32) -> WaveIndex:
     return WaveIndex(assigned, sizes, to_half(centroids), to_half(sums))
 
 
-def retroinfer(seen: Streams, budget: float) -> Answer:
+def retroinfer(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the steady zone and retrieved clusters exactly, and to the estimation zone by centroids."""
     N, _, S, d = seen.shape
     prompt = seen.prompt
@@ -112,4 +112,4 @@ def retroinfer(seen: Streams, budget: float) -> Answer:
     of_tokens, of_clusters = np.exp(exact - top), np.exp(np.minimum(centers - top, np.float32(60)))
     total = of_tokens.sum(-1) + (of_clusters * index.sizes[:, None]).sum(-1)
     out = ((of_tokens @ seen.v + of_clusters @ index.sums) / total[..., None]).astype(np.float32)
-    return Answer(out, N * read + float(mask.sum()) * token_bytes(seen), mask)
+    return StreamOutput(out, N * read + float(mask.sum()) * token_bytes(seen), mask)

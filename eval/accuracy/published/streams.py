@@ -55,7 +55,7 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StreamOutput:
     """Result of a method.
 
     Attributes:
@@ -70,7 +70,7 @@ class Answer:
     attended: NDArray[np.bool_]
 
 
-Method = Callable[[Streams, float], Answer]  # a step, and the share of `dense_bytes` that it may read
+Method = Callable[[Streams, float], StreamOutput]  # a step, and the share of `dense_bytes` that it may read
 
 
 @dataclass(frozen=True, slots=True)

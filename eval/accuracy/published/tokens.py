@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Streams, softmax
+from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
 
 MIN_TOKENS = 16  # tokens of the prompt that are attended even if codes alone exceed the budget
 SINKS = 4  # first tokens, attended always by methods that keep attention sinks
@@ -119,7 +119,7 @@ def attend(seen: Streams, mask: Mask) -> F32:
     return out
 
 
-def attend_top(seen: Streams, budget: float, scores: F32, code_bytes: float, ends: bool = False) -> Answer:
+def attend_top(seen: Streams, budget: float, scores: F32, code_bytes: float, ends: bool = False) -> StreamOutput:
     """Attend exactly to the prompt tokens with the highest scores that fit in the budget, and to recent tokens.
 
     Args:
@@ -130,10 +130,10 @@ def attend_top(seen: Streams, budget: float, scores: F32, code_bytes: float, end
     """
     count = affordable_tokens(seen, budget, code_bytes)
     mask = with_recent(seen, top_mask(keep_ends(scores, count) if ends else scores, count))
-    return Answer(attend(seen, mask), code_bytes + float(mask.sum()) * token_bytes(seen), mask)
+    return StreamOutput(attend(seen, mask), code_bytes + float(mask.sum()) * token_bytes(seen), mask)
 
 
-def attend_all(seen: Streams, k: F32, v: F32, nbytes: float) -> Answer:
+def attend_all(seen: Streams, k: F32, v: F32, nbytes: float) -> StreamOutput:
     """Attend to all tokens: dequantized keys and values of the prompt, exact ones after it.
 
     Args:
@@ -145,4 +145,4 @@ def attend_all(seen: Streams, k: F32, v: F32, nbytes: float) -> Answer:
     weights = softmax(np.concatenate([logits(seen.q, k), logits(seen.q, seen.k[:, prompt:])], -1))
     out = weights[..., :prompt] @ v + weights[..., prompt:] @ seen.v[:, prompt:]
     N, _, S, _ = seen.shape
-    return Answer(out, nbytes + recent_bytes(seen), np.ones((N, S), np.bool_))
+    return StreamOutput(out, nbytes + recent_bytes(seen), np.ones((N, S), np.bool_))

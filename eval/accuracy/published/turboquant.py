@@ -28,7 +28,7 @@ from eval.accuracy.published.codes import (
     sphere_codebook,
     to_half,
 )
-from eval.accuracy.published.streams import VALUE_BYTES, Answer, Method, Streams
+from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
 from eval.accuracy.published.tokens import attend_all
 
 
@@ -77,7 +77,7 @@ def turboquant(bits: int, prod: bool = False) -> Method:
     def encode(k: F32, v: F32) -> tuple[F32, F32]:
         return (coded_prod if prod else coded_mse)(k, bits), coded_mse(v, bits)
 
-    def method(seen: Streams, budget: float) -> Answer:
+    def method(seen: Streams, budget: float) -> StreamOutput:
         prompt = seen.prompt
         k, v = seen.once(f"turboquant-{bits}-{prod}", lambda: encode(seen.k[:, :prompt], seen.v[:, :prompt]))
         return attend_all(seen, k, v, code_bytes(seen, bits, prod))

@@ -8,14 +8,14 @@ from typing import Any
 
 from eval.papers.claims import claims_of
 from eval.papers.dual_blade.constants import ASSUMED, CALIBRATED
-from eval.papers.dual_blade.machine import PRINTED, READ, WRITE, Setup, drives, machine
+from eval.papers.dual_blade.machine import PRINTED, READ, WRITE, EdgeSetup, drives, machine
 from eval.papers.dual_blade.systems import (
     FED_BACK,
     SPLIT_BY_STEP,
     SYSTEMS,
     WITHOUT_PIPELINE,
+    DualBladeSystem,
     Inferred,
-    System,
     alone_ms,
     infer,
 )
@@ -38,14 +38,16 @@ HALF = 0.5  # alpha at which systems are compared
 Values = dict[str, float]
 
 
-class Runs:
+class InferenceRuns:
     """Inferences of a setup; each is simulated on first use."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EdgeSetup) -> None:
         self.setup, self.drives = setup, drives()
         self._made: dict[tuple[Any, ...], Inferred] = {}
 
-    def at(self, ssd: str, system: System, limit_gib: float | None = None, share: float | None = None) -> Inferred:
+    def at(
+        self, ssd: str, system: DualBladeSystem, limit_gib: float | None = None, share: float | None = None
+    ) -> Inferred:
         """A configuration under a limit, or with a share of the layers cached."""
         key = ssd, system, limit_gib, share
         if key not in self._made:
@@ -61,7 +63,7 @@ class Runs:
         return [100 * (1 - ours / baseline) for ours, baseline in both]
 
 
-def _sizes(setup: Setup) -> Values:
+def _sizes(setup: EdgeSetup) -> Values:
     """d1: size of the KV cache, total and per layer."""
     first, last = setup.layer_bytes(setup.input), setup.layer_bytes(setup.final_tokens)
     layers = setup.model.layers
@@ -69,7 +71,7 @@ def _sizes(setup: Setup) -> Values:
     return whole | {"d1c": first / 2 / 2**20, "d1d": last / 2 / 2**20, "d1e": setup.row_bytes / 2**10}
 
 
-def _baseline(runs: Runs) -> Values:
+def _baseline(runs: InferenceRuns) -> Values:
     """d4, d6: Baseline's cache hits and time breakdown. On SSD A, since III-A does not name the SSD."""
     low, between, high = (runs.at("A", SYSTEMS["baseline"], limit) for limit in (NOTHING_HIT[0], BETWEEN, ALL_HIT[-1]))
     hits = [100 * (each.hit_share or 0.0) for each in (high, between)]
@@ -87,7 +89,7 @@ def _baseline(runs: Runs) -> Values:
     }
 
 
-def _prefill(runs: Runs) -> Values:
+def _prefill(runs: InferenceRuns) -> Values:
     """d7: Dual-Blade's prefill, which hides its writes, over Baseline's, whose fraction d5c is not I/O."""
     made: Values = {}
     for name, ssd in zip(("d7a", "d7b"), SSDS, strict=True):
@@ -96,7 +98,7 @@ def _prefill(runs: Runs) -> Values:
     return made
 
 
-def _tensors(runs: Runs) -> Values:
+def _tensors(runs: InferenceRuns) -> Values:
     """d10: a tensor alone on SSD A. d14, d15: results of Table IV's times of tensors."""
     setup = runs.setup
     one = machine(setup, runs.drives["A"], None)
@@ -116,7 +118,7 @@ def _tensors(runs: Runs) -> Values:
     }
 
 
-def _decodes(runs: Runs) -> Values:
+def _decodes(runs: InferenceRuns) -> Values:
     """d8, d16, d17, d19."""
     made: Values = {}
     for (least, most), ssd in zip((("d8a", "d8b"), ("d8c", "d8d")), SSDS, strict=True):
@@ -142,10 +144,10 @@ def _printed() -> Values:
     return made
 
 
-def runs_on(machine: MachineOptions) -> Runs:
+def runs_on(machine: MachineOptions) -> InferenceRuns:
     """Inferences on a machine, the paper's by default."""
     model, gpu, host = machine.profiles("opt-6.7b", "rtx5060ti-16gb", "pcie5x8")
-    return Runs(Setup(model=model, gpu=gpu, host=host))
+    return InferenceRuns(EdgeSetup(model=model, gpu=gpu, host=host))
 
 
 def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
@@ -166,10 +168,10 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
 OVER = "ours_over_dual_blade"
 
 
-def _compared(runs: Runs) -> dict[str, Any]:
+def _compared(runs: InferenceRuns) -> dict[str, Any]:
     """Systems at some limits; split pairs over Dual-Blade at alpha 0.5, and the steps between them."""
 
-    def over_dual_blade(ssd: str, system: System) -> float:
+    def over_dual_blade(ssd: str, system: DualBladeSystem) -> float:
         return runs.at(ssd, SYSTEMS["dual-blade"], share=HALF).decode_s / runs.at(ssd, system, share=HALF).decode_s
 
     saved = {
@@ -191,7 +193,7 @@ def _compared(runs: Runs) -> dict[str, Any]:
     }
 
 
-def _smaller(runs: Runs) -> dict[str, dict[str, float]]:
+def _smaller(runs: InferenceRuns) -> dict[str, dict[str, float]]:
     """Decode time, seconds, if half of the KV data should be cached and the cache holds one layer in eight less."""
     setup = runs.setup
     kept = HALF * setup.model.layers * 7 / 8
@@ -202,7 +204,7 @@ def _smaller(runs: Runs) -> dict[str, dict[str, float]]:
     }
 
 
-def _rows(runs: Runs, limits: Sequence[int]) -> list[dict[str, Any]]:
+def _rows(runs: InferenceRuns, limits: Sequence[int]) -> list[dict[str, Any]]:
     every = product(SSDS, SYSTEMS, limits)
     made = [(ssd, name, limit, runs.at(ssd, SYSTEMS[name], limit)) for ssd, name, limit in every]
     return [
@@ -211,7 +213,7 @@ def _rows(runs: Runs, limits: Sequence[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _sections(runs: Runs) -> list[Section]:
+def _sections(runs: InferenceRuns) -> list[Section]:
     """Decode over the limit, as in figure 10."""
     rows = _rows(runs, LIMITS_GIB)
     return [

@@ -8,7 +8,7 @@ from eval.papers.claims import printed
 from eval.papers.dual_blade.constants import ANONYMOUS, HINDERED, MEMORY_COPY
 from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Host, Model, Ssd
-from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Link, Machine, Route, Tier
+from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Machine, Route, SharedLink, Tier
 from kv_cache.cost import CostModel
 from kv_cache.transfer.simulated import LayerTime
 
@@ -21,7 +21,7 @@ READ_BYTES, WRITTEN_BYTES = 527 * 8192 * 32, 512 * 8192 * 32  # K or V of a laye
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drive:
+class SsdRates:
     """Rates of an SSD for K or V of a layer, bytes/s: kernel bypass, and threads that fault files in.
 
     profile: its data sheet.
@@ -32,24 +32,24 @@ class Drive:
     write: float
     faulted: float
 
-    def behind_ext4(self) -> Drive:
+    def behind_ext4(self) -> SsdRates:
         """Same drive with direct I/O through the file system, scaled as in Table I."""
         d = PRINTED
         read, write = self.read * d["d3c"] / d["d3a"], self.write * d["d2c"] / d["d2a"]
-        return Drive(profile=self.profile, read=read, write=write, faulted=self.faulted)
+        return SsdRates(profile=self.profile, read=read, write=write, faulted=self.faulted)
 
 
-def drives() -> dict[str, Drive]:
+def drives() -> dict[str, SsdRates]:
     """SSD A at Table I's rates, SSD B at the rates of its rows of Table IV; both fault at Table IV's rates."""
     d = PRINTED
     return {
-        "A": Drive(
+        "A": SsdRates(
             profile=Ssd.load("pm9d3a"),
             read=QUEUED_BYTES / (d["d3c"] * 1e-6),
             write=QUEUED_BYTES / (d["d2c"] * 1e-6),
             faulted=READ_BYTES / (d["d9c"] * 1e-3),
         ),
-        "B": Drive(
+        "B": SsdRates(
             profile=Ssd.load("990pro"),
             read=READ_BYTES / (d["d12c"] * 1e-3),
             write=WRITTEN_BYTES / (d["d12a"] * 1e-3),
@@ -59,7 +59,7 @@ def drives() -> dict[str, Drive]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class EdgeSetup:
     """A model on the edge machine, and the paper's workload: one batch whose keys and values of a layer are one block
     each.
     """
@@ -122,7 +122,7 @@ class Setup:
         return LayerTime(1e9 * step_s / self.model.layers)
 
 
-def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:
+def machine(setup: EdgeSetup, drive: SsdRates, cache_bytes: int | None, piece_bytes: int = 0) -> Machine:
     """Tiers and routes.
 
     DMA to the GPU is serialized, and reads into the same memory slow down in the meantime; threads that fault files in
@@ -137,13 +137,13 @@ def machine(setup: Setup, drive: Drive, cache_bytes: int | None, piece_bytes: in
     gpu_link, copied = setup.host.gpu_link_gb_per_s * 1e9, MEMORY_COPY.value * 1e9
     contention = {DMA: HINDERED.value}
     links = [
-        Link(DMA, gpu_link, fifo=True),
-        Link("gpu-out", gpu_link, fifo=True),
-        Link(COPY, copied, contention=contention),
-        Link("memory-copy-out", copied),
-        Link(READ, drive.read, contention={**contention, FAULTS: 1 - drive.faulted / drive.read}),
-        Link(WRITE, drive.write, start_ns=round(1000 * drive.profile.random_write_us)),
-        Link(FAULTS, drive.faulted, fifo=True),
+        SharedLink(DMA, gpu_link, fifo=True),
+        SharedLink("gpu-out", gpu_link, fifo=True),
+        SharedLink(COPY, copied, contention=contention),
+        SharedLink("memory-copy-out", copied),
+        SharedLink(READ, drive.read, contention={**contention, FAULTS: 1 - drive.faulted / drive.read}),
+        SharedLink(WRITE, drive.write, start_ns=round(1000 * drive.profile.random_write_us)),
+        SharedLink(FAULTS, drive.faulted, fifo=True),
     ]
     to_file = Route("to-file", ("gpu-out", "memory-copy-out"), piece_bytes, background=(WRITE,))
     lba = drive.profile.lba_bytes

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, Drive, Setup, machine
+from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, EdgeSetup, SsdRates, machine
 from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Program
 from kv_cache.events import Events
-from kv_cache.network import Network
+from kv_cache.network import LinkNetwork
 from kv_cache.policies._stream import stream
 from kv_cache.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
 from kv_cache.policies.flexgen import flexgen
@@ -23,7 +23,7 @@ PIECE_BYTES = 16 << 20  # pieces of split copies: small compared with K or V of 
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class DualBladeSystem:
     """A configuration.
 
     policy: built from the fraction of layers, or of KV data, that uses the page cache; None: as much as fits.
@@ -52,21 +52,23 @@ def _dual_blade(share: float | None) -> Program:
 
 
 SYSTEMS = {
-    "baseline": System(lambda share: partial(flexgen, ahead=0)),
-    "cache-policy-only": System(lambda share: _evicting),
-    "nvme-direct-only": System(lambda share: _dual_blade(0.0)),
-    "dual-blade": System(_dual_blade),
-    "o-direct": System(_dual_blade, on_ext4=True),
-    "split": System(lambda share: partial(split, share=share), PIECE_BYTES),
+    "baseline": DualBladeSystem(lambda share: partial(flexgen, ahead=0)),
+    "cache-policy-only": DualBladeSystem(lambda share: _evicting),
+    "nvme-direct-only": DualBladeSystem(lambda share: _dual_blade(0.0)),
+    "dual-blade": DualBladeSystem(_dual_blade),
+    "o-direct": DualBladeSystem(_dual_blade, on_ext4=True),
+    "split": DualBladeSystem(lambda share: partial(split, share=share), PIECE_BYTES),
 }
-FED_BACK = System(lambda share: partial(split, share=share, feedback=True), PIECE_BYTES)
+FED_BACK = DualBladeSystem(lambda share: partial(split, share=share, feedback=True), PIECE_BYTES)
 SPLIT_BY_STEP = {
-    "dual-blade, a layer ahead": System(lambda share: partial(dual_blade, share=share)),
-    "split, layer by layer": System(lambda share: partial(split, ahead=0, share=share)),
-    "split, layer by layer, in pieces": System(lambda share: partial(split, ahead=0, share=share), PIECE_BYTES),
+    "dual-blade, a layer ahead": DualBladeSystem(lambda share: partial(dual_blade, share=share)),
+    "split, layer by layer": DualBladeSystem(lambda share: partial(split, ahead=0, share=share)),
+    "split, layer by layer, in pieces": DualBladeSystem(
+        lambda share: partial(split, ahead=0, share=share), PIECE_BYTES
+    ),
     "split, a layer ahead, in pieces": SYSTEMS["split"],
 }
-WITHOUT_PIPELINE = System(lambda share: partial(_unpipelined, share=share))
+WITHOUT_PIPELINE = DualBladeSystem(lambda share: partial(_unpipelined, share=share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class Inferred:
 class _Gpu:
     """GPU time of a layer in the current iteration."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: EdgeSetup) -> None:
         self.setup, self.new, self.tokens = setup, 0, 0
 
     def __call__(self, attention: AttendCall) -> LayerTime:
@@ -101,7 +103,11 @@ class _Gpu:
 
 
 def infer(
-    setup: Setup, system: System, drive: Drive, limit_gib: float | None = None, share: float | None = None
+    setup: EdgeSetup,
+    system: DualBladeSystem,
+    drive: SsdRates,
+    limit_gib: float | None = None,
+    share: float | None = None,
 ) -> Inferred:
     """Prefill and decode of a batch. limit_gib: limit of the cgroup; None if `share` alone decides what is cached."""
     cache_bytes = None if limit_gib is None else setup.cache_bytes(limit_gib)
@@ -131,7 +137,7 @@ def infer(
 def alone_ms(one: Machine, link: str, nbytes: int) -> float:
     """Time of a copy of `nbytes` bytes on an idle link, ms."""
     events = Events()
-    Network(events, one.links).send(link, nbytes, lambda: None)
+    LinkNetwork(events, one.links).send(link, nbytes, lambda: None)
     while (next_ns := events.next_ns) is not None:
         events.run_to(next_ns)
     return events.now_ns / 1e6

@@ -9,7 +9,7 @@ from functools import partial
 from statistics import geometric_mean
 
 from eval.papers.hilos.inputs import Inputs
-from eval.papers.hilos.systems import BATCH, FRACTIONS, GB, OUTPUT, SSD, Systems, Work, load_model
+from eval.papers.hilos.systems import BATCH, FRACTIONS, GB, OUTPUT, SSD, HilosBatch, Systems, load_model
 from eval.papers.profiles import Gpu
 
 Values = dict[str, float]
@@ -42,8 +42,8 @@ def _drawn(s: Systems) -> tuple[int, int]:
 def _parts(s: Systems) -> Values:
     """Memory, shares of a step, and the kernel: two operations for each two bytes and query head of its group."""
     i, (tokens, drives) = s.inputs, _drawn(s)
-    work, largest = Work(OPT66, tokens), Work(OPT175, CONTEXTS[-1])
-    parts_s = s.flex_parts(Work(OPT175, tokens), s.raid())
+    work, largest = HilosBatch(OPT66, tokens), HilosBatch(OPT175, CONTEXTS[-1])
+    parts_s = s.flex_parts(HilosBatch(OPT175, tokens), s.raid())
     gpu_s = s.hilos_parts(work, drives, 0)[-1] * OPT66.layers
     rate = i.drive_dram_gb_per_s
     return {
@@ -59,12 +59,12 @@ def _parts(s: Systems) -> Values:
 
 def _figure_10(s: Systems) -> Values:
     """OPT models at 16K to 128K tokens, baselines in host memory at the batch that fits; prices of Fig. 16a."""
-    works = {(name, tokens): Work(load_model(name), tokens) for name in OPTS for tokens in CONTEXTS}
+    works = {(name, tokens): HilosBatch(load_model(name), tokens) for name in OPTS for tokens in CONTEXTS}
     batches = {cell: s.host_batch(each.model, each.tokens) for cell, each in works.items()}
     fit = {cell: replace(works[cell], batch=batch) for cell, batch in batches.items() if batch}
 
     def of(
-        system: Callable[[Work], float], cells: Mapping[tuple[str, int], Work] = works
+        system: Callable[[HilosBatch], float], cells: Mapping[tuple[str, int], HilosBatch] = works
     ) -> dict[tuple[str, int], float]:
         return {cell: system(work) for cell, work in cells.items()}
 
@@ -101,15 +101,15 @@ def _figure_10(s: Systems) -> Values:
 
 def _figure_12(s: Systems) -> Values:
     tokens, drives = _drawn(s)
-    works = [Work(load_model(name), tokens) for name in OTHERS]
-    full, one = (s.hilos(Work(OPT66, CONTEXTS[1], batch), 8) for batch in (BATCH, 1))
+    works = [HilosBatch(load_model(name), tokens) for name in OTHERS]
+    full, one = (s.hilos(HilosBatch(OPT66, CONTEXTS[1], batch), 8) for batch in (BATCH, 1))
     speedups = [s.hilos(work, drives) / s.flex(work) for work in works]
     return _named("f12", "abcdef", (full, full / one, s.host_batch(OPT66, CONTEXTS[1]), *speedups))
 
 
 def _sweeps(s: Systems) -> Values:
     """OPT-66B, 8 drives: alpha and c, and the output length with prefill included."""
-    work = Work(OPT66, _drawn(s)[0])
+    work = HilosBatch(OPT66, _drawn(s)[0])
     alphas = {each: s.hilos(work, 8, each) for each in FRACTIONS}
     buffers = {each: s.hilos(work, 8, buffered=each) for each in BUFFERS}
     best, best_buffer = max(alphas, key=alphas.__getitem__), max(buffers, key=buffers.__getitem__)
@@ -119,7 +119,7 @@ def _sweeps(s: Systems) -> Values:
 
 def _whole_speedup(s: Systems, output: int) -> float:
     """Seconds of FLEX(SSD) over those of HILOS with 8 drives, OPT-66B, 32K tokens; prefill hides writes of KV data."""
-    i, work = s.inputs, Work(OPT66, CONTEXTS[1])
+    i, work = s.inputs, HilosBatch(OPT66, CONTEXTS[1])
     prefill_s = s.cost(OPT66).prefill_s(work.tokens, batch=BATCH)
     write_rates = 4 * SSD.write_gb_per_s * i.ssd_fraction, min(8 * i.flash_write_gb_per_s, i.uplink_gb_per_s)
     flex_s, near_s = (max(prefill_s, work.kv_bytes * OPT66.layers / (GB * rate)) for rate in write_rates)
@@ -129,7 +129,7 @@ def _whole_speedup(s: Systems, output: int) -> float:
 
 def _ablation(s: Systems) -> Values:
     tokens, drives = _drawn(s)
-    rate, flex = partial(s.hilos, Work(OPT66, tokens), drives), s.flex(Work(OPT66, tokens))
+    rate, flex = partial(s.hilos, HilosBatch(OPT66, tokens), drives), s.flex(HilosBatch(OPT66, tokens))
     near, whole = rate(0, 1), rate()
     return _named("f15", "abcde", (near / flex, rate(0) / near, rate(None, 1) / near, whole / near, whole / flex))
 
@@ -137,7 +137,7 @@ def _ablation(s: Systems) -> Values:
 def _wear(s: Systems) -> Values:
     """Requests of OPT-66B until 16 drives have taken their rated writes."""
     i = s.inputs
-    saved = 1 - s.fraction(Work(OPT66, _drawn(s)[0]), 16) / 2
+    saved = 1 - s.fraction(HilosBatch(OPT66, _drawn(s)[0]), 16) / 2
 
     def written(prompt: int, output: int, buffered: int = 16) -> float:
         """Tokens of a request whose KV data is written."""
@@ -151,11 +151,11 @@ def _wear(s: Systems) -> Values:
 def _others(s: Systems) -> Values:
     """Energy, the cluster of GPUs, and flash in use; HILOS with 16 drives."""
     i, tokens, (_, short, _, long) = s.inputs, _drawn(s)[0], CONTEXTS
-    near = {each: s.hilos(Work(OPT66, each), 16) for each in CONTEXTS}
+    near = {each: s.hilos(HilosBatch(OPT66, each), 16) for each in CONTEXTS}
     waiting_w = i.gpu_w + i.dram_w
     flex_w, near_w = waiting_w + i.flex_cpu_w + 4 * i.ssd_w, waiting_w + i.hilos_cpu_w + 16 * i.drive_w
-    saved = 1 - near_w / near[tokens] * s.flex(Work(OPT66, tokens)) / flex_w
+    saved = 1 - near_w / near[tokens] * s.flex(HilosBatch(OPT66, tokens)) / flex_w
     cluster = (near[each] / s.cluster(OPT66, each) for each in (short, long))
-    peak = Work(OPT175, long)
+    peak = HilosBatch(OPT175, long)
     stored = peak.kv_bytes * OPT175.layers * (1 - s.fraction(peak, 16) / 2) + OPT175.weight_bytes
     return _named("f17", "abcd", (100 * saved, near_w / near[short], *cluster)) | {"s7a": stored / 16 / GB}

@@ -21,7 +21,7 @@ load_model = cache(Model.load)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class HilosBatch:
     """A batch of equal sequences in decode, with `tokens` stored tokens each."""
 
     model: Model
@@ -88,7 +88,7 @@ class Systems:
         i = self.inputs
         return GB * min(i.ssd_path_gb_per_s * i.raid16_factor, i.uplink_gb_per_s, 16 * i.drive_gb_per_s)
 
-    def flex_parts(self, work: Work, rate: float) -> tuple[float, float, float, float]:
+    def flex_parts(self, work: HilosBatch, rate: float) -> tuple[float, float, float, float]:
         """FlexGen, seconds of a layer: loading KV data at `rate` bytes/s, loading weights, CPU attention, GPU work."""
         i = self.inputs
         weights_s = work.weight_bytes / (GB * i.gpu_link_gb_per_s)
@@ -97,7 +97,7 @@ class Systems:
         gpu_s = self.cost(work.model).linear_s(work.batch) / work.model.layers
         return work.kv_bytes / rate, weights_s, work.kv_bytes / (GB * i.cpu_attention_gb_per_s), gpu_s
 
-    def flex(self, work: Work, rate: float | None = None) -> float:
+    def flex(self, work: HilosBatch, rate: float | None = None) -> float:
         """FlexGen; KV data is loaded at `rate` bytes/s, by default that of four conventional drives.
 
         Weights on storage share its path.
@@ -109,10 +109,10 @@ class Systems:
     def host_batch(self, model: Model, tokens: int) -> int:
         """Sequences whose KV cache fits in host memory; 0 if none does."""
         room = self.inputs.host_memory_fraction * HOST.dram_gib * GIB
-        room -= 0 if Work(model, tokens).weights_on_storage else model.weight_bytes
+        room -= 0 if HilosBatch(model, tokens).weights_on_storage else model.weight_bytes
         return max(0, min(BATCH, int(room // ((tokens + OUTPUT) * model.shape.kv_bytes_per_token))))
 
-    def uvm(self, work: Work) -> float:
+    def uvm(self, work: HilosBatch) -> float:
         """DeepSpeed with the KV cache in unified virtual memory: the GPU attends, pages and weights share its link."""
         i, cost = self.inputs, self.cost(work.model)
         link_s = work.kv_bytes / (GB * i.uvm_gb_per_s) + work.weight_bytes / (GB * i.gpu_link_gb_per_s)
@@ -120,7 +120,7 @@ class Systems:
         gpu_s = cost.decode_s(work.batch, work.batch * work.tokens) / work.model.layers
         return work.rate(join(i.flex_overlap, link_s, storage_s, gpu_s))
 
-    def hilos(self, work: Work, drives: int, fraction: float | None = None, buffered: int = 16) -> float:
+    def hilos(self, work: HilosBatch, drives: int, fraction: float | None = None, buffered: int = 16) -> float:
         """HILOS: drives attend for one part of the batch, the GPU for the other from stored layer inputs.
 
         Args:
@@ -134,7 +134,7 @@ class Systems:
         layer_s += self._writes_s(work, fraction, buffered) + 1e-3 * self.inputs.layer_ms
         return work.rate(layer_s)
 
-    def hilos_parts(self, work: Work, drives: int, fraction: float) -> tuple[float, float, float, float]:
+    def hilos_parts(self, work: HilosBatch, drives: int, fraction: float) -> tuple[float, float, float, float]:
         """Seconds of a layer: drives, transfers to the GPU, weights from storage, GPU work."""
         i, model = self.inputs, work.model
         kv, x = (1 - fraction) * work.kv_bytes, fraction * work.x_bytes
@@ -149,7 +149,7 @@ class Systems:
         gpu_s = recompute_s + self.cost(model).decode_s(work.batch, round(tokens)) / model.layers
         return drives_s, link_s, storage_s, gpu_s
 
-    def fraction(self, work: Work, drives: int, buffered: int = 16) -> float:
+    def fraction(self, work: HilosBatch, drives: int, buffered: int = 16) -> float:
         """Alpha of the scheduler: a power of two, by the paper's formula or by the shortest step; 0 if X is larger."""
         i = self.inputs
         if work.x_bytes >= work.kv_bytes:
@@ -159,7 +159,7 @@ class Systems:
             return 2.0 ** round(math.log2(formula_fraction(flash, min(i.direct_gb_per_s, flash))))
         return max(FRACTIONS, key=lambda each: self.hilos(work, drives, each, buffered))
 
-    def _writes_s(self, work: Work, fraction: float, buffered: int) -> float:
+    def _writes_s(self, work: HilosBatch, fraction: float, buffered: int) -> float:
         """Seconds of a layer to write new entries, and to copy values of the host's buffer to the drives."""
         i, model = self.inputs, work.model
         attended = (1 - fraction) * work.batch * model.kv_heads

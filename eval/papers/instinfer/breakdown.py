@@ -19,7 +19,7 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.runs import InStorageCase, Runs
 from eval.papers.instinfer.systems import IN_DRIVES, Result
 from eval.papers.options import MachineOptions, Simulated
 from eval.plot import save_figure, stack
@@ -29,9 +29,9 @@ SHARES = ("kv_share", "engine_share", "other_share")
 COLUMNS = ("system", "batch", "step_s", *SHARES, "hidden_s", "reason")
 
 
-def cases(batches: Sequence[int], drives: int) -> list[Case]:
+def cases(batches: Sequence[int], drives: int) -> list[InStorageCase]:
     """What `rows` needs."""
-    return [Case(IN_DRIVES, batch, drives) for batch in batches]
+    return [InStorageCase(IN_DRIVES, batch, drives) for batch in batches]
 
 
 def rows(runs: Runs, batches: Sequence[int], drives: int) -> Rows:

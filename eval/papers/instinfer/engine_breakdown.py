@@ -15,8 +15,8 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs, enough
-from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorage, Setup
+from eval.papers.instinfer.runs import InStorageCase, Runs, enough
+from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorageSystem, Setup
 from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
@@ -24,12 +24,12 @@ from vcsd.progress import status
 COLUMNS = ("system", "unit", "s", "share")
 
 
-def cases(batch: int, drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> list[Case]:
+def cases(batch: int, drives: int, systems: tuple[InStorageSystem, ...] = IN_DRIVES) -> list[InStorageCase]:
     """What `rows` needs."""
-    return [Case(systems, batch, drives)]
+    return [InStorageCase(systems, batch, drives)]
 
 
-def rows(runs: Runs, batch: int, drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> Rows:
+def rows(runs: Runs, batch: int, drives: int, systems: tuple[InStorageSystem, ...] = IN_DRIVES) -> Rows:
     """A row for each system and unit."""
     made: Rows = []
     for result in (runs.drive(system, batch, drives) for system in systems):
@@ -52,7 +52,7 @@ def experiment(
     drives and a GPU."""
     check_picture(plot)
     setup, batch = work.setup(machine, simulated, sparse.compression), number("batch_sizes", batch_sizes)
-    systems: tuple[InStorage, ...] = IN_DRIVES
+    systems: tuple[InStorageSystem, ...] = IN_DRIVES
     if sparse.recorded_model:
         with status("recording attention"):
             from eval.papers.instinfer.page_shares import recorded_system

@@ -10,14 +10,14 @@ from eval.papers.claims import claims_of
 from eval.papers.instinfer import figures
 from eval.papers.instinfer.constants import ASSUMED, CALIBRATED, ENGINE
 from eval.papers.instinfer.options import extent, run, setup_of
-from eval.papers.instinfer.runs import Case, Runs, simulate
+from eval.papers.instinfer.runs import InStorageCase, Runs, simulate
 from eval.papers.instinfer.systems import (
     BATCHED_DENSE,
     DENSE,
     OURS,
     PAGED,
     SPARF,
-    InStorage,
+    InStorageSystem,
     Result,
     Setup,
 )
@@ -80,16 +80,18 @@ UNLIKE = (
 )
 
 
-def _recorded(page_share: float) -> InStorage:
+def _recorded(page_share: float) -> InStorageSystem:
     """SparF that reads the recorded number of pages."""
     return replace(SPARF, name="InstI-SparF, recorded", page_share=page_share)
 
 
-def cases(recorded_page_share: float) -> list[Case]:
+def cases(recorded_page_share: float) -> list[InStorageCase]:
     """Cases needed by `claimed`."""
     systems = (DENSE, SPARF, _recorded(recorded_page_share), *OVERLAPPED.values())
     return [
-        Case((*systems, BATCHED_DENSE, PAGED, OURS) if batch == 256 and drives in (1, 20) else systems, batch, drives)
+        InStorageCase(
+            (*systems, BATCHED_DENSE, PAGED, OURS) if batch == 256 and drives in (1, 20) else systems, batch, drives
+        )
         for batch, drives in PLACES
     ]
 
@@ -126,7 +128,7 @@ def _figures(worth: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in worth.items() if isinstance(value, float))
 
 
-def _drives(runs: Runs, systems: dict[str, InStorage]) -> Callable[..., Result]:
+def _drives(runs: Runs, systems: dict[str, InStorageSystem]) -> Callable[..., Result]:
     """drive(kind, batch, drives) for a claim's value."""
 
     def drive(kind: str, batch: int, drives: int = 1) -> Result:
@@ -199,7 +201,7 @@ def values() -> dict[str, float]:
     engine = setup.drive.engine
     rated = replace(engine, kernel_efficiency=min(1.0, ENGINE.value / (engine.kernels * engine.lanes)))
     setup = replace(setup, drive=replace(setup.drive, engine=rated))
-    cases = [Case((DENSE, SPARF), *place) for place in PLACES]
+    cases = [InStorageCase((DENSE, SPARF), *place) for place in PLACES]
     runs = simulate(setup, cases)
     return _values(runs, runs.host, _drives(runs, {"Dense": DENSE, "SparF": SPARF}))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.runs import InStorageCase, Runs
 from eval.papers.paper import Section
 from eval.plot import lines, stack
 
@@ -14,7 +14,7 @@ BATCHES, BROKEN_DOWN = (4, 16, 32, 64, 128, 256), (4, 64, 256)
 COUNTS, COMPRESSIONS = (1, 2, 4, 8, 20), (1, 2, 4, 8, 16, 32)
 
 
-def cases(page_shares: Mapping[float, float]) -> list[Case]:
+def cases(page_shares: Mapping[float, float]) -> list[InStorageCase]:
     """What `sections` needs. page_shares: of token pages, by compression."""
     return [
         *throughput.cases(BATCHES, 1),

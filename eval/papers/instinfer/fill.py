@@ -11,7 +11,7 @@ from csd_spec import DriveSpec, ModelShape
 from csd_spec.layouts import layout_named, resolve
 from csd_spec.presets import PCIE3_X4_P2P
 from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.instinfer.systems import InStorage, Setup
+from eval.papers.instinfer.systems import InStorageSystem, Setup
 from ftl import maps_of
 from host_driver.sharding import assign_heads
 
@@ -44,7 +44,7 @@ class Fill:
     """KV data of a system on its drives."""
 
     setup: Setup
-    system: InStorage
+    system: InStorageSystem
     batch: int
     drives: int
 
@@ -112,7 +112,7 @@ class Fill:
 
 @lru_cache(maxsize=1024)
 def _simulated(
-    spec: DriveSpec, shape: ModelShape, sequences: int, lengths: tuple[int, ...], layout: str, system: InStorage
+    spec: DriveSpec, shape: ModelShape, sequences: int, lengths: tuple[int, ...], layout: str, system: InStorageSystem
 ) -> Steps:
     """The mean step of these sequences and layers alone. lengths: the prompt, those of the steps, and the last one."""
     assert system.page_share is not None and system.compression is not None

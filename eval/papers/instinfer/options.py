@@ -14,9 +14,9 @@ import typer
 from csd_spec import Compression
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
-from eval.kept import Kept, fingerprint
+from eval.kept import ResultCache, fingerprint
 from eval.options import RayAddress
-from eval.papers.instinfer.runs import Case, Runs, default_workers, plan, simulate
+from eval.papers.instinfer.runs import InStorageCase, Runs, default_workers, plan, simulate
 from eval.papers.instinfer.systems import Setup
 from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.profiles import Ssd
@@ -75,11 +75,13 @@ class Sweep:
     ] = Path("build/scaling")
 
 
-def run(simulated: Simulated, setup: Setup, cases: Sequence[Case], how: Sweep = Sweep(progress_dir=None)) -> Runs:
+def run(
+    simulated: Simulated, setup: Setup, cases: Sequence[InStorageCase], how: Sweep = Sweep(progress_dir=None)
+) -> Runs:
     """Simulate cases, and show progress."""
     if how.ray and simulated.workers:
         raise ValueError("--workers and --ray cannot be combined: choose local processes or a Ray cluster")
-    kept = Kept(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
+    kept = ResultCache(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
     with progress("systems, page by page", len(plan(setup, cases))) as tick:
         runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, kept)
     kept.close()

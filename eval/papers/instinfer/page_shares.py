@@ -14,7 +14,7 @@ from csd_spec import Compression
 from eval.accuracy.layers import layer_numbers
 from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.papers.instinfer.options import TRAINED
-from eval.papers.instinfer.systems import SPARF, InStorage, Setup
+from eval.papers.instinfer.systems import SPARF, InStorageSystem, Setup
 from vcsd.loading import CHECKPOINT, load
 from vcsd.models import find_model
 
@@ -62,7 +62,7 @@ def recorded_shares(setup: Setup, compressions: Sequence[float], model: Path | N
     return Shares(folder.name, page_shares(recorded, compressions, n))
 
 
-def recorded_system(setup: Setup, model: Path) -> InStorage:
+def recorded_system(setup: Setup, model: Path) -> InStorageSystem:
     """SparF with the page share that is recorded from a model."""
     shares = recorded_shares(setup, [setup.compression], model)
     name = f"InstI-SparF, pages of {shares.model}"

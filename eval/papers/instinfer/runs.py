@@ -7,23 +7,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorage, Result, Setup, finish
+from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
 
 WORKER_BYTES = 5 << 30  # memory of one worker: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
-Key = tuple[InStorage, int, int]  # system, batch, drives
+Key = tuple[InStorageSystem, int, int]  # system, batch, drives
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class InStorageCase:
     """Systems that attend in drives, at one batch size."""
 
-    systems: tuple[InStorage, ...]
+    systems: tuple[InStorageSystem, ...]
     batch: int
     drives: int
 
@@ -38,7 +38,7 @@ class Runs:
         """A system that attends on the host or the GPU."""
         return ON_HOSTS[system](self.setup, batch, drives)
 
-    def drive(self, system: InStorage, batch: int, drives: int = 1) -> Result:
+    def drive(self, system: InStorageSystem, batch: int, drives: int = 1) -> Result:
         """A system that attends in drives."""
         return self._in_storage[system, batch, drives]
 
@@ -49,14 +49,14 @@ class Runs:
         return {"layers": {"simulated": some, "of": every}} if some < every else {}
 
 
-def plan(setup: Setup, cases: Sequence[Case]) -> list[Fill]:
+def plan(setup: Setup, cases: Sequence[InStorageCase]) -> list[Fill]:
     """Simulations needed by the cases, without duplicates."""
     for case in cases:
         assign_heads(setup.model.shape, case.drives)
     return [*dict.fromkeys(Fill(setup, each, case.batch, case.drives) for case in cases for each in case.systems)]
 
 
-def enough(setup: Setup, systems: tuple[InStorage, ...], batch: int) -> int:
+def enough(setup: Setup, systems: tuple[InStorageSystem, ...], batch: int) -> int:
     """Smallest number of drives, a power of two, that holds a batch; the largest possible number if none does."""
     most, drives = setup.model.kv_heads, 1
     while 2 * drives <= most and not all(Fill(setup, each, batch, drives).fits for each in systems):
@@ -66,11 +66,11 @@ def enough(setup: Setup, systems: tuple[InStorage, ...], batch: int) -> int:
 
 def simulate(
     setup: Setup,
-    cases: Sequence[Case],
+    cases: Sequence[InStorageCase],
     workers: int = 1,
     tick: Tick = no_tick,
     ray: str | None = None,
-    kept: Kept | None = None,
+    kept: ResultCache | None = None,
 ) -> Runs:
     """Simulate all cases; results are the same for any number of processes.
 
@@ -92,7 +92,7 @@ def simulate(
         else:
             sweep(run, left, workers, tick, done)
 
-    each = sweep_rest(fills, kept or Kept(None), compute, asdict, _decoded)
+    each = sweep_rest(fills, kept or ResultCache(None), compute, asdict, _decoded)
     return Runs(setup, {(fill.system, fill.batch, fill.drives): done for fill, done in zip(fills, each, strict=True)})
 
 

@@ -21,7 +21,7 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs
+from eval.papers.instinfer.runs import InStorageCase, Runs
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, OURS, SPARF, Result
 from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
@@ -42,9 +42,9 @@ COLUMNS = (
 )
 
 
-def cases(batch: int, counts: Sequence[int]) -> list[Case]:
+def cases(batch: int, counts: Sequence[int]) -> list[InStorageCase]:
     """What `rows` needs."""
-    return [Case(IN_DRIVES, batch, drives) for drives in counts]
+    return [InStorageCase(IN_DRIVES, batch, drives) for drives in counts]
 
 
 def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:

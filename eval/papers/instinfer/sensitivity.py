@@ -11,8 +11,8 @@ import typer
 from eval.experiment import Outcome
 from eval.options import Picture, check_picture, number, numbers
 from eval.papers.instinfer.options import BatchSizes, DriveCount, RecordedModel, Rows, Work, rows_outcome, run
-from eval.papers.instinfer.runs import Case, Runs
-from eval.papers.instinfer.systems import DENSE, SPARF, InStorage
+from eval.papers.instinfer.runs import InStorageCase, Runs
+from eval.papers.instinfer.systems import DENSE, SPARF, InStorageSystem
 from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
@@ -20,16 +20,18 @@ from vcsd.progress import status
 COLUMNS = ("compression", "token_page_share", "tokens_per_s", "step_s", "reason")
 
 
-def _system(compression: float, page_shares: Mapping[float, float]) -> InStorage:
+def _system(compression: float, page_shares: Mapping[float, float]) -> InStorageSystem:
     if compression == 1:
         return DENSE
     share = page_shares[compression]
     return replace(SPARF, name=f"1/{compression:g}", compression=compression, page_share=share)
 
 
-def cases(batch: int, drives: int, compressions: Sequence[float], page_shares: Mapping[float, float]) -> list[Case]:
+def cases(
+    batch: int, drives: int, compressions: Sequence[float], page_shares: Mapping[float, float]
+) -> list[InStorageCase]:
     """What `rows` needs. page_shares: of token pages, by compression."""
-    return [Case(tuple(_system(c, page_shares) for c in compressions), batch, drives)]
+    return [InStorageCase(tuple(_system(c, page_shares) for c in compressions), batch, drives)]
 
 
 def rows(

@@ -15,10 +15,10 @@ from kv_cache import (
     BlockKey,
     Iteration,
     IterationRunner,
-    Link,
     Machine,
     Program,
     Route,
+    SharedLink,
     Tier,
 )
 from kv_cache.block_table import WEIGHTS
@@ -28,7 +28,7 @@ OF_ALL = "weights"  # the request that a layer's weights are of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class TierContents:
     """Data at a tier before a step.
 
     Attributes:
@@ -43,7 +43,7 @@ class Stored:
     weights: int = 0
 
 
-def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work: LayerTime) -> float:
+def step_s(machine: Machine, policy: Program, layers: int, stored: TierContents, work: LayerTime) -> float:
     """Seconds of a steady-state decode step; the mean over both adjacent lengths if the mean length is no integer."""
     transfers = SimulatedTransfers(machine, lambda attention: work)
     run = IterationRunner(machine, range(layers), policy, transfers)
@@ -61,14 +61,18 @@ def step_s(machine: Machine, policy: Program, layers: int, stored: Stored, work:
 
 def host_memory(bytes_per_s: float) -> Machine:
     """KV data and weights in host memory, over one link per direction."""
-    links = [Link("in", bytes_per_s), Link("out", bytes_per_s)]
+    links = [SharedLink("in", bytes_per_s), SharedLink("out", bytes_per_s)]
     routes = {(HOST, DEVICE): Route("in", ("in",)), (DEVICE, HOST): Route("out", ("out",))}
     return Machine.of([Tier(DEVICE, attends=True), Tier(HOST)], links, routes)
 
 
 def files(cached_bytes_per_s: float, file_bytes_per_s: float, cache_bytes: int) -> Machine:
     """KV data in files: one rate to the GPU for page-cache hits, one for misses."""
-    links = [Link("cached", cached_bytes_per_s), Link("file", file_bytes_per_s), Link("out", cached_bytes_per_s)]
+    links = [
+        SharedLink("cached", cached_bytes_per_s),
+        SharedLink("file", file_bytes_per_s),
+        SharedLink("out", cached_bytes_per_s),
+    ]
     routes = {
         (PAGE_CACHE, DEVICE): Route("in", ("cached",), miss_links=("file",)),
         (DEVICE, PAGE_CACHE): Route("out", ("out",)),

@@ -87,10 +87,12 @@ class Setup:
         """KV data of a batch in the layers with full attention, bytes."""
         return batch * tokens * self.model.shape.kv_bytes_per_token
 
-    def stored(self, home: str, batch: int, share: float = 1.0, weights: int = 0) -> steps.Stored:
+    def stored(self, home: str, batch: int, share: float = 1.0, weights: int = 0) -> steps.TierContents:
         """KV data of a batch, or a fraction of it, at a tier, at the mean length over decode steps."""
         row = self.kv_bytes(batch, 1) * share / (2 * self.model.shape.layers)
-        return steps.Stored(home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights)
+        return steps.TierContents(
+            home=home, tokens=float(self.steps.mean()), rows={"batch": round(row)}, weights=weights
+        )
 
     @property
     def cost(self) -> CostModel:
@@ -290,7 +292,7 @@ def offloaded(setup: Setup, batch: int, drives: int) -> Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InStorage:
+class InStorageSystem:
     """A system whose drives attend: which method, on which copy of K, in which schedule.
 
     batched: one command for each layer and half of the batch instead of the runtime's work for each sequence; the GPU
@@ -332,7 +334,7 @@ class InStorage:
             runtime_s = setup.runtime_s(batch)
             on_gpu_s, in_drives_s = gpu_s + link_s + runtime_s + network_s, kv_s + engine_s
         work = LayerTime(*(1e9 * seconds / commands for seconds in (on_gpu_s, in_drives_s)))
-        stored = steps.Stored(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
+        stored = steps.TierContents(home=CSD, tokens=setup.input, rows=dict.fromkeys(range(halves), 1))
         total_s = steps.step_s(steps.drives(), steps.in_turns, layers, stored, work)
         parts = Breakdown(kv_s, engine_s, gpu_s + link_s + runtime_s + network_s)
         hidden_s = max(0.0, parts.parts_s - total_s)
@@ -356,12 +358,12 @@ def crossing_s(model: Model, network: Network, batch: int, drives: int, commands
     return ns / 1e9
 
 
-DENSE = InStorage(name="InstI-Dense")
-SPARF = InStorage(name="InstI-SparF", method="sparf")
-BATCHED_DENSE = InStorage(name="Batched-Dense", schedule="overlapped", batched=True)
+DENSE = InStorageSystem(name="InstI-Dense")
+SPARF = InStorageSystem(name="InstI-SparF", method="sparf")
+BATCHED_DENSE = InStorageSystem(name="Batched-Dense", schedule="overlapped", batched=True)
 _OURS = NAMED["ours"]
 assert isinstance(_OURS.budget, Compression)
-OURS = InStorage(
+OURS = InStorageSystem(
     name="Ours",
     method=_OURS.method,
     convention=_OURS.budget.convention,
@@ -370,7 +372,7 @@ OURS = InStorage(
     schedule="overlapped",
     batched=True,
 )
-PAGED = InStorage(
+PAGED = InStorageSystem(
     name="Paged", method="paged", convention="bytes", compression=4, layout="int4", schedule="overlapped", batched=True
 )
 IN_DRIVES = (DENSE, SPARF, OURS)

@@ -16,8 +16,8 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import Case, Runs, enough
-from eval.papers.instinfer.systems import IN_DRIVES, InStorage, Setup
+from eval.papers.instinfer.runs import InStorageCase, Runs, enough
+from eval.papers.instinfer.systems import IN_DRIVES, InStorageSystem, Setup
 from eval.papers.options import MachineOptions, Simulated
 from eval.plot import lines, save_figure
 from vcsd.progress import status
@@ -27,9 +27,9 @@ BY_DATA_SHEET = ("GPU", "Host", "vLLM")
 COLUMNS = ("system", "batch", "tokens_per_s", "prefill_s", "step_s", "realtime_factor", "reason")
 
 
-def cases(batches: Sequence[int], drives: int, systems: tuple[InStorage, ...] = IN_DRIVES) -> list[Case]:
+def cases(batches: Sequence[int], drives: int, systems: tuple[InStorageSystem, ...] = IN_DRIVES) -> list[InStorageCase]:
     """What `rows` needs."""
-    return [Case(systems, batch, drives) for batch in batches]
+    return [InStorageCase(systems, batch, drives) for batch in batches]
 
 
 def rows(
@@ -37,7 +37,7 @@ def rows(
     batches: Sequence[int],
     drives: int,
     hosts: Sequence[str] = HOSTS,
-    systems: tuple[InStorage, ...] = IN_DRIVES,
+    systems: tuple[InStorageSystem, ...] = IN_DRIVES,
 ) -> Rows:
     """A row for each batch size and system."""
     made: Rows = []
@@ -75,7 +75,7 @@ def experiment(
     """
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, sparse.compression), numbers("batch_sizes", batch_sizes)
-    systems: tuple[InStorage, ...] = IN_DRIVES
+    systems: tuple[InStorageSystem, ...] = IN_DRIVES
     if sparse.recorded_model:
         with status("recording attention"):
             from eval.papers.instinfer.page_shares import recorded_system

@@ -60,7 +60,7 @@ def generated(load: float, seed: int) -> Trace:
     return Trace(name=f"generated, {load}x", requests=requests, unit="steps")
 
 
-class Runs:
+class MedianRuns:
     """Summaries of runs, medians over seeds, each run when it is first asked for."""
 
     def __init__(self, tick: Tick) -> None:
@@ -151,7 +151,7 @@ def _figure3() -> Values:
     return made
 
 
-def _served(runs: Runs, mine: str) -> Values:
+def _served(runs: MedianRuns, mine: str) -> Values:
     """o8 to o13, o19: results of runs. mine: the paper's own system."""
 
     def less(value: Value, than: str, scale: float) -> float:
@@ -182,7 +182,7 @@ def _served(runs: Runs, mine: str) -> Values:
     }
 
 
-def _studied(runs: Runs, mine: str) -> Values:
+def _studied(runs: MedianRuns, mine: str) -> Values:
     """o17, o18: gain of each part, and of the deposit added to other systems."""
 
     def attained(system: str, scale: float = 1.0, value: Value = _tbt) -> float:
@@ -207,7 +207,7 @@ def _studied(runs: Runs, mine: str) -> Values:
 def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) -> Evaluation:
     """Count what can be counted, and serve the same requests by all systems at scales of the objective."""
     with progress("runs", RUNS * len(SEEDS)) as tick:
-        runs = Runs(tick)
+        runs = MedianRuns(tick)
         served = {name: _served(runs, name) | _studied(runs, name) for name in ("orbitflow", *BY_LATE)}
     ours = _layouts() | _printed() | _figure3() | served["orbitflow"]
     columns = {name: served[name] for name in BY_LATE}

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.papers.claims import Kind, claims_of
+from eval.papers.claims import ClaimKind, claims_of
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Host, Model, Ssd
@@ -35,7 +35,7 @@ from eval.papers.tierkv.constants import (
     WINDOW,
 )
 from eval.papers.tierkv.reading import Reading
-from eval.papers.tierkv.workload import Served, served
+from eval.papers.tierkv.workload import MeanIteration, served
 
 Values = dict[str, float]
 MODELS_7B_UP = ("llama-3-8b", "llama-2-13b", "codellama-34b", "llama-3-70b")
@@ -83,7 +83,7 @@ def _blocks(models: list[Model], gpu: Gpu, host: Host, ssd: Ssd) -> Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ReadingModel:
     """Method to compute an iteration's milliseconds and hit fraction for a reading and a window."""
 
     tpot_ms: Callable[[Reading, int], float]
@@ -91,20 +91,20 @@ class Link:
 
 
 @cache
-def _engine(at: Reading, window: int) -> Served:
+def _engine(at: Reading, window: int) -> MeanIteration:
     """By events: all draws without a window, every fourth with one."""
     return served(at.compute_ms, at.copies_ms[2::4] if window else at.copies_ms, window)
 
 
-ENGINE = Link(lambda at, window: _engine(at, window).tpot_ms, lambda at, window: _engine(at, window).hits)
-CONSERVED = Link(Reading.conserved_tpot_ms, Reading.conserved_hits)
-PRINTED_BUS = Link(
+ENGINE = ReadingModel(lambda at, window: _engine(at, window).tpot_ms, lambda at, window: _engine(at, window).hits)
+CONSERVED = ReadingModel(Reading.conserved_tpot_ms, Reading.conserved_hits)
+PRINTED_BUS = ReadingModel(
     lambda at, window: at.tpot_ms(window) if window else ENGINE.tpot_ms(at, 0),
     lambda at, window: at.hits(window) if window else ENGINE.hits(at, 0),
 )
 
 
-def _sweeps(link: Link) -> Values:
+def _sweeps(link: ReadingModel) -> Values:
     """t5 to t14, t16, t17: TPOT, tokens/s and hits over oversubscription and window."""
     made = {"t5-oracle": link.tpot_ms(reading(1), 0), "t9": tokens_per_s(link.tpot_ms(reading(1), 0))}
     for ratio in COPIES:
@@ -123,7 +123,7 @@ def _sweeps(link: Link) -> Values:
     return {name: value for name, value in made.items() if name in PRINTED}
 
 
-def _models(models: list[Model], link: Link) -> Values:
+def _models(models: list[Model], link: ReadingModel) -> Values:
     """t19: computing grows with the parameters and copies with a block's bytes, from the smallest model's."""
     made = {}
     first, base = models[0], reading(RATIO)
@@ -182,7 +182,7 @@ def _unsaturated(ours: Values) -> float:
     errors = [
         abs(claim.error_percent(ours[claim.id]))
         for claim in claims_of("tierkv")
-        if claim.kind is Kind.PREDICTED and claim.id not in saturated
+        if claim.kind is ClaimKind.PREDICTED and claim.id not in saturated
     ]
     return median(errors)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from kv_cache.block_table import BlockKey, Transfer
-from kv_cache.hardware import DEVICE, HOST, Link, Machine, Route, Tier
+from kv_cache.hardware import DEVICE, HOST, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import Iteration, IterationRunner
 from kv_cache.policies.reactive import reactive
 from kv_cache.scheduler import LayerPolicy, Policy
@@ -20,7 +20,7 @@ from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 BYTES_PER_S, ROW_BYTES = 1e9, 1  # a byte is a token, and takes 1 ns
 MACHINE = Machine.of(
     [Tier(DEVICE, attends=True), Tier(HOST)],
-    [Link("up", BYTES_PER_S)],
+    [SharedLink("up", BYTES_PER_S)],
     {(HOST, DEVICE): Route(f"{HOST}>{DEVICE}", ("up",))},
 )
 
@@ -42,14 +42,14 @@ class Windowed(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class MeanIteration:
     """Mean milliseconds of an iteration, and the mean share of a copy that was hidden."""
 
     tpot_ms: float
     hits: float
 
 
-def served(compute_ms: float, copies_ms: Sequence[float], window: int) -> Served:
+def served(compute_ms: float, copies_ms: Sequence[float], window: int) -> MeanIteration:
     """Serve requests that come back one after the other, in a random order.
 
     Args:
@@ -74,4 +74,4 @@ def served(compute_ms: float, copies_ms: Sequence[float], window: int) -> Served
         stalled_ns += waited_ns
         hidden.append(max(0.0, 1 - waited_ns / (1e6 * copy_ms)) if copy_ms else 1.0)
         runner.free(number)
-    return Served(fmean(transfers.iterations_ns) / 1e6, fmean(hidden))
+    return MeanIteration(fmean(transfers.iterations_ns) / 1e6, fmean(hidden))

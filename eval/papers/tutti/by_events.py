@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reading import GpuReading, Path
 from kv_cache.block_table import BlockKey
-from kv_cache.hardware import DEVICE, DIRECT, Link, Machine, Route, Tier
+from kv_cache.hardware import DEVICE, DIRECT, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import IterationRunner
 from kv_cache.policies.preload import preload
 from kv_cache.policies.tutti import tutti
@@ -14,7 +14,7 @@ from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 
 @dataclass(frozen=True, slots=True)
-class ByEvents(Reading):
+class ByEvents(GpuReading):
     """The same model on the same GPU; layers are computed and copied one by one."""
 
     def first_token_s(self, new: float, prefix: float, path: Path | None, here: float = 0) -> float:
@@ -32,7 +32,7 @@ class ByEvents(Reading):
         row_bytes = self.model.shape.kv_bytes_per_token // layers
         machine = Machine.of(
             [Tier(DEVICE, attends=True), Tier(DIRECT)],
-            [Link("read", path.bytes_per_s), Link("write", path.bytes_per_s)],
+            [SharedLink("read", path.bytes_per_s), SharedLink("write", path.bytes_per_s)],
             {(DIRECT, DEVICE): Route("in", ("read",)), (DEVICE, DIRECT): Route("out", ("write",))},
         )
         transfers = SimulatedTransfers(machine, lambda call: LayerTime(1e9 * compute_s / layers))

@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.papers.claims import Kind, claims_of, printed
+from eval.papers.claims import ClaimKind, claims_of, printed
 from eval.papers.machines import overlay
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
@@ -33,7 +33,7 @@ from eval.papers.tutti.constants import (
     SSD_TB,
 )
 from eval.papers.tutti.in_drives import Drives, table_rows
-from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
+from eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 
 Values = dict[str, float]
 CLAIMS, PRINTED = claims_of("tutti"), printed("tutti")
@@ -54,17 +54,17 @@ HITS = {
 }
 
 
-def workload(name: str) -> Workload:
+def workload(name: str) -> DocumentWorkload:
     """Documents of a benchmark, with a question each."""
     mean = {"LEval": LEVAL, "LooGLE": LOOGLE}[name]
-    return Workload(mean.value, SIGMA.value, int(QUESTION.value))
+    return DocumentWorkload(mean.value, SIGMA.value, int(QUESTION.value))
 
 
 def _below(ours: float, other: float) -> float:
     return 100 * (1 - ours / other)
 
 
-def _requests(reading: Reading) -> Values:
+def _requests(reading: GpuReading) -> Values:
     """t1 to t3, t23: requests that queue. t20: cost per hour."""
     moments = {
         name: {system: workload(name).moments(reading, HITS[name][system], path) for system, path in SYSTEMS.items()}
@@ -93,7 +93,7 @@ def _requests(reading: Reading) -> Values:
     }
 
 
-def _one_request(reading: Reading) -> Values:
+def _one_request(reading: GpuReading) -> Values:
     """t6, t7, t12 to t14: a request alone, with many tokens after its prefix."""
     new, prefix = 16 * KI, 48 * KI
     full, long, question = 128 * KI, 112 * KI, QUESTION.value
@@ -120,7 +120,7 @@ def _one_request(reading: Reading) -> Values:
     }
 
 
-def _few_tokens(reading: Reading) -> Values:
+def _few_tokens(reading: GpuReading) -> Values:
     """t15, t16: a prompt of 32K of which almost everything is stored."""
     tokens = 32 * KI
     bubbles = [
@@ -169,9 +169,9 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
     """Compute every value: requests alone by events, requests that wait for each other in closed form."""
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
     many, few = (ByEvents.on(model, gpu, overlay("tutti", name)) for name in ("tutti", FEW_TOKENS))
-    queued = Reading.on(model, gpu, overlay("tutti"))
+    queued = GpuReading.on(model, gpu, overlay("tutti"))
     ours = _requests(queued) | _one_request(many) | _few_tokens(few) | _counted(model, gpu, Ssd.load("d7-ps1010"))
-    rows = in_drives(Reading.on(model, gpu, overlay("tutti", FEW_TOKENS)))
+    rows = in_drives(GpuReading.on(model, gpu, overlay("tutti", FEW_TOKENS)))
     notes = [
         f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "
         f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval prefix-reuse)"
@@ -180,7 +180,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
     return Evaluation(values=ours, more=_by_text(ours) | {"in_drives": rows}, notes=notes)
 
 
-def in_drives(reading: Reading) -> list[dict[str, Any]]:
+def in_drives(reading: GpuReading) -> list[dict[str, Any]]:
     """Questions of typical lengths after 128K tokens that are attended to in drives."""
     drives = Drives(INSTCSD_OVERLAPPED, DRIVES, reading.model.shape)
     return list(table_rows(drives, reading, TUTTI, QUESTIONS, (128 * KI,)))
@@ -190,7 +190,7 @@ def _by_text(ours: Values) -> dict[str, Any]:
     """The median error of predicted values that the review has, and how many are from either text."""
     errors: dict[bool, list[float]] = {True: [], False: []}
     for claim in CLAIMS:
-        if claim.kind is Kind.PREDICTED:
+        if claim.kind is ClaimKind.PREDICTED:
             errors[claim.page.endswith(REVIEW)].append(abs(claim.error_percent(ours[claim.id])))
     return {
         "predicted_by_review": len(errors[True]),

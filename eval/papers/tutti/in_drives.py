@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attention_engine.clock import EngineClock
 from csd_spec import DriveSpec, ModelShape
-from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reading import GpuReading, Path
 
 VALUE_BYTES, STATE_BYTES = 2, 8  # FP16; a row's largest logit and weight
 SHARES = 64  # parts of a prefix, each attended in drives or loaded
@@ -19,7 +19,7 @@ LONGEST = 1 << 20  # tokens of a prefix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LayerTimes:
     """Seconds of one layer, by part."""
 
     flash_s: float
@@ -55,7 +55,7 @@ class Drives:
         """KV heads of the drive that has the most."""
         return -(-self.shape.kv_heads // self.count)
 
-    def layer(self, new: int, prefix: int) -> Layer:
+    def layer(self, new: int, prefix: int) -> LayerTimes:
         """New tokens that attend to a prefix: pages once, arithmetic for each query."""
         d, group = self.shape.head_dim, self.shape.q_heads // self.shape.kv_heads
         page, engine = self.spec.geometry.page_bytes, EngineClock(self.spec.engine)
@@ -65,7 +65,7 @@ class Drives:
         kernels = self.spec.engine.kernels
         busy_ns = max(engine.kernel_ns(-(-beats // kernels)), engine.softmax_ns(-(-rows * prefix // kernels)))
         moved_ns = self.spec.link.command_ns + self.spec.link.transfer_ns(rows * (2 * VALUE_BYTES * d + STATE_BYTES))
-        return Layer(
+        return LayerTimes(
             flash_s=pages * page / self.spec.flash_bytes_per_s, engine_s=busy_ns * 1e-9, link_s=moved_ns * 1e-9
         )
 
@@ -73,11 +73,11 @@ class Drives:
         """Path for loading from the same drives: their links, limited by their flash."""
         return Path(self.count * min(self.spec.link.bytes_per_s, self.spec.flash_bytes_per_s), layered=True)
 
-    def first_token_s(self, reading: Reading, new: int, prefix: int) -> float:
+    def first_token_s(self, reading: GpuReading, new: int, prefix: int) -> float:
         """Prefill of new tokens, layer after layer, each with its prefix in drives."""
         return reading.compute_s(new, 0) + self.shape.layers * self.layer(new, prefix).total_s
 
-    def split_s(self, reading: Reading, new: int, prefix: int, path: Path) -> tuple[float, float]:
+    def split_s(self, reading: GpuReading, new: int, prefix: int, path: Path) -> tuple[float, float]:
         """The best share of the prefix to attend to in drives, while the rest is loaded; the first token's time.
 
         The rest of the next layer comes while one is attended to; GPU and drives attend side by side; every page is
@@ -100,7 +100,7 @@ class Drives:
     def _beside(self, new: int, prefix: int) -> float:
         return self.layer(new, prefix).total_s if prefix else 0.0
 
-    def engine_needed(self, reading: Reading, new: int, prefix: int, path: Path) -> float | None:
+    def engine_needed(self, reading: GpuReading, new: int, prefix: int, path: Path) -> float | None:
         """Multiply-accumulates per second of one drive at which attending takes as long as loading by a path.
 
         None if no engine suffices, since flash and links alone take longer.
@@ -113,7 +113,7 @@ class Drives:
         return 2 * rows * prefix * self.shape.head_dim / (spare - layer.link_s)
 
 
-def crossover(drives: Drives, reading: Reading, new: int, path: Path, step: int = 1024) -> int | None:
+def crossover(drives: Drives, reading: GpuReading, new: int, path: Path, step: int = 1024) -> int | None:
     """Smallest prefix, in steps of `step` tokens, from which attending in drives is faster than loading by a path."""
     for prefix in range(step, LONGEST + 1, step):
         if drives.first_token_s(reading, new, prefix) < reading.first_token_s(new, prefix, path):
@@ -122,7 +122,7 @@ def crossover(drives: Drives, reading: Reading, new: int, path: Path, step: int 
 
 
 def table_rows(
-    drives: Drives, reading: Reading, path: Path, news: Iterable[int], prefixes: Iterable[int]
+    drives: Drives, reading: GpuReading, path: Path, news: Iterable[int], prefixes: Iterable[int]
 ) -> Iterator[dict[str, float | int | str | None]]:
     """A row for each number of new tokens and each prefix: first tokens by loading and by attending, seconds."""
     prefixes = tuple(prefixes)

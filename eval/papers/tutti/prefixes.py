@@ -31,9 +31,9 @@ from eval.papers.tutti.evaluate import (
     TUTTI,
 )
 from eval.papers.tutti.in_drives import Drives
+from eval.papers.tutti.reading import GpuReading
 from eval.papers.tutti.reading import Path as Way
-from eval.papers.tutti.reading import Reading
-from eval.papers.tutti.store import Store
+from eval.papers.tutti.store import BlockStore
 from kv_cache.trace import Request, Trace, load
 from vcsd.tables import table
 
@@ -44,7 +44,7 @@ HALVED = 40  # of an interval of rates
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class PrefixSystem:
     """A prefix store in addition to GPU memory. in_drives: part of a prefix may be attended to in its drives."""
 
     store_gb: float = 0
@@ -61,12 +61,12 @@ class System:
 
 _SSD_GB = 1000 * SSD_TB.value
 SYSTEMS = {
-    "HBM": System(),
-    "LMCache-DRAM": System(DRAM_GB, DRAM, DRAM_GB),
-    "LMCache-SSD": System(_SSD_GB, SSD, DRAM_GB),
-    "LMCache-GDS": System(_SSD_GB, GDS, DRAM_GB),
-    "Tutti": System(_SSD_GB, TUTTI),
-    "ours": System(_SSD_GB, TUTTI, in_drives=True),
+    "HBM": PrefixSystem(),
+    "LMCache-DRAM": PrefixSystem(DRAM_GB, DRAM, DRAM_GB),
+    "LMCache-SSD": PrefixSystem(_SSD_GB, SSD, DRAM_GB),
+    "LMCache-GDS": PrefixSystem(_SSD_GB, GDS, DRAM_GB),
+    "Tutti": PrefixSystem(_SSD_GB, TUTTI),
+    "ours": PrefixSystem(_SSD_GB, TUTTI, in_drives=True),
 }
 
 
@@ -82,7 +82,7 @@ class Hits:
 
 def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
     """Look every prompt up when its turn comes, and keep it in both; its last token is never taken from a store."""
-    gpu, store = Store(gpu_blocks), Store(store_blocks)
+    gpu, store = BlockStore(gpu_blocks), BlockStore(store_blocks)
     stored, on_gpu, blocks = list[int](), list[int](), 0
     for request in trace.requests:
         near = gpu.leading(request.hashes)
@@ -95,7 +95,7 @@ def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
     return Hits(stored, on_gpu, blocks, store.written)
 
 
-def service_s(requests: Sequence[Request], hits: Hits, system: System, reading: Reading) -> Array:
+def service_s(requests: Sequence[Request], hits: Hits, system: PrefixSystem, reading: GpuReading) -> Array:
     """Service time of each request: its new tokens, and the transfers for them, seconds."""
     drives = Drives(INSTCSD_OVERLAPPED, min(DRIVES, reading.model.kv_heads), reading.model.shape)
 
@@ -160,7 +160,7 @@ def experiment(
         {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / asked}
         for size in (*numbers("stores", stores, float), None)
     ]
-    reading = Reading.on(model, gpu, overlay("tutti"))
+    reading = GpuReading.on(model, gpu, overlay("tutti"))
     rows = [_row(name, served, reading, _room(model, gpu) // block, speed) for name in SYSTEMS]
     return Outcome({"requests": len(served.requests), "stores": by_size, "systems": rows}, _shown(by_size, rows, speed))
 
@@ -179,7 +179,7 @@ def _blocks(size_gb: float | None, block: int) -> int | None:
     return None if size_gb is None else int(size_gb * GB / block)
 
 
-def _row(name: str, trace: Trace, reading: Reading, gpu_blocks: int, speed: float) -> dict[str, Any]:
+def _row(name: str, trace: Trace, reading: GpuReading, gpu_blocks: int, speed: float) -> dict[str, Any]:
     """Result of one system for a trace."""
     system, requests = SYSTEMS[name], trace.requests
     block = trace.block_tokens * reading.model.shape.kv_bytes_per_token

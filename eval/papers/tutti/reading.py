@@ -26,14 +26,14 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """A model on a GPU."""
 
     model: Model
     cost: CostModel
 
     @classmethod
-    def on(cls, model: Model, gpu: Gpu, overlay: Overlay) -> Reading:
+    def on(cls, model: Model, gpu: Gpu, overlay: Overlay) -> GpuReading:
         """A model on a GPU, as an overlay has it."""
         return cls(model, CostModel.of(model, gpu.accelerator, overlay))
 
@@ -74,7 +74,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DocumentWorkload:
     """Questions about documents of lognormal lengths: mean of its tokens, sigma of their logarithm."""
 
     mean: float
@@ -86,7 +86,7 @@ class Workload:
         nodes, weights = hermegauss(NODES)
         return np.exp(math.log(self.mean) - self.sigma**2 / 2 + self.sigma * nodes), weights / weights.sum()
 
-    def moments(self, reading: Reading, hit: float, path: Path | None) -> tuple[float, float]:
+    def moments(self, reading: GpuReading, hit: float, path: Path | None) -> tuple[float, float]:
         """Mean and mean square of the service time, where a document is stored with probability hit."""
         lengths, weights = self.lengths()
         hits = np.array([reading.first_token_s(self.question, length, path) for length in lengths])

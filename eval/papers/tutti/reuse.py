@@ -17,8 +17,8 @@ from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.constants import FEW_TOKENS, FLOPS_FEW
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
+from eval.papers.tutti.reading import GpuReading
 from eval.papers.tutti.reading import Path as Way
-from eval.papers.tutti.reading import Reading
 from nvmevirt_config import load_drive
 from vcsd.tables import table
 
@@ -54,7 +54,7 @@ def experiment(
 ) -> Outcome:
     """A question after a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
     few = replace(overlay("tutti", FEW_TOKENS), mfu=1.0)
-    reading = Reading.on(Model.load(model), replace(Gpu.load("h100"), fp16_tflops=tflops), few)
+    reading = GpuReading.on(Model.load(model), replace(Gpu.load("h100"), fp16_tflops=tflops), few)
     way = Way(load_gb_per_s * GB, layered=True)
     news, prefixes = numbers("new", new), numbers("prefix", prefix)
     spec = load_drive(drive) if drive else INSTCSD_OVERLAPPED

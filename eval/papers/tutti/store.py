@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 
-class Store:
+class BlockStore:
     """Blocks of prompts by the hash of all blocks up to them. blocks: capacity; None is unlimited.
 
     The least recently used block is evicted, and none before those that follow it: a prompt's blocks are used from the

@@ -21,7 +21,7 @@ from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, Se
 from csd_spec.arrays import F16
 from eval.verify.random_host import DIM, DRIVE, as_stored
 from eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
-from eval.verify.simulation.link import Clock, Link, Side
+from eval.verify.simulation.link import Clock, Side, SimulatedLink
 from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
@@ -43,7 +43,13 @@ class SimDrive:
     """
 
     def __init__(
-        self, name: str, folder: Path, clock: Clock, draw: random.Random, durability: Durability, links: dict[str, Link]
+        self,
+        name: str,
+        folder: Path,
+        clock: Clock,
+        draw: random.Random,
+        durability: Durability,
+        links: dict[str, SimulatedLink],
     ) -> None:
         self.name, self.folder, self.clock, self.draw, self.links = name, folder, clock, draw, links
         self.medium, self._media = draw.choice(MEDIA), ExitStack()

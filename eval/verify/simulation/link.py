@@ -37,7 +37,7 @@ class HostDied(BaseException):
     """The writing host was killed."""
 
 
-class Link:
+class SimulatedLink:
     """Copies of a window's blocks at both ends, and writes in transit. Writes of one end stay in order.
 
     Attributes:
@@ -97,7 +97,7 @@ class Side:
 
     blocks = BLOCKS
 
-    def __init__(self, link: Link, end: str) -> None:
+    def __init__(self, link: SimulatedLink, end: str) -> None:
         self._link, self._end = link, end
 
     def read(self, block: int, count: int = 1) -> bytearray:

@@ -6,7 +6,7 @@ import errno
 import random
 from collections.abc import Sequence
 
-from csd_io.queue import IoCompletion, Request, check, outcome
+from csd_io.queue import IoCompletion, IoRequest, check, outcome
 from eval.verify.simulation.disk import SECTOR, SimDisk
 
 
@@ -25,12 +25,12 @@ class SimQueue:
         self.bad = self.short = 0.0
         self.most_flying = 0
         self._disk, self._file = disk, disk.open(file, size_bytes)
-        self._flying: list[Request] = []
+        self._flying: list[IoRequest] = []
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         """Nothing is gained."""
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[IoRequest]) -> None:
         check(self, requests, len(self._flying))
         self._flying += requests
         self.most_flying = max(self.most_flying, len(self._flying))
@@ -42,7 +42,7 @@ class SimQueue:
         ended, self._flying = self._flying[:count], self._flying[count:]
         return [outcome(self.name, request, self._carry_out(request)) for request in ended]
 
-    def _carry_out(self, request: Request) -> int:
+    def _carry_out(self, request: IoRequest) -> int:
         size, luck = request.buffer.nbytes, self._draw.random()
         if request.op == "write":
             try:

@@ -18,7 +18,7 @@ from csd_link.host_end import DriveLostError, WindowDevice
 from csd_spec import DeviceError, Status
 from eval.verify.simulation.drive import LAYOUT, TENANTS, SimDrive
 from eval.verify.simulation.host import Inline, SimHost, Wrong
-from eval.verify.simulation.link import Clock, HostDied, Link, Side
+from eval.verify.simulation.link import Clock, HostDied, Side, SimulatedLink
 from eval.verify.simulation.prefixes import PrefixHost
 
 STEPS = 40
@@ -74,11 +74,11 @@ class Verdict:
         return bool(self.lost or self.wrong or self.hangs)
 
 
-class Hang(BaseException):
+class StalledWorldError(BaseException):
     """No progress is possible."""
 
 
-class Doorbell:
+class SimulatedDoorbell:
     """Waits by running the world. A socket's doorbell detects at once that its drive has exited."""
 
     def __init__(self, world: World, drive: SimDrive, socket: bool) -> None:
@@ -108,7 +108,7 @@ class World:
         for number in range(self.draw.choice((1, 1, 2))):
             (folder / f"drive{number}").mkdir()
             links = {
-                name: Link(self.clock, self.draw, self.rates, self.verdict.faults, LAYOUT.to_drive(0))
+                name: SimulatedLink(self.clock, self.draw, self.rates, self.verdict.faults, LAYOUT.to_drive(0))
                 for name in TENANTS
             }
             place = folder / f"drive{number}"
@@ -122,7 +122,7 @@ class World:
     def pump(self) -> None:
         """Run every component except the waiting host once."""
         if self.clock.now - self._began > PATIENCE_S:
-            raise Hang
+            raise StalledWorldError
         for drive in self.drives:
             drive.pump()
 
@@ -137,7 +137,7 @@ class World:
 
     def _connect(self, drive: SimDrive, tenant: str) -> Callable[[], WindowDevice]:
         def connect() -> WindowDevice:
-            bell = Doorbell(self, drive, self.draw.random() < 0.7)
+            bell = SimulatedDoorbell(self, drive, self.draw.random() < 0.7)
             return WindowDevice(Side(drive.links[tenant], "host"), bell)
 
         return connect
@@ -249,7 +249,7 @@ class World:
         if causes is None or (causes and not any(self.verdict.faults[cause] for cause in causes)):
             raise Wrong(str(error)) from error
         if "heard of" in str(error):
-            raise Hang
+            raise StalledWorldError
         for drive in self.drives:
             if drive.disk.fault:
                 drive.disk.fault = 0
@@ -301,7 +301,7 @@ def simulate(seed: int, steps: int = STEPS, allowed: frozenset[str] = frozenset(
                     verdict.steps += 1
                     world.step()
                 world.end()
-        except Hang:
+        except StalledWorldError:
             verdict.hangs += 1
             verdict.what = "nothing came any more"
         except Wrong as wrong:

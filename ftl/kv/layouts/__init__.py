@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from csd_spec import Group, PageForm
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.encoded import CodecEmbeddingMap, CodecRowMap, round_to_codec
@@ -11,7 +11,7 @@ from ftl.kv.layouts.group_map import GroupMap, PrimaryMap
 from ftl.kv.layouts.progressive import RefinedMap, ScoreMap, ValueMap, staging_map
 from ftl.kv.layouts.token import TokenMap
 
-_KINDS = {"k": Kind.K, "v": Kind.V}  # tag kind of rows, by source
+_KINDS = {"k": PageKind.K, "v": PageKind.V}  # tag kind of rows, by source
 
 
 def maps_of(form: PageForm, layers: int, heads: int) -> dict[str, GroupMap]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from csd_spec import PageForm
 from csd_spec.arrays import I64, U16
 from csd_spec.model import FP16_BYTES
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 from ftl.kv.layouts.group_map import POISON, InPlaceMap
 from ftl.kv.layouts.packing import pack_channels_blocked
 
@@ -19,7 +19,7 @@ class EmbeddingMap(InPlaceMap):
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
         self.channels = layout.m
         form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)
-        super().__init__(Kind.EMBEDDING_K + form, layout, layers, heads)
+        super().__init__(PageKind.EMBEDDING_K + form, layout, layers, heads)
         self.fills_pages = layout.T * layout.m * FP16_BYTES == layout.page_bytes and layout.head_dim % layout.m == 0
 
     @property

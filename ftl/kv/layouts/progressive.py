@@ -10,7 +10,7 @@ from csd_spec import PageForm
 from csd_spec.arrays import I64, U8, U16
 from csd_spec.progressive import Progressive
 from csd_spec.view import in_flash
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
 from ftl.kv.layouts.codes import refine, refined
 from ftl.kv.layouts.group_map import POISON, GroupMap, PackedMap, PrimaryMap
@@ -33,7 +33,7 @@ class RefinedMap(PackedMap):
     def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         self.form = _form(layout)
         self.per_group, self.streams, self.source = layout.n, heads, "kv"[: self.form.parts]
-        super().__init__(Kind.REFINED, layout, layers, heads)
+        super().__init__(PageKind.REFINED, layout, layers, heads)
 
     @property
     def group_bytes(self) -> int:
@@ -95,7 +95,7 @@ class ScoreMap(CoarseMap):
     """Low-bit K. An unfinished group uses the ranges of the previous one; a full group gets its own."""
 
     def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
-        kind = Kind.SCORES + (_form(layout).v_bits == 4)
+        kind = PageKind.SCORES + (_form(layout).v_bits == 4)
         super().__init__(kind, "k", layout.T, layout, (layers, heads))
 
     def can_buffer(self, group: int) -> bool:
@@ -119,7 +119,7 @@ class ValueMap(CoarseMap):
 
     def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
         form = _form(layout)
-        kind = Kind.VALUES + (form.v_bits == 4)
+        kind = PageKind.VALUES + (form.v_bits == 4)
         super().__init__(kind, "k" if form.latent else "v", form.value_tokens, layout, (layers, heads))
 
     def begin(self, content: U16, buffers: I64, before: U16 | None) -> None:

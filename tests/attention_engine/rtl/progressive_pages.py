@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from attention_engine.rtl.golden_engine import Pages
+from attention_engine.rtl.golden_engine import GoldenPages
 from attention_engine.rtl.params import ProgressiveShape
 from csd_spec.progressive import DIGITS, LANES, QUAD
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
@@ -74,7 +74,7 @@ def any_value_page(numbers: np.random.Generator, shape: ProgressiveShape) -> byt
     return value_page(shape, sizes, numbers.integers(0, 1 << form.v_bits, (form.value_tokens, shape.m)))
 
 
-def head_pages(shape: ProgressiveShape, K: np.ndarray, V: np.ndarray) -> Pages:
+def head_pages(shape: ProgressiveShape, K: np.ndarray, V: np.ndarray) -> GoldenPages:
     """All pages of K and V (S, d), FP16, as the layout writes score and value pages; the last ones are cut short."""
     form, m, S = shape.form, shape.m, len(K)
 
@@ -103,7 +103,7 @@ def head_pages(shape: ProgressiveShape, K: np.ndarray, V: np.ndarray) -> Pages:
             codes[i, : len(rows)] = np.rint(rows / 2.0 ** (scales[:, None] if i else scales)).clip(-127, 127)
         refined.append(refined_page(shape, *exponents, codes))
     values = written(V, form.value_tokens, lambda page, rows: put_values(page, form, 0, rows.view(np.uint16)))
-    return Pages(written(K, form.T, score), refined, values)
+    return GoldenPages(written(K, form.T, score), refined, values)
 
 
 def refined_page(shape: ProgressiveShape, of_k: np.ndarray, of_v: np.ndarray, codes: np.ndarray) -> bytes:

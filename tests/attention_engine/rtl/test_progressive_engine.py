@@ -11,7 +11,7 @@ from cocotbext.axi import AxiLiteBus, AxiLiteMaster
 from progressive_pages import head_pages
 from rtl_bench import PRESSURES, Coverage, Sink, Source, parameters, reset, signed, simulate, start
 
-from attention_engine.rtl.golden_engine import Pages, progressive_engine
+from attention_engine.rtl.golden_engine import GoldenPages, progressive_engine
 from attention_engine.rtl.params import ProgressiveRun, ProgressiveShape
 
 COVER = Coverage()
@@ -164,7 +164,7 @@ async def special_values(dut):
         COVER.hit(kind, *["over"] * want.over, *["bad"] * want.bad)
     q, K, V = case(numbers, tokens)
     pages, other = head_pages(shape(), K, V), head_pages(shape(), 40 * K, V)
-    want = await bench.check(run_of(tokens, 0, 0), q, Pages(pages.scores, other.refined, pages.values))
+    want = await bench.check(run_of(tokens, 0, 0), q, GoldenPages(pages.scores, other.refined, pages.values))
     COVER.hit(*["beyond"] * want.over)
 
 

@@ -17,7 +17,7 @@ import pytest
 from csd_firmware import InProcessDevice
 from csd_firmware.namespace import Namespace
 from csd_io.direct import open_queue
-from csd_io.queue import Request, aligned, carry_out, pieces
+from csd_io.queue import IoRequest, aligned, carry_out, pieces
 from csd_link.liveness import is_running
 from csd_link.run_dir import drive_dir
 from tests.conftest import missing
@@ -59,7 +59,7 @@ def test_a_namespace_has_many_requests_in_flight(mount):
     queue = open_queue(mount / "namespace", 8 << 20)
     with contextlib.closing(queue):
         for op, buffer in (("write", data), ("read", back)):
-            carry_out(queue, [Request(op, n << 18, part) for n, part in enumerate(pieces(buffer, 1 << 18))])
+            carry_out(queue, [IoRequest(op, n << 18, part) for n, part in enumerate(pieces(buffer, 1 << 18))])
             queue.sync()
         assert back == data
         with pytest.raises(OSError) as raised:

@@ -11,7 +11,7 @@ from csd_firmware import InProcessDevice
 from csd_firmware.values import Values
 from csd_link.nvmeof.commands import Code, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
-from csd_link.nvmeof.host import Host, discover
+from csd_link.nvmeof.host import NvmeHost, discover
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.run_dir import port_path
@@ -28,7 +28,7 @@ LISTEN = Listen("127.0.0.1", 0, ("csd0",), (AllowedHost(HOST),))
 
 
 def host_of(name):
-    return Host("127.0.0.1", int(port_path(name).read_text()), nqn_of(name), HOST)
+    return NvmeHost("127.0.0.1", int(port_path(name).read_text()), nqn_of(name), HOST)
 
 
 def test_blocks_of_a_served_drive_outlive_its_process(tmp_path, small_drive):
@@ -106,7 +106,7 @@ def test_hosts_that_are_not_listed_are_refused_and_counted(tmp_path, small_drive
     with serving(tmp_path, "csd0", spec=small_drive, listen=LISTEN):
         port = int(port_path("csd0").read_text())
         for _ in range(2):
-            assert status_of(Host, "127.0.0.1", port, nqn_of("csd0"), STRANGER) == Code.INVALID_HOST
+            assert status_of(NvmeHost, "127.0.0.1", port, nqn_of("csd0"), STRANGER) == Code.INVALID_HOST
         assert discover("127.0.0.1", port, HOST) == []
         assert status_of(discover, "127.0.0.1", port, STRANGER) == Code.INVALID_HOST
         device = admin_window("csd0")
@@ -120,7 +120,7 @@ def test_hosts_of_different_tenants_are_apart(tmp_path, small_drive):
     listen = replace(LISTEN, hosts=(AllowedHost(HOST, "alice"), AllowedHost(STRANGER, "bob")))
     with serving(tmp_path, "csd0", spec=small_drive, listen=listen, tenants=("alice", "bob")):
         port = int(port_path("csd0").read_text())
-        alice, bob = (KeyValueHost(Host("127.0.0.1", port, nqn_of("csd0"), name)) for name in (HOST, STRANGER))
+        alice, bob = (KeyValueHost(NvmeHost("127.0.0.1", port, nqn_of("csd0"), name)) for name in (HOST, STRANGER))
         alice.store(b"key", b"alice's")
         bob.store(b"key", b"bob's")
         bob.store(b"more", b"")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_link.nvmeof.commands import Sqe
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import COMMON, Data, Digests, Flag, IcReq, PduType, pack, pack_data, pack_ic
@@ -106,7 +106,7 @@ def test_a_good_host_completes_all_while_others_misbehave(target, behave):
                 behave(target, stop)
 
     stop, completed = threading.Event(), 0
-    host, device = Host("127.0.0.1", target.port, NQN), device_of(target.port)
+    host, device = NvmeHost("127.0.0.1", target.port, NQN), device_of(target.port)
     threads = [threading.Thread(target=misbehave) for _ in range(3)]
     for thread in threads:
         thread.start()

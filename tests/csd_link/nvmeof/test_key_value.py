@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from csd_link.nvmeof.commands import Code, Sqe
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.key_value import KeyValue, KeyValueNamespace
 from csd_link.nvmeof.nvm import NvmNamespace
@@ -34,7 +34,7 @@ def hosts(tenants):
     """Two hosts with values of their own."""
     namespaces = {1: NvmNamespace(MemoryBlocks(), UUID), 2: KeyValueNamespace(tenants.__getitem__, UUID)}
     with target_of(subsystem_of(MemoryBlocks(), namespaces=namespaces)) as target:
-        made = [KeyValueHost(Host("127.0.0.1", target.port, NQN, name)) for name in tenants]
+        made = [KeyValueHost(NvmeHost("127.0.0.1", target.port, NQN, name)) for name in tenants]
         yield made
         for each in made:
             each.host.close()

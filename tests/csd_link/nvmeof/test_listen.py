@@ -6,14 +6,14 @@ from dataclasses import asdict
 import pytest
 
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.tls import Credentials
 
 
 def test_each_drive_has_the_next_port_and_all_are_discovered():
     at = Listen.parse("127.0.0.1:4420", ("a", "b"), is_remote_allowed=False)
     assert (at.port_of("a"), at.port_of("b")) == (4420, 4421)
-    assert at.records == (Record(nqn_of("a"), 4420), Record(nqn_of("b"), 4421))
+    assert at.records == (DiscoveryRecord(nqn_of("a"), 4420), DiscoveryRecord(nqn_of("b"), 4421))
     assert Listen.from_dict(json.loads(json.dumps(asdict(at)))) == at
     assert Listen.parse("[::1]:1", ("a",), is_remote_allowed=False).host == "::1"
     free = Listen("127.0.0.1", 0, ("a",), (AllowedHost("nqn"), AllowedHost("nqn2", "bob")))

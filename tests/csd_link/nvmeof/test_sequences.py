@@ -18,7 +18,7 @@ from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import device as device_module
 from csd_link.nvmeof.commands import Code, CommandError, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
-from csd_link.nvmeof.host import Host
+from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.pdu import Digests
@@ -249,7 +249,7 @@ def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
     with target_of(subsystem_of(MemoryBlocks())) as target:
         with pytest.raises(DriveLostError, match=r"status 0x002"):
             device_of(target.port)
-        host = Host("127.0.0.1", target.port, NQN)
+        host = NvmeHost("127.0.0.1", target.port, NQN)
         with pytest.raises(StatusError, match="0x00b"):
             host.io.command(Sqe(Op.ATTACH, nsid=3, cdw10=4096), (), 4096)
         host.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from csd_link.nvmeof.commands import DISCOVERY_NQN, DO_NOT_RETRY, Code, Sqe
 from csd_link.nvmeof.controllers import ConnectData
-from csd_link.nvmeof.host import Host, discover
+from csd_link.nvmeof.host import NvmeHost, discover
 from csd_link.nvmeof.host_queue import HostQueue, StatusError
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.pdu import (
@@ -30,7 +30,7 @@ from csd_link.nvmeof.pdu import (
     pack_data,
     pack_ic,
 )
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.target import is_loopback
 from tests.nvmeof import HOST, NQN, MemoryBlocks, head_of, raw, raw_queues, subsystem_of, target_of
 from tests.properties import examples
@@ -56,7 +56,7 @@ def target(blocks):
 
 def works(target):
     """Whether a host that behaves is served."""
-    host = Host("127.0.0.1", target.port, NQN)
+    host = NvmeHost("127.0.0.1", target.port, NQN)
     data = random.randbytes(4096)
     host.io.command(Sqe(WRITE, nsid=1, cdw10=9), [data])
     found = host.io.command(Sqe(READ, nsid=1, cdw10=9), (), 4096).data
@@ -71,7 +71,7 @@ def write(lba, count):
 @pytest.mark.parametrize("digests", [Digests(), Digests(True), Digests(False, True), Digests(True, True)])
 @pytest.mark.parametrize("count", [1, 2, 3, 256])
 def test_blocks_come_back_in_capsules_and_by_r2t(target, digests, count):
-    host = Host("127.0.0.1", target.port, NQN, digests=digests)
+    host = NvmeHost("127.0.0.1", target.port, NQN, digests=digests)
     data = random.randbytes(4096 * count)
     host.io.command(write(5, count), [data[:1000], data[1000:]])
     assert host.io.command(Sqe(READ, nsid=1, cdw10=5, cdw12=count - 1), (), len(data)).data == data
@@ -80,7 +80,7 @@ def test_blocks_come_back_in_capsules_and_by_r2t(target, digests, count):
 
 def test_commands_in_flight_on_queues_of_several_hosts(target, blocks):
     def work(number):
-        host = Host("127.0.0.1", target.port, NQN)
+        host = NvmeHost("127.0.0.1", target.port, NQN)
         data = {lba: bytes([number, lba]) * (4 << 10) for lba in range(0, 32, 2)}
         for lba, each in data.items():
             host.io.begin(write(100 * number + lba, 2), [each])
@@ -102,7 +102,7 @@ def test_commands_in_flight_on_queues_of_several_hosts(target, blocks):
 
 
 def test_a_discovery_controller_lists_the_drives_of_the_server(target):
-    assert discover("127.0.0.1", target.port) == [Record(NQN, 4420), Record(f"{NQN}2", 4421)]
+    assert discover("127.0.0.1", target.port) == [DiscoveryRecord(NQN, 4420), DiscoveryRecord(f"{NQN}2", 4421)]
     with raw(target) as host:
         host.initialize()
         cntlid = host.connect(subnqn=DISCOVERY_NQN).result
@@ -282,7 +282,7 @@ def test_a_host_that_reads_nothing_is_dropped(blocks):
 
 def test_a_keep_alive_timeout_ends_the_association(blocks):
     with target_of(subsystem_of(blocks)) as target:
-        host = Host("127.0.0.1", target.port, NQN, keep_alive_ms=50)
+        host = NvmeHost("127.0.0.1", target.port, NQN, keep_alive_ms=50)
         until(lambda: not target.connections)
         with pytest.raises(ConnectionError):
             host.io.command(Sqe(READ, nsid=1), (), 4096)
@@ -309,7 +309,7 @@ def test_an_address_where_no_controller_is_says_so(target):
     with pytest.raises(OSError, match="nowhere"):
         HostQueue("nowhere.invalid", 4420)
     with pytest.raises(StatusError, match="0x182"):
-        Host("127.0.0.1", target.port, f"{NQN}x")
+        NvmeHost("127.0.0.1", target.port, f"{NQN}x")
     assert is_loopback("127.0.0.1") and is_loopback("::1") and not is_loopback("0.0.0.0")
 
 

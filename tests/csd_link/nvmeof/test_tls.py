@@ -14,11 +14,11 @@ from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Sqe
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.device import Endpoint, NvmeDevice
-from csd_link.nvmeof.host import ENTRIES, Host, discover
+from csd_link.nvmeof.host import ENTRIES, NvmeHost, discover
 from csd_link.nvmeof.host_queue import HostQueue, StatusError
 from csd_link.nvmeof.pdu import Digests
 from csd_link.nvmeof.sequences import EncodedCommand, Op, SequenceNamespace, decode_attach
-from csd_link.nvmeof.subsystem import Record
+from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.target import Target
 from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_spec import Flush, KvAppend, KvFree, Status
@@ -123,10 +123,10 @@ def test_a_drive_without_a_ca_takes_hosts_without_a_certificate(files):
         assert device.submit(Flush(), 0).result().status is Status.SUCCESS
         device.close()
         target = served.target
-        target.controllers.subsystem.discovers = (Record(NQN, target.port),)
+        target.controllers.subsystem.discovers = (DiscoveryRecord(NQN, target.port),)
         credentials = Credentials(ca=files["drive"].ca)
         assert discover("127.0.0.1", target.port, tls=credentials)[0].nqn == NQN
-        found = Host("127.0.0.1", target.port, DISCOVERY_NQN, tls=credentials)
+        found = NvmeHost("127.0.0.1", target.port, DISCOVERY_NQN, tls=credentials)
         entry = found.log_page(0x70, 1024, 1024)
         assert (entry[3] & 3, entry[768]) == (1, 2), "a secure channel is required, by TLS 1.3"
         found.close()
@@ -136,15 +136,15 @@ def test_a_certificate_with_an_nqn_is_good_for_that_host_alone(files):
     with Served(files["drive"]) as served:
         port = served.target.port
         with pytest.raises(StatusError, match="0x184"):
-            Host("127.0.0.1", port, NQN, f"{HOST}2", tls=files["named"])
+            NvmeHost("127.0.0.1", port, NQN, f"{HOST}2", tls=files["named"])
         assert "it must connect by that name" in served.refused[0]
-        host = Host("127.0.0.1", port, NQN, f"{HOST}2", tls=files["host"])
+        host = NvmeHost("127.0.0.1", port, NQN, f"{HOST}2", tls=files["host"])
         other = HostQueue("127.0.0.1", port, tls=files["named"])
         with pytest.raises(StatusError, match="0x184"):  # another host's queue, with another certificate
             other.connect(ConnectData(bytes(16), 1, NQN, f"{HOST}2"), 2, ENTRIES)
         other.close()
         host.close()
-        Host("127.0.0.1", port, NQN, HOST, tls=files["named"]).close()
+        NvmeHost("127.0.0.1", port, NQN, HOST, tls=files["named"]).close()
 
 
 def trickle(line):
@@ -182,7 +182,7 @@ def _until_dropped(behave, line):
 
 def test_a_host_that_stops_reading_over_tls_is_dropped(files):
     with Served(files["drive"], pdu_s=0.3) as served:
-        host = Host("127.0.0.1", served.target.port, NQN, tls=files["host"])
+        host = NvmeHost("127.0.0.1", served.target.port, NQN, tls=files["host"])
         session, _ = decode_attach(host.io.command(Sqe(Op.ATTACH, nsid=3, cdw10=1 << 16), (), 1 << 16).data)
         parts = EncodedCommand.of(KvFree((16 << 20,)), IDENTITY.layout.slot_bytes).parts(0, 0)
         number = {"cdw14": session & 0xFFFFFFFF, "cdw15": session >> 32}

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from csd_link.cutting import Read, submit_reads
+from csd_link.cutting import SplitRead, submit_reads
 from csd_link.driveset import DriveSet
 from csd_link.recovery import RecoveringDevice
 from csd_link.served_drive import ServedDrive
@@ -117,7 +117,7 @@ def test_kill_during_split_append_and_read(when, tmp_path):
         append(more)
         assert len(device.recoveries) == 1
         kill_before_request(device, when)
-        read = Read(device, KvRead((seq,), 0), TOKEN, [40 + 6 * FITS])
+        read = SplitRead(device, KvRead((seq,), 0), TOKEN, [40 + 6 * FITS])
         k, v = submit_reads([read], 0)[0].result().data
         assert len(device.recoveries) == 2
     np.testing.assert_array_equal(k, np.concatenate([before, more]))

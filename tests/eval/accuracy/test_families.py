@@ -83,7 +83,7 @@ def test_refused_for_what_the_model_has(name, reason):
     "reason",
     [
         "LlamaForCausalLM has layers of kind sliding_attention alone: nothing is for drives",
-        "LlamaForCausalLM keeps cache_params, which is no K and V",
+        "LlamaForCausalLM keeps cache_params instead of keys and values",
         "LlamaForCausalLM does not let its attention be replaced (it does not call AttentionInterface)",
         "LlamaForCausalLM cannot attend by sdpa, which attends to the prompt on the model's device",
         "LlamaForCausalLM is an encoder-decoder: only decoders are served",

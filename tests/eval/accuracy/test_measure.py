@@ -15,12 +15,12 @@ from eval.accuracy.accuracy import scores_over_compression
 from eval.accuracy.batch import _generated
 from eval.accuracy.data import find
 from eval.accuracy.measure import measure_accuracy
-from eval.accuracy.plan import Plan, contenders
+from eval.accuracy.plan import MeasurementPlan, contenders
 from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.tasks import Sample, Task
 from eval.accuracy.tasks.language import FORCED
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 
@@ -35,7 +35,9 @@ def model():
 
 def plan(task="wikitext", methods="dense,sparf", compressions=(8.0,), **changes):
     options = {"data": TEXT, "convention": "bytes", "samples": 2, "drives": 2, "max_context": 640, "seed": 0}
-    return Plan(task, methods=tuple(contenders(methods.split(","))), compressions=compressions, **(options | changes))
+    return MeasurementPlan(
+        task, methods=tuple(contenders(methods.split(","))), compressions=compressions, **(options | changes)
+    )
 
 
 def greedy(prefilled, steps):
@@ -164,7 +166,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
     (left,) = tmp_path.iterdir()
     with left.open("a") as file:
         file.write('["1 Trial(')  # killed while writing
-    assert len(list(Kept(left).values())) == 4
+    assert len(list(ResultCache(left).values())) == 4
     rest = []
     done = measure_accuracy(
         *model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100), tmp_path, rest.append

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from eval.accuracy.plan import Plan, Turn, contenders
+from eval.accuracy.plan import MeasurementPlan, Turn, contenders
 from eval.accuracy.rows import REFERENCE, reference, rows
 
 
 def plan(task="passkey", methods="dense,local", convention="both", compressions=(8.0,)):
     chosen = tuple(contenders(methods.split(",")))
-    return Plan(task, None, chosen, compressions, convention, samples=4, drives=1, max_context=512, seed=0)
+    return MeasurementPlan(task, None, chosen, compressions, convention, samples=4, drives=1, max_context=512, seed=0)
 
 
 def turn(method, values, batch=0, groups=None, c=None, convention="bytes", metric="accuracy"):

@@ -16,7 +16,7 @@ from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
@@ -131,13 +131,13 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     layers = record_layers(model, tokenizer, TEXT.read_text(), Passages(128, 1, 1, "1,3"))
     assert [layer.number for layer in layers] == [1, 3]
     tried = trials(chosen("sparf,ours", contenders()), [4.0])
-    first, ticks = Kept(tmp_path / "kept.jsonl"), []
+    first, ticks = ResultCache(tmp_path / "kept.jsonl"), []
     whole = bench_selectors(layers, tried, kept=first, tick=ticks.append)
     assert len(ticks) == 2 * len(tried) == 6
     lines = (tmp_path / "kept.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "kept.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
     ticks.clear()
-    again = Kept(tmp_path / "kept.jsonl")
+    again = ResultCache(tmp_path / "kept.jsonl")
     assert bench_selectors(layers, tried, kept=again, tick=ticks.append) == whole
     assert len(ticks) == 2
     again.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eval.bench.decode import IN_DRIVES, Bench, Load, bench_decode
+from eval.bench.decode import IN_DRIVES, DecodeBench, DecodeLoad, bench_decode
 from eval.rivals import caches, llamacpp
 
 WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
@@ -18,7 +18,7 @@ WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "
 def test_every_way_is_timed(monkeypatch):
     monkeypatch.setattr(llamacpp, "installed", lambda: False)
     ticks = []
-    result = bench_decode(Load("4x2x16", tokens=40, steps=1, repeats=1), ticks.append)
+    result = bench_decode(DecodeLoad("4x2x16", tokens=40, steps=1, repeats=1), ticks.append)
     assert list(result["step_cpu_ms"]) == list(result["step_wall_ms"]) == WAYS
     rival = min(result["step_cpu_ms"][name] for name in WAYS[1:3])
     for name in ("dense", "sparf", "ours"):
@@ -33,9 +33,9 @@ def test_every_way_is_timed(monkeypatch):
 def test_all_ways_decode_the_same(dtype, same, in_drives):
     """Logits of the step behind the same K and V: those of drives that attend to everything are FP16's, or BF16's."""
     caches.register()
-    load = Load("4x2x16", tokens=50, batch=2, dtype=dtype)
+    load = DecodeLoad("4x2x16", tokens=50, batch=2, dtype=dtype)
     with ExitStack() as undo:
-        bench = Bench(load, load.tokens, load.batch, undo)
+        bench = DecodeBench(load, load.tokens, load.batch, undo)
         bench.in_memory("dynamic", DynamicCache())
         bench.in_memory("preallocated", caches.preallocated(bench.layers, 60))
         bench.in_memory("repeated", caches.preallocated(bench.layers, 60), caches.REPEATED)
@@ -59,4 +59,4 @@ def test_no_attention_is_zeros():
 @pytest.mark.parametrize("shape", ["huge", "4x2", "0x1x8", "4x3x8"])
 def test_a_shape_that_is_none_is_refused(shape):
     with pytest.raises(ValueError, match="shape"):
-        Load(shape, tokens=8).model()
+        DecodeLoad(shape, tokens=8).model()

@@ -15,7 +15,7 @@ import pytest
 
 from csd_link.run_dir import pid_path
 from eval.bench import mooncake, mooncake_guest
-from eval.bench.mooncake import Killer, bench_mooncake
+from eval.bench.mooncake import RepeatedKiller, bench_mooncake
 from eval.bench.mooncake_guest import exercise
 
 
@@ -106,7 +106,7 @@ def test_a_drive_is_killed_so_often_and_not_after_the_end(own_run_dir, monkeypat
     file = pid_path("csd0")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(str(victims[0].pid))
-    killer = Killer(1)
+    killer = RepeatedKiller(1)
     killer.begin(["csd0", "csd1"])
     assert victims[0].wait(30) == -signal.SIGKILL
     file.write_text(str(victims[1].pid))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from eval.bench import offload, offload_way
-from eval.bench.offload import Load, bench_offload
-from eval.bench.offload_way import Job, Shape, rows_of
+from eval.bench.offload import OffloadLoad, bench_offload
+from eval.bench.offload_way import OffloadJob, SequenceShape, rows_of
 
 SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
 
@@ -29,7 +29,7 @@ def one_process(monkeypatch):
 def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_process):
     monkeypatch.setattr(offload, "temporary_cgroup", refuse)
     ways = "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-ours"
-    result = bench_offload(Load(**SMALL, ways=ways, folder=tmp_path))
+    result = bench_offload(OffloadLoad(**SMALL, ways=ways, folder=tmp_path))
     rows = {row["way"]: row for row in result["rows"]}
     assert list(rows) == [way for way in ways.split(",") if way != "mapped-dense"]  # which needs a control group
     assert "not for this user" in result["why"]
@@ -44,21 +44,21 @@ def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_proces
 
 
 def test_a_way_is_a_process_of_its_own_under_a_limit(tmp_path):
-    result = bench_offload(Load(**SMALL, ways="prefetch", folder=tmp_path))
+    result = bench_offload(OffloadLoad(**SMALL, ways="prefetch", folder=tmp_path))
     (row,) = result["rows"]
     assert row["tokens_per_s"] > 0 and "planned_mib" not in row
     assert result["why"] is not None or result["how"].startswith("cgroup")
 
 
 def test_a_way_that_fails_says_why_in_one_line(tmp_path):
-    shape = Shape(layers=1, kv_heads=1, queries=1, head_dim=128, tokens=64)
-    job = Job(way="mmap", folder=str(tmp_path), shape=shape, cache_bytes=1 << 20, steps=1, warm=0, drop=False)
+    shape = SequenceShape(layers=1, kv_heads=1, queries=1, head_dim=128, tokens=64)
+    job = OffloadJob(way="mmap", folder=str(tmp_path), shape=shape, cache_bytes=1 << 20, steps=1, warm=0, drop=False)
     with pytest.raises(OSError, match="mmap: FileNotFoundError"):
         offload._child(job, None)
 
 
 def test_token_correlation_is_as_requested():
-    shape = Shape(layers=1, kv_heads=2, queries=1, head_dim=128, tokens=400)
+    shape = SequenceShape(layers=1, kv_heads=2, queries=1, head_dim=128, tokens=400)
     for drift in (0.0, 0.9):
         for rows in rows_of(shape, 0, drift):
             found = float((rows[1:].astype("f4") * rows[:-1].astype("f4")).mean() / rows.astype("f4").var())
@@ -67,6 +67,6 @@ def test_token_correlation_is_as_requested():
 
 def test_ways_that_there_are_none_of_are_refused(tmp_path):
     with pytest.raises(ValueError, match="ways = 'tape'"):
-        bench_offload(Load(**SMALL, ways="mmap,tape", folder=tmp_path))
+        bench_offload(OffloadLoad(**SMALL, ways="mmap,tape", folder=tmp_path))
     with pytest.raises(OSError, match="MiB are needed"):
-        bench_offload(Load(kv_mib=1 << 16, folder=tmp_path))
+        bench_offload(OffloadLoad(kv_mib=1 << 16, folder=tmp_path))

@@ -9,8 +9,8 @@ import pytest
 
 from csd_io.queue import aligned
 from eval.bench import cyclic, page_cache
-from eval.bench.cyclic import Capped, Job, Mapped, cached_layers
-from eval.bench.page_cache import Load, bench_page_cache, off
+from eval.bench.cyclic import Capped, CyclicRead, Mapped, cached_layers
+from eval.bench.page_cache import PageCacheLoad, bench_page_cache, off
 from tests.conftest import missing
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ def refuse(limit_bytes):
 
 def test_page_cache_without_cgroup_gives_same_result(tmp_path, monkeypatch):
     monkeypatch.setattr(page_cache, "temporary_cgroup", refuse)
-    result = bench_page_cache(Load(**SMALL, limits="0.375,0.875", folder=tmp_path))
+    result = bench_page_cache(PageCacheLoad(**SMALL, limits="0.375,0.875", folder=tmp_path))
     assert result["how"] == "lru" and "not for this user" in result["why"]
     assert [(row["policy"], row["n1"], row["hit_ratio"], row["wrong"]) for row in result["rows"]] == [
         ("baseline", 8, 0, 0),
@@ -38,7 +38,7 @@ def test_page_cache_without_cgroup_gives_same_result(tmp_path, monkeypatch):
 def test_in_a_control_group_the_cliff_is_the_kernels(tmp_path):
     if os.geteuid():
         missing("cgroup", "control groups are root's")
-    result = bench_page_cache(Load(layers=16, tensor_mib=4, rounds=2, limits="0.625", folder=tmp_path))
+    result = bench_page_cache(PageCacheLoad(layers=16, tensor_mib=4, rounds=2, limits="0.625", folder=tmp_path))
     assert result["how"] in ("cgroup-v1", "cgroup-v2") and result["why"] is None
     baseline, dual = result["rows"]
     assert not off(baseline) and not off(dual)
@@ -50,14 +50,14 @@ def test_a_process_that_fails_says_why_in_one_line(tmp_path):
     folder = tmp_path / "gone"
     with pytest.raises(OSError, match="gone"):
         page_cache._child(
-            Job(folder=str(folder), layers=2, tensor_bytes=MIB, rounds=1, direct=True, lru_bytes=MIB), None
+            CyclicRead(folder=str(folder), layers=2, tensor_bytes=MIB, rounds=1, direct=True, lru_bytes=MIB), None
         )
 
 
 def test_as_many_layers_as_fit_the_budget_are_cached(monkeypatch):
     def layers(budget, direct=True, lru_bytes=None):
         monkeypatch.setattr(cyclic, "available_bytes", lambda _: budget)
-        job = Job(folder="", layers=4, tensor_bytes=10, rounds=1, direct=direct, lru_bytes=lru_bytes)
+        job = CyclicRead(folder="", layers=4, tensor_bytes=10, rounds=1, direct=direct, lru_bytes=lru_bytes)
         return cached_layers(job)
 
     assert [layers(budget) for budget in (0, 29, 30, 49, 50, 1000)] == [0, 0, 1, 1, 2, 4]
@@ -82,4 +82,4 @@ def test_both_ways_of_caching_give_back_what_was_written(tmp_path):
 @pytest.mark.parametrize("limits", ["x", "0", "5", ""])
 def test_a_limit_that_is_none_is_refused(limits):
     with pytest.raises(ValueError, match="limits"):
-        Load(limits=limits).shares()
+        PageCacheLoad(limits=limits).shares()

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from eval.bench.plan import Load, exhaustive, experiment, instance
+from eval.bench.plan import PlannerLoad, exhaustive, experiment, instance
 from kv_cache.planner.problem import PlacementProblem
 
 
@@ -25,7 +25,7 @@ def test_exhaustive_looks_at_all():
 
 def test_plans_are_compared_and_timed():
     pytest.importorskip("highspy")
-    outcome = experiment(Load(instances=12, timed=1))
+    outcome = experiment(PlannerLoad(instances=12, timed=1))
     result = outcome.result
     assert result["wrong"] == result["infeasible_wrongly"] == 0 and not outcome.failed
     assert set(result["sizes"]) == {"32x4", "32x8", "40x16", "80x8"}
@@ -35,7 +35,7 @@ def test_plans_are_compared_and_timed():
 def test_a_wrong_plan_is_found(monkeypatch):
     pytest.importorskip("highspy")
     monkeypatch.setattr("eval.bench.plan.solve", lambda problem, *_: _worst(problem))
-    assert experiment(Load(instances=8, timed=1)).failed
+    assert experiment(PlannerLoad(instances=8, timed=1)).failed
 
 
 def _worst(problem: PlacementProblem):

@@ -7,8 +7,8 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from eval.bench import child
-from eval.bench.reopen import Load, bench_reopen
-from eval.bench.reopen_drive import Job, run
+from eval.bench.reopen import RecoveryLoad, bench_reopen
+from eval.bench.reopen_drive import RecoveryJob, run
 
 SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
 
@@ -16,7 +16,7 @@ SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
 @pytest.mark.parametrize(("medium", "method"), [("direct", "dense"), ("direct", "sparf"), ("mapped", "sparf")])
 def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, method):
     ticks = []
-    load = Load(**SMALL, medium=medium, method=method, steps=9, flush_every=2, kills=2, folder=tmp_path)
+    load = RecoveryLoad(**SMALL, medium=medium, method=method, steps=9, flush_every=2, kills=2, folder=tmp_path)
     found = bench_reopen(load, ticks.append)
     assert found["tokens_equal"]
     assert len(ticks) == 9 + found["tokens_lost"]
@@ -26,7 +26,7 @@ def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, m
 
 def test_k_and_v_five_times_as_large_as_memory(tmp_path):
     """A tenth of 10 GiB under 2 GiB: what the interpreter and the code have is not of the group."""
-    load = Load(kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_every=1, folder=tmp_path)
+    load = RecoveryLoad(kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_every=1, folder=tmp_path)
     found = bench_reopen(load)
     if found["how"] is None:
         pytest.skip(f"nothing limits the memory here: {found['why']}")
@@ -34,7 +34,7 @@ def test_k_and_v_five_times_as_large_as_memory(tmp_path):
 
 
 def test_tokens_follow_from_those_before(tmp_path):
-    job = Job(
+    job = RecoveryJob(
         folder=str(tmp_path),
         medium="direct",
         cache_bytes=1 << 20,
@@ -60,7 +60,7 @@ def test_tokens_follow_from_those_before(tmp_path):
 
 def test_more_than_the_disk_holds_is_refused(tmp_path):
     with pytest.raises(OSError, match="MiB are needed: choose another --folder or reduce --kv-mib"):
-        bench_reopen(Load(kv_mib=1 << 20, folder=tmp_path))
+        bench_reopen(RecoveryLoad(kv_mib=1 << 20, folder=tmp_path))
 
 
 def test_a_process_that_fails_says_why():

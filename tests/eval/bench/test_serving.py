@@ -10,13 +10,13 @@ import json
 import pytest
 
 from eval.bench import serving
-from eval.bench.serving import Load, experiment, requests
+from eval.bench.serving import ServingLoad, experiment, requests
 
 FEW = {"policies": "orbitflow,ours,in-two-places,tierkv", "requests": 10, "longest": 96}
 
 
 def test_every_answer_is_that_of_the_request_alone() -> None:
-    found = experiment(Load(**FEW))
+    found = experiment(ServingLoad(**FEW))
     assert not found.failed
     assert set(found.result["policies"]) == set(FEW["policies"].split(","))
     for row in found.result["rows"]:
@@ -29,7 +29,7 @@ def test_every_answer_is_that_of_the_request_alone() -> None:
 def test_an_answer_that_is_wrong_is_seen(monkeypatch) -> None:
     alone = serving.alone
     monkeypatch.setattr(serving, "alone", lambda *given: [[*each[:-1], each[-1] ^ 1] for each in alone(*given)])
-    found = experiment(Load(policies="orbitflow", requests=2, longest=64))
+    found = experiment(ServingLoad(policies="orbitflow", requests=2, longest=64))
     assert found.failed and found.result["wrong"] == 2
 
 
@@ -37,14 +37,14 @@ def test_traces_are_shortened_to_what_the_model_takes(tmp_path) -> None:
     lines = [{"timestamp": 1000 * n, "input_length": 6000 + n, "output_length": 300, "hash_ids": []} for n in range(9)]
     trace = tmp_path / "mooncake.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)))
-    asked = requests(Load(trace=trace, longest=128))
+    asked = requests(ServingLoad(trace=trace, longest=128))
     assert len(asked) == 9 and all(1 <= len(each.prompt) <= 124 and each.new >= 4 for each in asked)
     assert asked[0].at == 0 and asked == sorted(asked, key=lambda each: each.at)
 
 
 @pytest.mark.slow
 def test_under_load_for_three_minutes_memory_stays_flat() -> None:
-    found = experiment(Load(policies="ours", requests=12, longest=96, minutes=3)).result
+    found = experiment(ServingLoad(policies="ours", requests=12, longest=96, minutes=3)).result
     assert (found["wrong"], found["left_bytes"]) == (0, 0)
     assert found["anonymous_growth_bytes"] <= serving.MAX_ANONYMOUS_BYTES
     assert (found["descriptor_growth"], found["thread_growth"]) == (0, 0)
@@ -52,4 +52,4 @@ def test_under_load_for_three_minutes_memory_stays_flat() -> None:
 
 def test_a_policy_that_there_is_not() -> None:
     with pytest.raises(ValueError, match=r"policies = 'best': must be all, or of reactive, flexgen, dual-blade"):
-        experiment(Load(policies="best"))
+        experiment(ServingLoad(policies="best"))

@@ -10,12 +10,12 @@ from concurrent.futures import Future
 import pytest
 
 from csd_spec import Command, Completion, Status
-from eval.bench.tenants import CHUNK, Load, Victim, experiment
+from eval.bench.tenants import CHUNK, TenantLoad, Victim, experiment
 
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_a_hostile_tenant_is_measured_beside_a_victim() -> None:
-    found = experiment(Load(seconds=2, rounds=1, tokens=300, layers=2))
+    found = experiment(TenantLoad(seconds=2, rounds=1, tokens=300, layers=2))
     assert not found.failed and found.result["refused_within_quota"] == 0
     assert found.result["steps"] > 0 and found.result["steps_alone"] > 0
     assert found.result["p99_over_alone"] == pytest.approx(found.result["p99_ms"] / found.result["p99_ms_alone"])
@@ -24,7 +24,7 @@ def test_a_hostile_tenant_is_measured_beside_a_victim() -> None:
 
 
 def test_what_the_victim_is_refused_is_counted_with_its_reason() -> None:
-    victim = Victim(Refusing(), Load(seconds=0, tokens=CHUNK, layers=1))  # type: ignore[arg-type]  # what it uses of one
+    victim = Victim(Refusing(), TenantLoad(seconds=0, tokens=CHUNK, layers=1))  # type: ignore[arg-type]  # what it uses of one
     victim.fill()
     assert victim.refused == ["SeqCreate: full", "KvAppend: full"]
     victim.device.lost = True  # type: ignore[assignment]  # an attribute of Refusing, not of a drive

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.bench.vllm import PREFIX, Load, experiment, prompt
+from eval.bench.vllm import PREFIX, VllmLoad, experiment, prompt
 
 CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
 
@@ -26,7 +26,7 @@ def python(tmp_path):
 @pytest.mark.parametrize(("how", "failed"), [("", False), ("wrong", True), ("blind", True)])
 def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
     monkeypatch.setenv("MADE_UP_VLLM", how)
-    found = experiment(Load(python=python, drives=1))
+    found = experiment(VllmLoad(python=python, drives=1))
     assert list(found.result) == CASES and found.failed == failed
     for each in found.result.values():
         assert each["tokens_equal"] == (how != "wrong")
@@ -36,12 +36,12 @@ def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
 def test_a_program_that_ends_is_said_with_its_last_words(python, monkeypatch):
     monkeypatch.setenv("MADE_UP_VLLM", "dead")
     with pytest.raises(ConnectionError, match="vLLM exited early: no such model"):
-        experiment(Load(python=python, drives=1))
+        experiment(VllmLoad(python=python, drives=1))
 
 
 def test_an_environment_that_is_missing_is_one_line(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such Python interpreter; run \./dev vllm"):
-        experiment(Load(python=tmp_path / "python"))
+        experiment(VllmLoad(python=tmp_path / "python"))
 
 
 def test_prompts_share_as_much_as_they_say():

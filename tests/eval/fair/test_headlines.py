@@ -11,8 +11,8 @@ import pytest
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.fair import instinfer, orbitflow, tierkv, tutti
 from eval.fair.fair import PAPERS
-from eval.fair.headline import CONDITIONS, Figure, Headline, Ranged, Varied, varied_drive
-from eval.fair.recorded import Rows
+from eval.fair.headline import CONDITIONS, Headline, HeadlineFigure, Ranged, Varied, varied_drive
+from eval.fair.recorded import RecordedRows
 from eval.papers.instinfer.options import setup_of
 from eval.papers.options import MachineOptions, Simulated
 from eval.serving.machines import A5000, beside_plain_ssds, drives
@@ -32,7 +32,7 @@ def rows(**given):
         "ours_bytes": 0.2,
         "page_share": 0.5,
     }
-    return Rows(**{**known, **given})
+    return RecordedRows(**{**known, **given})
 
 
 def test_equal_error_budget_is_within_tried_budgets():
@@ -46,9 +46,9 @@ def test_equal_error_budget_is_within_tried_budgets():
 def test_a_range_is_over_every_constant_halved_and_doubled():
     constants = [Varied("a", 2.0, "s", lambda factor: (2 * factor, 3)), Varied("b", 3, "s", lambda f: (2, 3 * f))]
     found = Ranged.of((2, 3), constants, lambda case: {"sum": case[0] + 10 * case[1]})
-    assert found.figure("sum", "command") == Figure(32, 17, 62, "command")
+    assert found.figure("sum", "command") == HeadlineFigure(32, 17, 62, "command")
     assert [row["constant"] for row in found.tornado("sum")] == ["b", "a"]
-    assert Figure.over([3, 1, 2], "command") == Figure(2, 1, 3, "command")
+    assert HeadlineFigure.over([3, 1, 2], "command") == HeadlineFigure(2, 1, 3, "command")
 
 
 def test_a_constant_of_a_drive_changes_that_alone():
@@ -62,13 +62,13 @@ def test_a_constant_of_a_drive_changes_that_alone():
 
 def test_a_headline_without_a_condition_is_refused():
     with pytest.raises(ValueError, match="same_error"):
-        Headline(what="x", figures={name: Figure(1, 1, 1, "") for name in CONDITIONS if name != "same_error"})
+        Headline(what="x", figures={name: HeadlineFigure(1, 1, 1, "") for name in CONDITIONS if name != "same_error"})
 
 
 def test_ours_over_sparf_is_smaller_where_more_is_equal(monkeypatch):
     monkeypatch.setattr("eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
     setup = setup_of(MachineOptions(), Simulated())
-    case = instinfer.Case(setup, page_share=0.5, equal_c=6.0)
+    case = instinfer.InstInferCase(setup, page_share=0.5, equal_c=6.0)
     found = instinfer.ratios(case)
     assert found["same_schedule"] < found["same_error"]
     assert 1 < found[instinfer.BOTH] < found["same_error"]

@@ -7,7 +7,7 @@ import pytest
 from csd_spec.network import network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from eval.fleet.drive_model import coefficients
-from eval.fleet.machine import Machine
+from eval.fleet.machine import FleetHost
 from eval.papers.profiles import Gpu, Model
 from kv_cache.trace import load
 
@@ -36,7 +36,7 @@ def trace(trace_path):
 
 @pytest.fixture
 def machine():
-    return Machine(
+    return FleetHost(
         model=Model.load("llama-3-8b"),
         gpu=Gpu.load("h100"),
         spec=INSTCSD_OVERLAPPED,

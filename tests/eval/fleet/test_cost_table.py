@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from eval.fleet.cost_table import FORMAT, VIDUR_COLUMNS, Setting, experiment, graded, machine_of
+from eval.fleet.cost_table import FORMAT, VIDUR_COLUMNS, CostTableOptions, experiment, graded, machine_of
 
-SETTING = Setting(max_batch=8, max_tokens=4096)
+SETTING = CostTableOptions(max_batch=8, max_tokens=4096)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.fleet.calibrate import Bench, compositions, deviations, over_time
-from eval.fleet.drive_model import Rates, coefficients
+from eval.fleet.calibrate import CalibrationBench, compositions, deviations, over_time
+from eval.fleet.drive_model import DriveRates, coefficients
 from eval.fleet.emulated import EmulatedDrive
 from eval.papers.profiles import Model
 
@@ -18,7 +18,7 @@ SHAPE = Model.load("llama-3-8b").shape
 
 
 def test_chain_ends_with_flash_or_arithmetic_of_last_sequence():
-    rates = Rates(flash_s=1.0, engine_s=0.5, tail_s=2.0)
+    rates = DriveRates(flash_s=1.0, engine_s=0.5, tail_s=2.0)
     assert rates.chain_s([10]) == 30
     assert rates.chain_s([10, 1]) == 30
     assert rates.chain_s([1, 10]) == 31
@@ -40,7 +40,9 @@ def test_shipped_coefficients_say_command_and_deviate_little():
 
 @pytest.mark.parametrize("drives", (1, 4, 8))
 def test_deviation_at_held_out_batch(trace, drives):
-    found = deviations(Bench(INSTCSD_OVERLAPPED, SHAPE, seed=5), coefficients(), trace.requests[20:36], drives, 3)
+    found = deviations(
+        CalibrationBench(INSTCSD_OVERLAPPED, SHAPE, seed=5), coefficients(), trace.requests[20:36], drives, 3
+    )
     assert np.mean(found) <= 5
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_spec.network import network_named
-from eval.fleet.drive_model import Rates
+from eval.fleet.drive_model import DriveRates
 from eval.fleet.events import DRIVES, GPU, IDLE, KV_HEADS, NETWORK, TPOT, TTFT
 from eval.fleet.machine import Scheme
 from eval.fleet.simulation import _Simulation, serve
@@ -68,7 +68,7 @@ def test_double_arrivals_never_lower_utilisation(machine, trace):
 def test_lone_request_takes_steps_of_model(machine, drives):
     host = machine.with_drives(drives)
     served = run(host, lone(5000, 11), hosts=1, seconds=100)
-    rates = Rates.of(host.spec, host.model.shape, -(-8 // host.group))
+    rates = DriveRates.of(host.spec, host.model.shape, -(-8 // host.group))
     layers, slowest = host.model.layers, host.fitted.slowest(host.group)
     drive_s = sum(layers * slowest * rates.layer_s(host.fitted, [5000 + step]) for step in range(10))
     other_s = 10 * host.costs(8192).by_batch[1].sum()

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from eval.fleet.fleet import Setting, bound_of, ends_of, experiment, machine_of, variants
-from eval.fleet.jobs import Job, run_job, run_jobs
+from eval.fleet.fleet import FleetOptions, bound_of, ends_of, experiment, machine_of, variants
+from eval.fleet.jobs import FleetJob, run_job, run_jobs
 from eval.fleet.machine import Scheme
 
 
 @pytest.fixture(scope="module")
 def setting(trace_path):
-    return Setting(trace_path, hours=1, drives=16, hosts=2)
+    return FleetOptions(trace_path, hours=1, drives=16, hosts=2)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_scaling_ends_where_rows_say(result):
 
 
 def test_few_arrivals_are_the_bound(setting, trace):
-    job = Job(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=1, rate=0.1)
+    job = FleetJob(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=1, rate=0.1)
     assert bound_of(run_job(job)) == "arrivals"
 
 
@@ -59,7 +59,7 @@ def test_variants_of_hosts_with_more_drives_shard_tokens(setting, trace):
 
 
 def test_ray_gives_same_figures(trace, ray_cluster, setting):
-    jobs = [Job(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=0.2, seed=each) for each in (0, 1)]
+    jobs = [FleetJob(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=0.2, seed=each) for each in (0, 1)]
     here, there = [run_job(each) for each in jobs], run_jobs(jobs, "local")
     for one, other in zip(here, there, strict=True):
         assert one.spent_s.tolist() == other.spent_s.tolist() and one.latencies.tolist() == other.latencies.tolist()

@@ -6,7 +6,7 @@ import pytest
 
 from csd_spec import ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.lifetime.drive import Load
+from eval.lifetime.drive import DriveTraffic
 from eval.lifetime.workload import Day, Visit
 
 BLOCK = 128  # tokens: 64 pages, a superblock
@@ -47,6 +47,6 @@ def load_of(spec):
     shape = ModelShape(name="tiny", layers=2, q_heads=4, kv_heads=2, head_dim=16)
 
     def make(day, percent=28.0, of=spec, hours=None, drives=1):
-        return Load(of, shape, drives, day, hours or (day.visits[-1].arrival_s + 60) / 3600, 1, percent)
+        return DriveTraffic(of, shape, drives, day, hours or (day.visits[-1].arrival_s + 60) / 3600, 1, percent)
 
     return make

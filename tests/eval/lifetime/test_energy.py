@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.lifetime.drive import Counts, Tally
-from eval.lifetime.energy import BOUNDS, Prices, Work, constants, dollars, joules, units
+from eval.lifetime.drive import DriveCounts, RequestTally
+from eval.lifetime.energy import BOUNDS, Prices, ReplayWork, constants, dollars, joules, units
 from eval.papers.profiles import Model
 
-TALLY = Tally(requests=1)
+TALLY = RequestTally(requests=1)
 TALLY.add(10_000, 100, 4_000)
-COUNTS = Counts(TALLY, 1000, 100, 1110, 2, (0, 1.0, 2))
+COUNTS = DriveCounts(TALLY, 1000, 100, 1110, 2, (0, 1.0, 2))
 KINDS = ("engine", "in drives", "plain SSD", "host memory")
 
 
 def work_of(kind, layout="", counts=COUNTS):
-    return Work(kind, layout, counts, Model.load("llama-3-8b"), INSTCSD_OVERLAPPED, 8)
+    return ReplayWork(kind, layout, counts, Model.load("llama-3-8b"), INSTCSD_OVERLAPPED, 8)
 
 
 @pytest.mark.parametrize("kind", KINDS)

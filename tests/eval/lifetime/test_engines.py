@@ -10,10 +10,10 @@ import pytest
 
 from eval.lifetime.drive import scaled, years
 from eval.lifetime.engines import BlockCache, EngineReplay
-from eval.lifetime.patterns import PATTERNS, Pattern
+from eval.lifetime.patterns import PATTERNS, WritePattern
 
-WHOLE = Pattern("whole", 128, False, "a superblock")
-QUARTER = Pattern("quarter", 32, False, "a quarter of one")
+WHOLE = WritePattern("whole", 128, False, "a superblock")
+QUARTER = WritePattern("quarter", 32, False, "a quarter of one")
 
 
 def random_prompts(count, blocks=96, seed=0):

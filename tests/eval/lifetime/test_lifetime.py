@@ -7,7 +7,17 @@ import pytest
 
 from eval.lifetime.energy import PROGRESSIVE, Prices
 from eval.lifetime.engines import EngineReplay
-from eval.lifetime.lifetime import LAYOUTS, OURS, Run, Setting, experiment, headline, load_of, replay, runs
+from eval.lifetime.lifetime import (
+    LAYOUTS,
+    OURS,
+    LifetimeOptions,
+    ReplayRun,
+    experiment,
+    headline,
+    load_of,
+    replay,
+    runs,
+)
 from eval.lifetime.patterns import PATTERNS
 from ftl.errors import OutOfSpaceError
 
@@ -27,7 +37,7 @@ def setting(tmp_path_factory):
         for turn in range(2)
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    return Setting(path, hours=16, over_provisioning="28")
+    return LifetimeOptions(path, hours=16, over_provisioning="28")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +74,7 @@ def test_result_is_json_and_names_scale_and_sources(outcome):
 
 
 def test_replay_same_seed_is_same(setting):
-    run = Run("Mooncake", "", 28)
+    run = ReplayRun("Mooncake", "", 28)
     assert replay((run, setting), lambda _: None) == replay((run, setting), lambda _: None)
 
 
@@ -93,7 +103,7 @@ def test_heads_that_drives_cannot_share_raise(setting):
 def test_missing_trace_raises_with_remedy(monkeypatch):
     monkeypatch.delenv("VCSD_DATA", raising=False)
     with pytest.raises(ValueError, match="--trace is missing: name a trace"):
-        experiment(Setting(), Prices())
+        experiment(LifetimeOptions(), Prices())
 
 
 def test_no_room_raises_with_remedy(setting, monkeypatch):
@@ -104,14 +114,14 @@ def test_no_room_raises_with_remedy(setting, monkeypatch):
     with pytest.raises(
         ValueError, match=r"Mooncake -, over-provisioning = 1: no room .* take more --over-provisioning"
     ):
-        replay((Run("Mooncake", "", 1), setting), lambda _: None)
+        replay((ReplayRun("Mooncake", "", 1), setting), lambda _: None)
 
 
 def test_trace_without_hashes_has_no_headline(tmp_path):
     path = tmp_path / "small.csv"
     rows = [f"{6 * number}.0,{600 + number},20" for number in range(600)]
     path.write_text("\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]))
-    result = experiment(Setting(path, hours=2, over_provisioning="28"), Prices()).result
+    result = experiment(LifetimeOptions(path, hours=2, over_provisioning="28"), Prices()).result
     assert result["headline"] == []
     assert {row["bytes_per_reused_token"] for row in result["rows"]} == {None}
     assert {row["p99_read_us"] for row in result["rows"]} == {None}

@@ -16,8 +16,8 @@ from eval.model.train_checkpoint import (
     MATCH,
     STAGES,
     TRUST,
-    Run,
     Stage,
+    TrainingRun,
     batch,
     byte_tokenizer,
     learning_rate,
@@ -128,9 +128,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
             run.step(CORPUS, plan)
         return run
 
-    whole = go(Run(tmp_path / "a.pt", 1, "cpu"), plans)
-    go(Run(tmp_path / "b.pt", 1, "cpu"), plans[:3]).save()
-    again = go(Run(tmp_path / "b.pt", 1, "cpu"), plans[3:])
+    whole = go(TrainingRun(tmp_path / "a.pt", 1, "cpu"), plans)
+    go(TrainingRun(tmp_path / "b.pt", 1, "cpu"), plans[:3]).save()
+    again = go(TrainingRun(tmp_path / "b.pt", 1, "cpu"), plans[3:])
     expected, beginning = whole.model.state_dict(), new_model(1).state_dict()
     for name, weight in again.model.state_dict().items():
         assert torch.equal(weight, expected[name]), name

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.papers.claims import COLUMNS, FOLDER, Claim, Kind, Source, claims_of, printed, read_claims
+from eval.papers.claims import COLUMNS, FOLDER, Claim, ClaimKind, Source, claims_of, printed, read_claims
 from eval.papers.compare import PAPERS, load
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
@@ -27,7 +27,7 @@ def write(folder, *rows, columns=COLUMNS):
 def test_claims_of_every_paper(name):
     claims = claims_of(name)
     assert printed(name) == {claim.id: claim.value for claim in claims}
-    assert {claim.kind for claim in claims} <= set(Kind) and len(claims) >= 19
+    assert {claim.kind for claim in claims} <= set(ClaimKind) and len(claims) >= 19
 
 
 def test_every_file_belongs_to_a_paper():
@@ -57,7 +57,7 @@ def test_read_claims_one_row(tmp_path):
         value=1.5,
         unit="1/s",
         bound="<",
-        kind=Kind.CONTRADICTS,
+        kind=ClaimKind.CONTRADICTS,
         source=Source.FORMULA,
         reason="t2 gives 2",
     )

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from eval.papers import compare
-from eval.papers.claims import Claim, Kind, Source
+from eval.papers.claims import Claim, ClaimKind, Source
 from eval.papers.compare import PAPERS, Name, experiment, load
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
@@ -16,11 +16,11 @@ from eval.papers.paper import Evaluation, Paper
 def test_a_paper_is_sound(name):
     paper = load(name)
     assert paper.name == name
-    fixing = {each.id for each in paper.claims if each.kind is Kind.CALIBRATED}
+    fixing = {each.id for each in paper.claims if each.kind is ClaimKind.CALIBRATED}
     assert fixing <= {name for each in paper.calibrated for name in each.fixed_by.split(", ")}
     assert all(each.why for each in (*paper.calibrated, *paper.assumed))
     assert set(paper.commands) <= {each.id for each in paper.claims}
-    assert any(each.kind is Kind.PREDICTED and not each.bound for each in paper.claims)
+    assert any(each.kind is ClaimKind.PREDICTED and not each.bound for each in paper.claims)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def two(monkeypatch):
         what="loss",
         value=1,
         unit="x",
-        kind=Kind.CONTRADICTS,
+        kind=ClaimKind.CONTRADICTS,
         source=Source.COUNT,
         reason="too early",
     )

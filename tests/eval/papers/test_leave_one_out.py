@@ -8,7 +8,7 @@ import pytest
 
 from eval.papers import leave_one_out as module
 from eval.papers import paper as papers
-from eval.papers.claims import Claim, Kind, Source
+from eval.papers.claims import Claim, ClaimKind, Source
 from eval.papers.leave_one_out import fit, leave_one_out, values_with
 from eval.papers.machines import constant, overlay
 from eval.papers.paper import Constant, Paper
@@ -26,11 +26,11 @@ def test_without_constants_nothing_moves():
 def test_a_row_left_out_is_predicted_by_the_others(monkeypatch):
     """Speed fixes rows a and b, on which they agree, and c is off by 10 %; size is fixed by d alone."""
     kinds = {
-        "a1": Kind.CALIBRATED,
-        "b1": Kind.PREDICTED,
-        "b2": Kind.PREDICTED,
-        "c1": Kind.PREDICTED,
-        "d1": Kind.CALIBRATED,
+        "a1": ClaimKind.CALIBRATED,
+        "b1": ClaimKind.PREDICTED,
+        "b2": ClaimKind.PREDICTED,
+        "c1": ClaimKind.PREDICTED,
+        "d1": ClaimKind.CALIBRATED,
     }
     claims = [
         Claim(id=name, page="I", what="x", value=2, unit="x", kind=kind, source=Source.FORMULA)

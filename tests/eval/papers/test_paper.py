@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from eval.papers.claims import COMPUTED, Claim, Kind, Source
+from eval.papers.claims import COMPUTED, Claim, ClaimKind, Source
 from eval.papers.options import MachineOptions
 from eval.papers.paper import Constant, Evaluation, Paper, judge
 
 
-def claim(name, what, value, unit, kind=Kind.PREDICTED, **more):
+def claim(name, what, value, unit, kind=ClaimKind.PREDICTED, **more):
     """A claim of section II; predicted and calibrated values come from a formula."""
     source = Source.FORMULA if kind in COMPUTED else None
     return Claim(**{"page": "II", "source": source} | more, id=name, what=what, value=value, unit=unit, kind=kind)
 
 
 CLAIMS = (
-    claim("a1", "tokens", 10, "x", Kind.INPUT),
-    claim("b1", "rate", 100, "GB/s", Kind.CALIBRATED, quote="100 GB/s"),
+    claim("a1", "tokens", 10, "x", ClaimKind.INPUT),
+    claim("b1", "rate", 100, "GB/s", ClaimKind.CALIBRATED, quote="100 GB/s"),
     claim("c1", "cut", 40, "%"),
     claim("c2", "time", 2, "s", page="Table I", source=Source.COUNT),
     claim("c3", "hits", 1, "%", bound="<"),
-    claim("d1", "gain", 3, "x", Kind.CONTRADICTS, reason="c1 gives 1.7"),
-    claim("e1", "latency", 5, "s", Kind.UNDETERMINED, reason="of what, is not said"),
+    claim("d1", "gain", 3, "x", ClaimKind.CONTRADICTS, reason="c1 gives 1.7"),
+    claim("e1", "latency", 5, "s", ClaimKind.UNDETERMINED, reason="of what, is not said"),
 )
 RATE = Constant("rate_gb_per_s", 101, "GB/s", "one thread", "b1")
 MEMORY = Constant("anonymous_gib", 1, "GiB", "a runtime")
@@ -106,7 +106,7 @@ def test_the_median_and_the_worst_are_of_the_predicted_rows():
 
 
 def test_judge_derived_rows_and_bounds_are_not_independent():
-    claims = tuple(replace(each, kind=Kind.DERIVED) if each.id == "c2" else each for each in CLAIMS)
+    claims = tuple(replace(each, kind=ClaimKind.DERIVED) if each.id == "c2" else each for each in CLAIMS)
     result = judge(paper(claims), Evaluation(values=OURS | {"c1": 48.0}))
     assert (result["predicted_rows"], result["independent_rows"], result["rows_beyond_15_percent"]) == (3, 1, 1)
     assert result["dof"] == 2
@@ -133,7 +133,7 @@ def test_judge_predicted_claim_without_a_value_is_refused():
 
 
 def test_what_is_not_modelled_is_a_row_without_a_value():
-    wide = claim("g1", "gain", 3, "x", Kind.UNMODELLED, reason="needs a GPU")
+    wide = claim("g1", "gain", 3, "x", ClaimKind.UNMODELLED, reason="needs a GPU")
     row = judge(paper((wide, claim("h1", "gain", 3, "x"))), Evaluation(values={"h1": 3.0}))["rows"][0]
     found = (row["kind"], row["ours"], row["error_percent"], row["reason"])
     assert found == ("not modelled", None, None, "needs a GPU")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval.bench.decode import Load, bench_decode
+from eval.bench.decode import DecodeLoad, bench_decode
 from eval.rivals import llamacpp
 from eval.rivals.llamacpp import KINDS, LlamaCpp, difference, expected, kinds_of, missing
 
@@ -79,7 +79,7 @@ def test_weights_in_the_wrong_order_are_noticed(monkeypatch):
 
 @pytest.mark.usefixtures("installed")
 def test_a_decode_step_is_timed_beside_it():
-    result = bench_decode(Load("4x2x32", tokens=40, steps=1, repeats=1))
+    result = bench_decode(DecodeLoad("4x2x32", tokens=40, steps=1, repeats=1))
     cpu = result["step_cpu_ms"]
     assert set(KINDS) <= set(cpu) and set(result["llamacpp_logit_differences"]) == set(KINDS)
     assert result["dense_over_llamacpp"] == cpu["dense"] / cpu[result["llamacpp_is"]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.serving.policies import Given, experiment
+from eval.serving.policies import PolicyOptions, experiment
 from kv_cache.policies import POLICIES
 from tests.vcsd_cli.test_main import vcsd
 
@@ -18,7 +18,7 @@ FEW = {"requests": 4, "device_gb": 1.0}
 
 
 def test_every_policy_has_a_row_of_the_same_requests() -> None:
-    outcome = experiment(Given(**FEW))
+    outcome = experiment(PolicyOptions(**FEW))
     rows = outcome.result["rows"]
     assert [row["policy"] for row in rows] == list(POLICIES)
     assert len({row["tokens"] for row in rows}) == 1 and all(row["requests"] == 4 for row in rows)
@@ -35,7 +35,7 @@ def test_a_policy_of_a_file_and_a_trace(tmp_path: Path) -> None:
     file.write_text("from kv_cache.policies.reactive import reactive\nPOLICIES = {'mine': reactive}\n")
     lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", *(f"{n},{500 + n},{5 + n}" for n in range(5))]
     trace.write_text("\n".join(lines) + "\n")
-    rows = experiment(Given(policy=f"{file}:mine,reactive", trace=trace, requests=3)).result["rows"]
+    rows = experiment(PolicyOptions(policy=f"{file}:mine,reactive", trace=trace, requests=3)).result["rows"]
     mine, ours = ({key: value for key, value in row.items() if key != "policy"} for row in rows)
     assert mine == ours and mine["requests"] == 3
 
@@ -61,9 +61,9 @@ def test_a_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def lazy(it):\n    it.attend(0)\n\nPOLICIES = {'lazy': lazy}\n")
     with pytest.raises(ValueError, match=r":lazy: the policy ended its iteration before layer 1"):
-        experiment(Given(policy=f"{file}:lazy", **FEW))
-    outcome = experiment(Given(policy=f"{file}:lazy,reactive", **FEW))
+        experiment(PolicyOptions(policy=f"{file}:lazy", **FEW))
+    outcome = experiment(PolicyOptions(policy=f"{file}:lazy,reactive", **FEW))
     assert outcome.failed and [row["policy"] for row in outcome.result["rows"]] == ["reactive"]
     assert outcome.result["failed"][0]["policy"] == f"{file}:lazy"
     with pytest.raises(ValueError, match=r"mine.py has no policy 'other', it has lazy"):
-        experiment(Given(policy=f"{file}:other", **FEW))
+        experiment(PolicyOptions(policy=f"{file}:other", **FEW))

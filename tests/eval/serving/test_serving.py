@@ -10,7 +10,7 @@ import pytest
 
 from eval.serving.machines import A5000, A6000, COSTS, drives
 from eval.serving.pages_error import output_error
-from eval.serving.serving import Letting, Load, experiment
+from eval.serving.serving import Letting, TraceLoad, experiment
 from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
 
@@ -45,7 +45,7 @@ def test_pages_of_8_bits_cost_a_little():
 
 def test_systems_side_by_side(tmp_path):
     picture = tmp_path / "deadlines.svg"
-    outcome = experiment(Load(requests=6, load="1,4", systems="all", picture=picture))
+    outcome = experiment(TraceLoad(requests=6, load="1,4", systems="all", picture=picture))
     rows = outcome.result["rows"]
     assert [row["system"] for row in rows[: len(rows) // 2]] == [*SYSTEMS, *OTHERS]
     assert set(outcome.result["systems"]) == set(SYSTEMS | OTHERS)
@@ -61,7 +61,7 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
     path = tmp_path / "orbitflow.json"
     path.write_text(json.dumps({"x_lambda2.0x": {"slo_base_blocks": 60, "requests": requests}}))
     for arrivals in ("seconds", "steps"):
-        result = experiment(Load(trace=path, arrivals=arrivals)).result
+        result = experiment(TraceLoad(trace=path, arrivals=arrivals)).result
         assert result["systems"]["ours"]["requests"] == 5
         assert result["slo_s"] == pytest.approx(1.5 * A5000.compute.decode_s(1, 60 * 16))
 
@@ -83,7 +83,7 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
 )
 def test_bad_input_is_one_line(given, says):
     with pytest.raises(ValueError, match=says):
-        experiment(Load(**given))
+        experiment(TraceLoad(**given))
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def jsonl(folder, requests):
 def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
     trace = jsonl(tmp_path, [(0, 500, 20), (10, 100_000, 20), (20, 700, 20)])
     with pytest.raises(ValueError, match=r"request 1: 100,019 tokens, .* 18,400: --engine .* --reject") as raised:
-        experiment(Load(trace=trace, load="1"))
+        experiment(TraceLoad(trace=trace, load="1"))
     assert "\n" not in str(raised.value)
-    rows = experiment(Load(trace=trace, load="1"), Letting(reject=True)).result["rows"]
+    rows = experiment(TraceLoad(trace=trace, load="1"), Letting(reject=True)).result["rows"]
     assert {(row["requests"], row["rejected"]) for row in rows} == {(2, 1)}
-    rows = experiment(Load(trace=trace, load="1", engine="8xh100")).result["rows"]
+    rows = experiment(TraceLoad(trace=trace, load="1", engine="8xh100")).result["rows"]
     assert {(row["requests"], row["rejected"]) for row in rows} == {(3, 0)}
 
 
 def test_a_full_queue_is_in_the_table(tmp_path):
     trace = jsonl(tmp_path, [(0, 500, 20)] * 9)
-    outcome = experiment(Load(trace=trace, load="1"), Letting(slots=2, queue=3, chunk=256, order="srtf"))
+    outcome = experiment(TraceLoad(trace=trace, load="1"), Letting(slots=2, queue=3, chunk=256, order="srtf"))
     row = outcome.result["systems"]["ours"]
     assert row["rejected"] == 4 and row["reasons"] == {"the queue is full": 4} and row["longest_wait_s"] > 0
     assert set(row["path_bytes"]) == {"host_link", "drives"} and set(row["tbt_s"]) == {"p50", "p95", "p99"}
@@ -136,7 +136,7 @@ def test_a_full_queue_is_in_the_table(tmp_path):
 
 def test_sweeps_are_the_same_in_any_number_of_processes(tmp_path):
     one, two = (
-        experiment(Load(requests=3, load="1,4", slo_scale="1,2", jobs=jobs, picture=tmp_path / "p.svg")).result
+        experiment(TraceLoad(requests=3, load="1,4", slo_scale="1,2", jobs=jobs, picture=tmp_path / "p.svg")).result
         for jobs in (1, 2)
     )
     assert one == two
@@ -146,12 +146,12 @@ def test_sweeps_are_the_same_in_any_number_of_processes(tmp_path):
 
 
 def test_a_sweep_on_a_cluster_is_the_same(ray_cluster):
-    one, two = (experiment(Load(requests=4, ray=address)).result for address in (None, "local"))
+    one, two = (experiment(TraceLoad(requests=4, ray=address)).result for address in (None, "local"))
     assert one == two
 
 
 def test_a_killed_sweep_continues(tmp_path, monkeypatch):
-    load, done = Load(requests=3, load="1", progress_dir=tmp_path), []
+    load, done = TraceLoad(requests=3, load="1", progress_dir=tmp_path), []
 
     def work(given, tick):
         if len(done) == 2:

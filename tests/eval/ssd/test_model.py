@@ -5,13 +5,13 @@ import pytest
 
 from eval.rivals.conventional import ConventionalSsd
 from eval.ssd.model import block_ssd, link_bytes_per_s, program_ns, simulate
-from eval.ssd.profile import Figure, drives, shared
+from eval.ssd.profile import PublishedFigure, drives, shared
 
 DRIVE = drives()["wd-sn850x-2tb"]
 
 
 def figure(workload, depth, unit):
-    return Figure(workload=workload, depth=depth, value=None, unit=unit, source="sheet")
+    return PublishedFigure(workload=workload, depth=depth, value=None, unit=unit, source="sheet")
 
 
 def test_read_latency_depth_1_is_sum_of_parts():

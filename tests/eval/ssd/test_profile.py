@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from csd_spec.checked import from_values
-from eval.ssd.profile import FOLDER, Drive, SharedConstants, drives, shared, with_sources
+from eval.ssd.profile import FOLDER, SharedConstants, SsdProfile, drives, shared, with_sources
 from eval.ssd.workload import WORKLOADS
 from nvmevirt_config.document import read_yaml
 
@@ -43,7 +43,7 @@ def test_drive_file_off_raises_with_name(tmp_path, change, reason):
     path = tmp_path / "drive.yaml"
     path.write_text(yaml.safe_dump(text))
     with pytest.raises(ValueError, match=reason) as raised:
-        read_yaml(path, Drive)
+        read_yaml(path, SsdProfile)
     assert str(path) in str(raised.value)
 
 

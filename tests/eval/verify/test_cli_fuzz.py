@@ -55,7 +55,7 @@ def ends(folder, monkeypatch):
     """How inputs end where a program's main function is this one."""
     herd = typer.Typer(add_completion=False)
     herd.command("herd")(made_up)
-    program = object.__new__(cli_fuzz.Program)
+    program = object.__new__(cli_fuzz.ForkedProgram)
     program.commands = [(("herd",), typer.main.get_command(herd))]
     for place in cli_fuzz.CUT:  # a program has imported them before it is forked
         cli_fuzz._holder(place)

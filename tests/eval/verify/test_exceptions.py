@@ -6,9 +6,9 @@ partner of: eval/verify/exceptions.py, eval/verify/injector.py, eval/verify/inte
 import pytest
 
 from csd_firmware import Firmware
-from eval.verify.exceptions import Expected, bench_exceptions, events, judge
+from eval.verify.exceptions import AllowedContents, bench_exceptions, events, judge
 from eval.verify.injector import Injector
-from eval.verify.interrupted import CASES, Bench
+from eval.verify.interrupted import CASES, InterruptedDrives
 
 
 @pytest.mark.slow
@@ -22,14 +22,14 @@ def test_exceptions_sample_loses_nothing():
 def test_judge_drive_that_goes_on_is_wrong(tmp_path, monkeypatch):
     """Without a failed state, a flush after a torn record says that it succeeded."""
     monkeypatch.setattr(Firmware, "fail", lambda self, *args: None)
-    bench = Bench("fp16", "memory", tmp_path / "drive")
-    expected = Expected.of(bench, "append long")
+    bench = InterruptedDrives("fp16", "memory", tmp_path / "drive")
+    expected = AllowedContents.of(bench, "append long")
     every = list(events(bench, "append long"))
     inside = [at for kind, at, place in every if kind == "line" and place[0].endswith("ftl/kv/append.py")]
     assert any(any(judge(bench, "append long", expected, Injector("line", at))[1:]) for at in inside)
 
 
 def test_events_are_the_same_in_each_run(tmp_path):
-    bench = Bench("fp16", "memory", tmp_path / "drive")
+    bench = InterruptedDrives("fp16", "memory", tmp_path / "drive")
     for name in CASES:
         assert list(events(bench, name)) == list(events(bench, name)), name

@@ -2,14 +2,14 @@
 
 import pytest
 
-from eval.verify.faults import Load, bench_faults
+from eval.verify.faults import KillLoad, bench_faults
 
 
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize("medium", ["memory", "direct"])
 def test_a_decode_survives_kills(medium):
     ticks = []
-    found = bench_faults(Load(kills=2, tokens=24, flush_every=4, medium=medium), ticks.append)
+    found = bench_faults(KillLoad(kills=2, tokens=24, flush_every=4, medium=medium), ticks.append)
     assert found["medium"] == medium
     assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
     assert found["kills"] == len(ticks) == 2

@@ -3,7 +3,7 @@
 partner of: eval/verify/random_host.py
 """
 
-from eval.verify.flips import Kept, bench_flips, judge
+from eval.verify.flips import FlushedFolder, bench_flips, judge
 from eval.verify.random_host import DRIVE
 from ftl.flash.files import data_sizes
 
@@ -16,7 +16,7 @@ def test_single_bit_flips_corrected_none_silent():
 
 
 def test_the_judge_sees_what_is_not_said(tmp_path, monkeypatch):
-    kept = Kept.make(tmp_path / "drive", 0)
+    kept = FlushedFolder.make(tmp_path / "drive", 0)
     assert judge(kept) == "harmless"
     content = bytearray(kept.files["content.bin"])
     size = data_sizes(DRIVE.geometry)["content.bin"]

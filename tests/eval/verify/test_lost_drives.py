@@ -2,13 +2,13 @@
 
 import pytest
 
-from eval.verify.lost_drives import Asked, bench_lost_drives
+from eval.verify.lost_drives import LossOptions, bench_lost_drives
 
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_tokens_stay_the_same_with_redundancy():
     ticks = []
-    found = bench_lost_drives(Asked(kills=3, tokens=16), ticks.append)
+    found = bench_lost_drives(LossOptions(kills=3, tokens=16), ticks.append)
     assert (found["kills"], found["lost"], found["wrong"], found["none_refused"]) == (6, 0, 0, 1)
     assert len(ticks) == 7
     for each in (found["by_redundancy"][name] for name in ("mirror", "recompute")):

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from eval.verify import soak
-from eval.verify.soak import MAX_ANONYMOUS_BYTES, Usage, bench_soak, by_tenth, failed, growth
+from eval.verify.soak import MAX_ANONYMOUS_BYTES, ProcessUsage, bench_soak, by_tenth, failed, growth
 from vcsd.progress import no_tick
 
-USAGE = Usage(anonymous_bytes=1 << 30, flash_bytes=1 << 25, descriptor=80, thread=30, mount=2, run_folder=6)
+USAGE = ProcessUsage(anonymous_bytes=1 << 30, flash_bytes=1 << 25, descriptor=80, thread=30, mount=2, run_folder=6)
 
 
 @pytest.mark.slow

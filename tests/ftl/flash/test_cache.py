@@ -6,7 +6,7 @@ import numpy as np
 
 from csd_spec import LAYOUTS
 from ftl import Ftl
-from ftl.flash.cache import PageCache
+from ftl.flash.cache import FlashPageCache
 
 
 def touch(cache, *ppns):
@@ -14,20 +14,20 @@ def touch(cache, *ppns):
 
 
 def test_frequent_pages_replace_rare_ones():
-    cache = PageCache(2, 100)
+    cache = FlashPageCache(2, 100)
     assert touch(cache, 5, 6, 5) == [True, True, False]
     assert touch(cache, 7, 7) == [True, True]  # once is not enough for 5's place, twice is for 6's
     assert touch(cache, 7, 5, 6) == [False, False, True]
 
 
 def test_going_round_a_set_that_does_not_fit_still_hits():
-    cache = PageCache(10, 100)
+    cache = FlashPageCache(10, 100)
     rounds = [cache.touch(np.arange(30, dtype=np.uint32)).sum() for _ in range(200)]
     assert np.mean(rounds[1:]) < 22  # of 30; 20 is the best
 
 
 def test_what_was_hot_once_goes_in_the_end():
-    cache = PageCache(10, 100)
+    cache = FlashPageCache(10, 100)
     for _ in range(100):
         cache.touch(np.arange(10, dtype=np.uint32))
     for _ in range(200):
@@ -36,7 +36,7 @@ def test_what_was_hot_once_goes_in_the_end():
 
 
 def test_no_more_pages_are_kept_than_there_is_room_for():
-    cache, generator = PageCache(10, 1000), np.random.default_rng(0)
+    cache, generator = FlashPageCache(10, 1000), np.random.default_rng(0)
     for _ in range(200):
         cache.touch(generator.integers(0, 40, 8).astype(np.uint32))
         cache.forget(generator.integers(0, 40, 1).astype(np.uint32))
@@ -46,7 +46,7 @@ def test_no_more_pages_are_kept_than_there_is_room_for():
 
 
 def test_no_cache_reads_everything():
-    assert touch(PageCache(0, 100), 5, 5) == [True, True]
+    assert touch(FlashPageCache(0, 100), 5, 5) == [True, True]
 
 
 def test_hot_embedding_pages_read_once_until_erase(small_drive):

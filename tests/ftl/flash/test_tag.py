@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftl.flash import tag
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 
-GROUP_KINDS = st.sampled_from([kind for kind in range(1, tag.KINDS) if kind not in (Kind.JOURNAL, Kind.BLOCK)])
+GROUP_KINDS = st.sampled_from([kind for kind in range(1, tag.KINDS) if kind not in (PageKind.JOURNAL, PageKind.BLOCK)])
 
 
 @given(
@@ -32,25 +32,27 @@ def test_records(number, place, count):
     tags = tag.record_tags(number, place, count)
     numbers, places, pages, counts = tag.record_fields(tags)
     assert (places == place).all()
-    assert (tag.kinds(tags) == Kind.JOURNAL).all() and not tag.is_group(tags).any()
+    assert (tag.kinds(tags) == PageKind.JOURNAL).all() and not tag.is_group(tags).any()
     assert (numbers == number % tag.MAX_RECORDS).all() and (pages == np.arange(count)).all() and (counts == count).all()
 
 
 @given(st.integers(0, tag.MAX_LOGICAL_PAGES - 1))
 def test_logical_pages(lpn):
     tags = tag.block_tags(np.array([lpn]))
-    assert tag.kinds(tags) == Kind.BLOCK and tag.logical_pages(tags) == lpn and not tag.is_group(tags).any()
+    assert tag.kinds(tags) == PageKind.BLOCK and tag.logical_pages(tags) == lpn and not tag.is_group(tags).any()
 
 
 def test_where_a_kind_is_among_ascending_tags():
-    groups = [tag.group_tags(kind, 3, 2, 2, np.arange(5)).reshape(-1) for kind in (Kind.K, Kind.V, tag.KINDS - 1)]
+    groups = [
+        tag.group_tags(kind, 3, 2, 2, np.arange(5)).reshape(-1) for kind in (PageKind.K, PageKind.V, tag.KINDS - 1)
+    ]
     tags = np.sort(np.concatenate([*groups, tag.block_tags(np.array([0, 7, tag.MAX_LOGICAL_PAGES - 1]))]))
     for kind in range(tag.KINDS):
         assert (tags[tag.of_kind(tags, kind)] == tags[tag.kinds(tags) == kind]).all(), kind
-    assert tags[tag.of_kind(tags, Kind.BLOCK)].size == 3
+    assert tags[tag.of_kind(tags, PageKind.BLOCK)].size == 3
 
 
-@pytest.mark.parametrize("kind", [Kind.JOURNAL, Kind.BLOCK, 0, tag.KINDS])
+@pytest.mark.parametrize("kind", [PageKind.JOURNAL, PageKind.BLOCK, 0, tag.KINDS])
 def test_a_group_has_a_kind_of_its_own(kind):
     with pytest.raises(AssertionError, match="no group's"):
         tag.group_tags(kind, 0, 0, 1, np.zeros(1, np.int64))

@@ -11,7 +11,7 @@ from csd_spec import LAYOUTS, Group, Layout
 from csd_spec.codecs import FP16
 from csd_spec.layouts import layout_of
 from ftl import Ftl, maps_of, round_to_codec
-from ftl.flash.tag import Kind
+from ftl.flash.tag import PageKind
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
 from ftl.kv.layouts.token import TokenMap
@@ -26,7 +26,7 @@ class SignMap(PackedMap):
 
     def __init__(self, form, layers, heads):
         self.per_group, self.streams = form.n, heads
-        super().__init__(Kind.FREE, form, layers, heads)
+        super().__init__(PageKind.FREE, form, layers, heads)
 
     def can_buffer(self, group):
         return False
@@ -82,7 +82,7 @@ def test_numbers_are_those_that_commands_carry():
 @pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150), (4, 64)])
 def test_rows_lie_in_the_pages_named(form, d, m, position, tokens):
     layout, generator = LAYOUTS["fp16"].paged(256, d, m), np.random.default_rng(0)
-    mapped = TokenMap(Kind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
+    mapped = TokenMap(PageKind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
     rows = generator.integers(0, 1 << 15, (tokens, H, d)).astype(np.uint16)
     groups, parts = -(-(position + tokens) // mapped.per_group), mapped.streams // H
     pages = np.full((mapped.streams * groups, 128), POISON)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Link, Machine, Route, Tier
+from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.policies import moves_blocks, policy_of
 from kv_cache.policies.split import _spread, split
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
@@ -44,7 +44,7 @@ def machine(device: int, host: int, cache: int) -> Machine:
         (DIRECT, HOST): Route("load", ("read",), block_bytes=512),
         (HOST, DIRECT): Route("store", ("write",), block_bytes=512),
     }
-    return Machine.of(tiers, [Link(name, 1e9) for name in names], routes)
+    return Machine.of(tiers, [SharedLink(name, 1e9) for name in names], routes)
 
 
 @settings(max_examples=examples(25))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache.policies.time_slices import MAX_ON_FLASH, NOW, Counts, TimeSlices
+from kv_cache.policies.time_slices import MAX_ON_FLASH, NOW, SliceCounters, TimeSlices
 from kv_cache.scheduler import IterationResult, SchedulerOutput
 from kv_cache.transfer.sequences import Level
 from tests.kv_cache.policies.slices import waiting
@@ -68,7 +68,7 @@ def test_computing_again_costs_all_who_decode():
 def test_a_stay_is_counted_and_an_iteration_takes_its_time():
     kv = SimpleNamespace(room=7, uses=0, left_s=1.0, turn=0)
     store = SimpleNamespace(now_s=3.0, link_stats={})
-    one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=Counts(), store=store)
+    one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=SliceCounters(), store=store)
     TimeSlices.enter(one, kv)
     assert (one.counts.stays, one.counts.longest_wait_s, one.active, one.queue) == (1, 2.0, [kv], [])
     one.iteration, one.iteration_s, one._busy = 0, 0.5, []

@@ -6,7 +6,7 @@ import pytest
 
 from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti import reading
-from kv_cache import DEVICE, DIRECT, IterationRunner, Link, Machine, Route, Tier
+from kv_cache import DEVICE, DIRECT, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.block_table import BlockKey
 from kv_cache.cost import BASE
 from kv_cache.policies.preload import preload
@@ -14,13 +14,13 @@ from kv_cache.policies.tutti import _make_room, tutti
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 READ, WRITE = 25.9e9, 9.8e9
-READING = reading.Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
+READING = reading.GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 WHOLE, BY_LAYER = reading.Path(READ), reading.Path(READ, layered=True)
 LAYERS = READING.model.layers
 ROW = READING.model.shape.kv_bytes_per_token // LAYERS // 2
 MACHINE = Machine.of(
     [Tier(DEVICE, 80 << 30, attends=True), Tier(DIRECT)],
-    [Link("read", READ), Link("write", WRITE)],
+    [SharedLink("read", READ), SharedLink("write", WRITE)],
     {(DIRECT, DEVICE): Route("in", ("read",)), (DEVICE, DIRECT): Route("out", ("write",))},
 )
 

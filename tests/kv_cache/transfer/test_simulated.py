@@ -14,11 +14,11 @@ from kv_cache import (
     PAGE_CACHE,
     Iteration,
     IterationRunner,
-    Link,
     Machine,
     Policy,
     PolicyError,
     Route,
+    SharedLink,
     Tier,
 )
 from kv_cache.policies.dual_blade import dual_blade
@@ -35,7 +35,12 @@ LAYER = 2 * ROW * PROMPT  # bytes of K and V of a layer after the prompt
 
 def machine(device: int | None = None, cache: int = 0, fifo: bool = False) -> Machine:
     """A device, a page cache at 10 GB/s over an SSD at 1, and the same SSD directly."""
-    links = [Link("ssd", 1 * GB), Link("copy", 10 * GB), Link("dma", 20 * GB), Link("back", 1 * GB)]
+    links = [
+        SharedLink("ssd", 1 * GB),
+        SharedLink("copy", 10 * GB),
+        SharedLink("dma", 20 * GB),
+        SharedLink("back", 1 * GB),
+    ]
     tiers = [Tier(DEVICE, device, attends=True), Tier(HOST), Tier(PAGE_CACHE, cache_bytes=cache), Tier(DIRECT)]
     routes = {
         (PAGE_CACHE, DEVICE): Route("file", ("copy", "dma"), miss_links=("ssd", "copy", "dma")),
@@ -112,7 +117,7 @@ def test_a_frame_is_handed_on_when_its_last_reader_has_ended() -> None:
     """The device has room for one layer: what comes waits until what goes has left."""
     order = Machine.of(
         [Tier(DEVICE, LAYER, attends=True), Tier(HOST)],
-        [Link("down", 1 * GB), Link("up", 1 * GB)],
+        [SharedLink("down", 1 * GB), SharedLink("up", 1 * GB)],
         {(DEVICE, HOST): Route("out", ("down",)), (HOST, DEVICE): Route("in", ("up",))},
     )
     transfers = SimulatedTransfers(order, lambda attention: LayerTime(0))
@@ -150,7 +155,7 @@ def test_half_batches_overlap_drives_and_device() -> None:
 
 def test_writing_back_holds_up_who_dirties_more_than_may_wait() -> None:
     tiers = [Tier(DEVICE, attends=True), Tier(PAGE_CACHE, cache_bytes=10 * LAYER, dirty_bytes=LAYER)]
-    links = [Link("copy", 10 * GB), Link("ssd", 1 * GB, fifo=True), Link("dma", 20 * GB)]
+    links = [SharedLink("copy", 10 * GB), SharedLink("ssd", 1 * GB, fifo=True), SharedLink("dma", 20 * GB)]
     routes = {
         (DEVICE, PAGE_CACHE): Route("file-out", ("copy",), background=("ssd",)),
         (PAGE_CACHE, DEVICE): Route("file", ("copy", "dma")),
@@ -175,7 +180,7 @@ def test_writing_back_holds_up_who_dirties_more_than_may_wait() -> None:
 @pytest.mark.parametrize("piece_bytes", [0, 10**6, 7 * 10**6])
 def test_a_copy_alone_takes_as_long_as_the_policy_was_told(piece_bytes: int) -> None:
     """In pieces the slowest link is busy throughout, and the first piece crosses the others alone."""
-    links = [Link("ssd", 1 * GB), Link("dma", 4 * GB), Link("back", 1 * GB)]
+    links = [SharedLink("ssd", 1 * GB), SharedLink("dma", 4 * GB), SharedLink("back", 1 * GB)]
     route = Route("direct", ("ssd", "dma"), piece_bytes)
     tiers = [Tier(DEVICE, attends=True), Tier(DIRECT)]
     given = Machine.of(tiers, links, {(DIRECT, DEVICE): route, (DEVICE, DIRECT): Route("out", ("back",))})

@@ -99,7 +99,7 @@ def test_blocks_are_stored_when_they_were_asked_for_often_enough(vllm, tmp_path,
     with serving(tmp_path, *names):
         one = Engine(vllm.VcsdConnector, names, admit_after=2, block_tokens=2 * BLOCK)
         assert one.prefill(Request("a", TOKENS)) == [0]
-        assert "stores" not in (one.workers[0].connector.get_kv_connector_stats() or vllm.Counts()).data
+        assert "stores" not in (one.workers[0].connector.get_kv_connector_stats() or vllm.IntervalCounts()).data
         assert one.prefill(Request("b", TOKENS)) == [0]
         stored(one, blocks=3)
         assert one.prefill(Request("c", TOKENS)) == [48]
@@ -192,8 +192,10 @@ def test_models_that_are_not_served_are_one_line(vllm):
 
 
 def test_counts_add_up_and_go_to_prometheus(vllm):
-    counts = vllm.VcsdConnector.build_kv_connector_stats({"loads": 2}).aggregate(vllm.Counts({"loads": 1, "stores": 0}))
-    assert counts.reduce() == {"loads": 3} and not counts.is_empty() and vllm.Counts().is_empty()
+    counts = vllm.VcsdConnector.build_kv_connector_stats({"loads": 2}).aggregate(
+        vllm.IntervalCounts({"loads": 1, "stores": 0})
+    )
+    assert counts.reduce() == {"loads": 3} and not counts.is_empty() and vllm.IntervalCounts().is_empty()
     made = {}
 
     def counter(name, documentation, labelnames):

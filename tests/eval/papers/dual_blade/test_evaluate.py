@@ -11,8 +11,8 @@ import json
 
 import pytest
 
-from eval.papers.claims import WITH_REASON, Kind
-from eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, Runs, evaluate
+from eval.papers.claims import WITH_REASON, ClaimKind
+from eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, InferenceRuns, evaluate
 from eval.papers.dual_blade.systems import SYSTEMS, WITHOUT_PIPELINE
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
@@ -40,7 +40,7 @@ def thrashing_s(ssd):
 
 @pytest.fixture(scope="module")
 def runs():
-    return Runs(paper_setup())
+    return InferenceRuns(paper_setup())
 
 
 @pytest.mark.parametrize("ssd", ["A", "B"])
@@ -78,7 +78,7 @@ def test_every_value_of_the_paper_has_a_row(result):
     json.dumps(result)
     numbers = {row["id"].rstrip("abcdefghijklmnopqrstuvwxyz") for row in result["rows"]}
     assert numbers == {f"d{number}" for number in range(1, 22)}
-    assert all(row["ours"] is not None for row in result["rows"] if row["kind"] != Kind.UNDETERMINED)
+    assert all(row["ours"] is not None for row in result["rows"] if row["kind"] != ClaimKind.UNDETERMINED)
     assert all(row.get("reason") for row in result["rows"] if row["kind"] in WITH_REASON)
 
 
@@ -88,7 +88,7 @@ def test_predictions_hold(result):
     assert result["worst_error_percent"] <= 10
     assert result["exceptions"] == []
     assert len(result["calibrated"]) <= 4
-    fitted = [row for row in result["rows"] if row["kind"] == Kind.CALIBRATED]
+    fitted = [row for row in result["rows"] if row["kind"] == ClaimKind.CALIBRATED]
     assert all(abs(row["error_percent"]) < 0.5 for row in fitted)
 
 

@@ -12,7 +12,7 @@ import pytest
 from eval.papers.hilos.inputs import Inputs, draw
 from eval.papers.hilos.items import CONTEXTS, DRIVES
 from eval.papers.hilos.predict import FROZEN, intervals, predict, predictions
-from eval.papers.hilos.systems import GB, Systems, Work, formula_fraction, link_bytes, load_model
+from eval.papers.hilos.systems import GB, HilosBatch, Systems, formula_fraction, link_bytes, load_model
 from eval.papers.instinfer import steps
 from eval.papers.options import MachineOptions
 from kv_cache import HOST, BlockKey, IterationRunner
@@ -58,17 +58,17 @@ def test_link_traffic_falls_by_half_of_tokens():
 @pytest.mark.parametrize("tokens", CONTEXTS)
 def test_more_drives_are_never_slower(tokens):
     for systems in map(Systems, draw(40)):
-        few, more, most = (systems.hilos(Work(OPT66, tokens), drives) for drives in DRIVES)
+        few, more, most = (systems.hilos(HilosBatch(OPT66, tokens), drives) for drives in DRIVES)
         assert few <= more <= most
 
 
 def test_flexgen_step_equals_engine():
     """With full overlap, the closed form is the steady step of the policy on the simulated machine."""
     (inputs,) = draw(1)
-    systems, work = Systems(Inputs(**vars(inputs) | {"flex_overlap": 1.0})), Work(OPT66, 16384)
+    systems, work = Systems(Inputs(**vars(inputs) | {"flex_overlap": 1.0})), HilosBatch(OPT66, 16384)
     rate = systems.raid()
     _, _, *compute_s = systems.flex_parts(work, rate)
-    stored = steps.Stored(home=HOST, tokens=work.tokens, rows={"a": round(work.kv_bytes / work.tokens / 2)})
+    stored = steps.TierContents(home=HOST, tokens=work.tokens, rows={"a": round(work.kv_bytes / work.tokens / 2)})
     layer = LayerTime(round(1e9 * sum(compute_s)))
     engine_s = steps.step_s(steps.host_memory(rate), partial(flexgen, home=HOST), OPT66.layers, stored, layer)
     assert work.batch / systems.flex(work) == pytest.approx(engine_s, rel=0.03)

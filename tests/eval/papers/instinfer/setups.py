@@ -1,6 +1,6 @@
 """Setups of the paper's evaluation, and systems on them."""
 
-from eval.papers.instinfer.runs import Case, simulate
+from eval.papers.instinfer.runs import InStorageCase, simulate
 from eval.papers.instinfer.systems import Setup
 from eval.papers.profiles import Gpu, Host, Model, Ssd
 
@@ -19,5 +19,5 @@ def small_setup(layers=1, **more):
 
 def in_storage(setup, systems, batch, drives):
     """Results of systems at one batch size."""
-    runs = simulate(setup, [Case(systems, batch, drives)])
+    runs = simulate(setup, [InStorageCase(systems, batch, drives)])
     return [runs.drive(system, batch, drives) for system in systems]

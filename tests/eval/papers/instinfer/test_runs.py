@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.kept import Kept
+from eval.kept import ResultCache
 from eval.papers.instinfer import runs as simulation
-from eval.papers.instinfer.runs import Case, default_workers, plan, simulate
+from eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
-CASES = [Case((DENSE, SPARF, PAGED), 2, 1), Case((PAGED, BATCHED_DENSE, SPARF), 2, 1), Case((DENSE,), 2, 5)]
+CASES = [
+    InStorageCase((DENSE, SPARF, PAGED), 2, 1),
+    InStorageCase((PAGED, BATCHED_DENSE, SPARF), 2, 1),
+    InStorageCase((DENSE,), 2, 5),
+]
 
 
 def results(runs):
@@ -53,23 +57,23 @@ def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
     real = simulation.run
     monkeypatch.setattr(simulation, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        simulate(setup, CASES, kept=Kept(path))
+        simulate(setup, CASES, kept=ResultCache(path))
     done = list(filled)
     filled.clear()
     monkeypatch.setattr(simulation, "run", lambda fill, tick: filled.append(fill) or real(fill, tick))
-    runs = simulate(setup, CASES, tick=ticks.append, kept=Kept(path))
+    runs = simulate(setup, CASES, tick=ticks.append, kept=ResultCache(path))
     assert len(done) == 2 and len(filled) == 3 and not set(done) & set(filled)
     assert len(ticks) == 5  # kept steps count as done
     assert results(runs) == results(simulate(setup, CASES))
     filled.clear()
-    simulate(replace(setup, input=65), CASES, kept=Kept(path))
+    simulate(replace(setup, input=65), CASES, kept=ResultCache(path))
     assert len(filled) == 5  # another prompt is another simulation
 
 
 def test_a_workers_error_is_the_callers():
     broken = replace(DENSE, name="broken", schedule="none")
     with pytest.raises(KeyError, match="none"):
-        simulate(small_setup(), [Case((broken,), 1, 1), Case((broken,), 2, 1)], 2)
+        simulate(small_setup(), [InStorageCase((broken,), 1, 1), InStorageCase((broken,), 2, 1)], 2)
 
 
 def test_there_is_a_worker_at_least():
@@ -90,7 +94,9 @@ def test_what_does_not_fit_is_judged_by_all_layers():
     """The layers that are sampled would fit."""
     tight = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     runs = simulate(
-        small_setup(40, drive=tight, input=1024, output=1024), [Case((DENSE, PAGED), 16, 1)], tick=(ticks := []).append
+        small_setup(40, drive=tight, input=1024, output=1024),
+        [InStorageCase((DENSE, PAGED), 16, 1)],
+        tick=(ticks := []).append,
     )
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in runs.drive(DENSE, 16).reason
     assert len(ticks) == 2

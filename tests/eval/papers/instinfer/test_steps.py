@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from eval.papers.instinfer import steps
-from eval.papers.instinfer.steps import Stored, step_s
+from eval.papers.instinfer.steps import TierContents, step_s
 from kv_cache import CSD, HOST, PAGE_CACHE
 from kv_cache.policies.flexgen import flexgen
 from kv_cache.transfer.simulated import LayerTime
@@ -15,7 +15,7 @@ LAYER = 2 * ROW
 
 
 def stored(home, tokens=100.0, **more):
-    return Stored(home=home, tokens=tokens, rows={"batch": ROW}, **more)
+    return TierContents(home=home, tokens=tokens, rows={"batch": ROW}, **more)
 
 
 def test_weights_and_kv_come_before_a_layer_computes():
@@ -41,7 +41,7 @@ def test_page_cache_rate_only_if_files_fit(layers_kept, rate):
 
 def test_one_after_the_other_and_half_under_half():
     """Halves: the GPU computes for one while drives attend for the other, so only its first iteration is uncovered."""
-    one, two = (Stored(home=CSD, tokens=100, rows=dict.fromkeys(range(count), 1)) for count in (1, 2))
+    one, two = (TierContents(home=CSD, tokens=100, rows=dict.fromkeys(range(count), 1)) for count in (1, 2))
     serial = step_s(steps.drives(), steps.in_turns, LAYERS, one, LayerTime(1_000_000, 10_000_000))
     assert serial == pytest.approx(LAYERS * 11e-3)
     halves = step_s(steps.drives(), steps.in_turns, LAYERS, two, LayerTime(500_000, 5_000_000))

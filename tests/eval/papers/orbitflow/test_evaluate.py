@@ -5,7 +5,7 @@ partner of: eval/papers/orbitflow/evaluate.py, eval/papers/orbitflow/constants.p
 
 import pytest
 
-from eval.papers.claims import Kind
+from eval.papers.claims import ClaimKind
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.orbitflow import evaluate
 from eval.papers.orbitflow.evaluate import PAPER, _figure3, _layouts, generated
@@ -40,7 +40,7 @@ def test_runs_fill_every_row(monkeypatch):
     result = judge(PAPER, found)
     assert {row["id"] for row in result["rows"]} == set(PRINTED)
     missing = {row["id"] for row in result["rows"] if row["ours"] is None}
-    assert missing <= {claim.id for claim in PAPER.claims if claim.kind is Kind.UNDETERMINED}
+    assert missing <= {claim.id for claim in PAPER.claims if claim.kind is ClaimKind.UNDETERMINED}
     assert set(result["ranges_percent"]) == {"o10", "o11", "o12"}
     parts = [found.values[f"o17{each}"] for each in "bcd"]  # request-wise, and pauses, and deposits
     assert parts == sorted(parts)

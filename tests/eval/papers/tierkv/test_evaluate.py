@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from eval.papers.claims import Kind
+from eval.papers.claims import ClaimKind
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from eval.papers.profiles import Gpu, Host, Model
@@ -41,7 +41,7 @@ def test_predicted_rows_are_close(result):
 
 def test_calibrated_rows_are_what_they_were_fitted_to():
     values = evaluate(MachineOptions(), Simulated(), False).values
-    fitted = [each for each in PAPER.claims if each.kind is Kind.CALIBRATED]
+    fitted = [each for each in PAPER.claims if each.kind is ClaimKind.CALIBRATED]
     errors = [abs(each.error_percent(values[each.id])) for each in fitted]
     assert max(errors) < 2.8
 

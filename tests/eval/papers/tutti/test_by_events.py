@@ -10,10 +10,10 @@ import pytest
 from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.by_events import ByEvents
-from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reading import GpuReading, Path
 
 GIVEN = Model.load("llama-3-8b"), Gpu.load("h100"), overlay("tutti")
-FORMULA, EVENTS = Reading.on(*GIVEN), ByEvents.on(*GIVEN)
+FORMULA, EVENTS = GpuReading.on(*GIVEN), ByEvents.on(*GIVEN)
 
 
 @pytest.mark.parametrize("seed", range(24))

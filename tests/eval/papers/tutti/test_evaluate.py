@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from eval.papers.claims import Kind
+from eval.papers.claims import ClaimKind
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import judge
 from eval.papers.tutti.evaluate import PAPER, REVIEW
@@ -32,12 +32,12 @@ def test_all_of_the_papers_values_are_there(rows):
 def test_what_is_predicted_is_near(result):
     assert result["median_error_percent"] < 8 and result["worst_error_percent"] < 20
     assert result["median_error_percent_by_review"] < 8
-    predicted = sum(row["kind"] == Kind.PREDICTED for row in result["rows"])
+    predicted = sum(row["kind"] == ClaimKind.PREDICTED for row in result["rows"])
     assert result["predicted_by_review"] + result["predicted_by_notes"] == predicted
 
 
 def test_calibrated_values_come_out(rows):
-    calibrated = [row for row in rows.values() if row["kind"] == Kind.CALIBRATED]
+    calibrated = [row for row in rows.values() if row["kind"] == ClaimKind.CALIBRATED]
     assert all(abs(row["error_percent"]) < 1.5 for row in calibrated)
 
 
@@ -48,7 +48,7 @@ def test_what_is_counted_is_exact(rows):
 
 def test_what_contradicts_does_not_come_out(rows):
     for name in ("t2a", "t6e", "t7a", "t13b", "t14a", "t14b", "t18b", "t20b", "r1a", "r3a", "r4a"):
-        assert rows[name]["kind"] == Kind.CONTRADICTS and abs(rows[name]["error_percent"]) > 10
+        assert rows[name]["kind"] == ClaimKind.CONTRADICTS and abs(rows[name]["error_percent"]) > 10
     ratio = (100 - rows["t3a"]["ours"]) / (100 - rows["t3a"]["paper"])
     assert 1.5 < ratio < 2.5  # of TTFT over DRAM's
     assert all(
@@ -57,7 +57,7 @@ def test_what_contradicts_does_not_come_out(rows):
 
 
 def test_what_needs_a_gpu_has_no_value(rows):
-    needing = [row for row in rows.values() if row["kind"] == Kind.UNMODELLED]
+    needing = [row for row in rows.values() if row["kind"] == ClaimKind.UNMODELLED]
     assert needing and all(row["ours"] is None and "needs a GPU" in row["reason"] for row in needing)
 
 

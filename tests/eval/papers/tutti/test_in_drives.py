@@ -15,11 +15,11 @@ from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.in_drives import Drives, crossover, table_rows
-from eval.papers.tutti.reading import Path, Reading
+from eval.papers.tutti.reading import GpuReading, Path
 from eval.papers.tutti.reuse import experiment
 
 MODEL = Model.load("llama-3-8b")
-READING = Reading.on(MODEL, Gpu.load("h100"), overlay("tutti", "tutti-few-tokens"))
+READING = GpuReading.on(MODEL, Gpu.load("h100"), overlay("tutti", "tutti-few-tokens"))
 EIGHT = Drives(INSTCSD_OVERLAPPED, 8, MODEL.shape)
 PREFIX = 131_072
 

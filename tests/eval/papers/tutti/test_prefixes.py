@@ -14,11 +14,11 @@ from eval.papers.options import MachineOptions
 from eval.papers.profiles import Gpu, Model
 from eval.papers.tutti.evaluate import TUTTI
 from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
-from eval.papers.tutti.reading import Reading
+from eval.papers.tutti.reading import GpuReading
 from kv_cache.cost import BASE
 from kv_cache.trace import Request, Trace
 
-READING = Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
+READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 
 
 def trace_of(*prompts):

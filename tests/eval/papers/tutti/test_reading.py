@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.reading import Path, Reading, Workload, mean_ttft_s
+from eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 from kv_cache.cost import BASE
 
-READING = Reading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
+READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 PLAIN, LAYERED = Path(25.9e9), Path(25.9e9, layered=True)
 
 
@@ -47,13 +47,13 @@ def test_the_crossover_is_where_waiting_passes_working():
 
 
 def test_lengths_have_their_moments():
-    lengths, weights = Workload(16340, 0.6, 256).lengths()
+    lengths, weights = DocumentWorkload(16340, 0.6, 256).lengths()
     assert weights @ lengths == pytest.approx(16340)
     assert weights @ lengths**4 == pytest.approx(16340**4 * math.exp(6 * 0.36))
 
 
 def test_waiting_is_that_of_a_queue_played_out():
-    workload, rate, count = Workload(16340, 0.6, 256), 1.0, 200_000
+    workload, rate, count = DocumentWorkload(16340, 0.6, 256), 1.0, 200_000
     generator = np.random.default_rng(1)
     lengths = np.exp(generator.normal(math.log(16340) - 0.18, 0.6, count))
     hit = generator.random(count) < 0.84

@@ -7,18 +7,18 @@ import random
 
 import pytest
 
-from eval.papers.tutti.store import Store
+from eval.papers.tutti.store import BlockStore
 
 
 def test_a_prompts_leading_blocks():
-    store = Store(None)
+    store = BlockStore(None)
     store.put([1, 2, 3])
     assert [store.leading(each) for each in ([1, 2, 3, 4], [1, 2, 5], [9], [])] == [3, 2, 0, 0]
     assert (len(store), store.written) == (3, 3)
 
 
 def test_leaves_go_before_what_they_need_and_the_oldest_first():
-    store = Store(4)
+    store = BlockStore(4)
     store.put([1, 2, 3])
     store.put([1, 4])
     store.put([1, 5])  # 3 is the oldest leaf
@@ -27,10 +27,10 @@ def test_leaves_go_before_what_they_need_and_the_oldest_first():
 
 
 def test_of_a_prompt_that_is_too_long_the_beginning_stays():
-    store = Store(2)
+    store = BlockStore(2)
     store.put([1, 2, 3])
     assert (len(store), store.leading([1, 2, 3])) == (2, 2)
-    none = Store(0)
+    none = BlockStore(0)
     none.put([1])
     assert (len(none), none.written) == (0, 0)
 
@@ -38,7 +38,7 @@ def test_of_a_prompt_that_is_too_long_the_beginning_stays():
 @pytest.mark.parametrize("room", (1, 5, 20))
 def test_whatever_is_stored_has_all_before_it(room):
     """A block's parent is its number halved."""
-    generator, store = random.Random(1), Store(room)
+    generator, store = random.Random(1), BlockStore(room)
     for _ in range(300):
         leaf = generator.randrange(1, 128)
         path = [leaf >> up for up in reversed(range(leaf.bit_length()))]
