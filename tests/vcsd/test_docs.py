@@ -131,3 +131,17 @@ def test_what_needs_no_torch_loads_without_it():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'magic'"):
         vcsd.magic  # noqa: B018
+
+
+def test_functions_to_read_first_are_at_their_lines_and_short():
+    """The table of ARCHITECTURE.md: file, first and last function, lines."""
+    rows = re.findall(r"\| `(\S+): (\S+)` to `(\S+)` \| (\d+) to (\d+) \|", (ROOT / "ARCHITECTURE.md").read_text())
+    assert len(rows) == 5
+    for file, first, last, begin, end in rows:
+        lines = {}
+        for node in ast.parse((ROOT / file).read_text()).body:
+            for each in [node, *getattr(node, "body", [])]:
+                if isinstance(each, ast.FunctionDef):
+                    lines[each.name if each is node else f"{node.name}.{each.name}"] = each.lineno, each.end_lineno
+        assert (int(begin), int(end)) == (lines[first][0], lines[last][1]), file
+        assert int(end) - int(begin) <= 62, file
