@@ -74,7 +74,7 @@ def quick_tests(tests: Iterable[str], seconds: Mapping[str, float], limit_s: flo
 def pytest_configure(config: pytest.Config) -> None:
     """Use the same examples in each run unless `--hypothesis-profile` selects another profile.
 
-    Let Ctrl-C interrupt also where a shell that runs commands in the background has it ignored.
+    Make Ctrl-C interrupt even if a shell that runs commands in the background has set it to be ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The house in figures: sizes, circles of imports, tests without a module. `./dev lint` prints them."""
+"""Figures of the code base: sizes, import cycles, modules without a test. `./dev lint` prints them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXEMPT = ("njit", "intrinsic", "command")  # decorators: kernels, and commands' 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of ours."""
+    """A function of the project."""
 
     place: str
     lines: int
@@ -32,7 +32,7 @@ def modules() -> list[Path]:
 
 
 def functions(file: Path) -> Iterator[Function]:
-    """Every function of a file; of those that may have many parameters they are not counted."""
+    """Every function of a file; the parameter count of exempt functions is 0."""
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -127,7 +127,7 @@ def by_folder(sizes: dict[str, int]) -> dict[str, int]:
 
 
 def main() -> int:
-    """Print the figures; 1 where one is beyond its limit."""
+    """Print the figures; returns 1 if one exceeds its limit."""
     every = [function for file in modules() for function in functions(file)]
     widest, longest = max(every, key=lambda f: f.parameters), max(every, key=lambda f: f.lines)
     sizes = {str(file): len((ROOT / file).read_text().splitlines()) for file in modules()}

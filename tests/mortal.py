@@ -1,4 +1,4 @@
-"""A drive in this process that a test can lose."""
+"""A drive in this process that a test can fail."""
 
 from concurrent.futures import Future
 
@@ -7,13 +7,13 @@ from csd_spec import Command, Completion, DriveSpec, Status
 
 
 class MortalDevice:
-    """A drive whose commands end with a fault from a moment on.
+    """A drive whose commands fail from a given moment on.
 
     Attributes:
-        left: Commands until then.
-        status: Of commands from then on.
-        applies: Whether it still executes them: a fault in the answer alone.
-        faults: Commands that end so; later ones are executed.
+        left: Number of commands until then.
+        status: Status of failing commands.
+        applies: Whether it still executes them, so that only the response fails.
+        faults: Number of failing commands; later ones are executed.
     """
 
     def __init__(self, spec: DriveSpec, name: str, left: int = 1 << 30, status: Status = Status.PATH_LOST) -> None:

@@ -101,7 +101,7 @@ class KeyValueHost:
         self._command(KeyValue.STORE, key, option=option, data=[value] if value else (), cdw10=len(value), **more)
 
     def retrieve(self, key, size=1 << 20, **more):
-        """What came of a value, and its size."""
+        """Data of a Retrieve command, and the size of the value."""
         done = self._command(KeyValue.RETRIEVE, key, cdw10=size, **more)
         return bytes(done.data), done.result
 
@@ -236,5 +236,5 @@ def raw_queues(target, **options):
 
 
 def head_of(kind, flags=0, header=24, offset=0, total=24):
-    """A common header as bytes, whatever it says."""
+    """A common header as bytes, valid or not."""
     return COMMON.pack(kind, flags, header, offset, total)

@@ -1,7 +1,7 @@
-"""`./dev same REVISION`: the figures of this tree beside those of another revision, bit for bit.
+"""`./dev same REVISION`: compare the figures of this tree with those of another revision, bit for bit.
 
-Both run every command side by side. Whatever is emulator time or memory is left out; all else must be equal, or numbers
-within `--within`. `cpu_ratio` is the CPU time of this tree's command over that of the other's.
+Both run every command concurrently. The emulator's own time and memory are left out; everything else must be equal, or
+numbers within `--within`. `cpu_ratio` is the CPU time of this tree's command divided by that of the other's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ for line in commands:
 
 
 class Tree:
-    """A checkout, and a process that runs its commands one after the other: what they import is loaded once."""
+    """A checkout, and a process that runs its commands one after the other, so imports are loaded once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -147,9 +147,9 @@ def check_out(revision: str) -> Path:
 
 
 def differences(old: Any, new: Any, path: str = "", within: float = 0.0) -> Iterator[str]:
-    """Where two results differ, but for figures of the emulator itself. What only the new one has is no difference.
+    """Differences of two results, without figures of the emulator itself. Keys that only the new one has are ignored.
 
-    within: Largest relative difference of numbers that counts as none.
+    within: Largest relative difference of two numbers that count as equal.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old:

@@ -1,6 +1,6 @@
 """`python same_tokens.py`: tokens and logits of small random models of six families in drives, one JSON object.
 
-`same.py` runs it in two trees, so it imports nothing of this one's tests.
+`same.py` runs it in two trees, so it imports nothing from this tree's tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drives with a process of their own, for tests; and something to do with them."""
+"""Served drives in processes of their own, for tests; and a decode step to run on them."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ def window_of(name, tenant=DEFAULT):
 
 @contextmanager
 def serving(folder, *names, flash=None, **fields):
-    """Serve drives of these names for the time of a block; `folder` is for the server, `flash` for what they keep."""
+    """Serve drives of these names during a `with` block; `folder` is the server's, `flash` holds the drives' folders."""
     drives = [
         ServedDrive(name=name, path=flash / name if flash else None, **{"spec": INSTCSD_ZYNQ7045_8CH} | fields)
         for name in names
@@ -43,7 +43,7 @@ HANG_S = 60  # a guard: nothing that tests wait for takes as long
 
 
 def until(condition):
-    """Wait for what is bound to come."""
+    """Wait until `condition()` is true; fails after HANG_S seconds."""
     deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, "it never came"
@@ -55,7 +55,7 @@ def pid(name):
 
 
 def kill(name):
-    """Kill a drive's process: the next one, where it has just died and is not restarted yet."""
+    """Kill a drive's process; if it has just died and is not restarted yet, kill the next one."""
 
     def killed():
         try:
@@ -68,7 +68,7 @@ def kill(name):
 
 
 def decoder(devices, tokens=50, **options):
-    """A driver with a sequence of so many tokens, and a function that makes one decode step and returns its output."""
+    """A driver with a sequence of `tokens` tokens, and a function that runs one decode step and returns its output."""
     driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
 
     def half(*shape):

@@ -1,4 +1,4 @@
-"""The account of durations, seeds and the profile of property tests."""
+"""The record of test durations, seeds and the profile of property tests."""
 
 import json
 import random

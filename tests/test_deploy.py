@@ -1,4 +1,4 @@
-"""Files of deploy/: what a test can say of them without the programs that read them, and with those that are here."""
+"""Files of deploy/: checks without the programs that read them, and with those that are installed."""
 
 import io
 import json

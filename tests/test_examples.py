@@ -1,4 +1,4 @@
-"""Examples: one policy decides the same in modelled time, with real bytes under a model, and in a server."""
+"""Examples: one policy makes the same decisions in simulated time, with real bytes under a model, and in a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Decision = tuple[str, int, str, str]
 
 
 def decisions(recorded: Sequence[IterationRecord]) -> list[tuple[list[int], list[Decision]]]:
-    """New tokens of each iteration, and what was done: act, layer, source, target. K and V may move together."""
+    """New tokens of each iteration, and its acts: kind, layer, source, target. Keys and values may move together."""
     found = []
     for each in recorded:
         acts = [(act.kind, act.block.layer if act.block else act.layer, act.source, act.tier) for act in each.acts]

@@ -1,4 +1,6 @@
-"""The house stays in order: sizes, no circles of imports, a test for each module. `./dev lint` prints the figures."""
+"""The code base stays within its limits: sizes, no import cycles, a test for each module. `./dev lint` prints the
+figures.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What `./dev same` calls a difference."""
+"""Differences that `./dev same` reports."""
 
 import pytest
 

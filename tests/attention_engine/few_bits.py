@@ -1,4 +1,4 @@
-"""Sequences in layouts of few bits, steps over them, and what their pages say in float64."""
+"""Test helpers for low-bit layouts: sequences, decode steps over them, and their pages decoded in float64."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from ftl.kv.layouts.coarse import decode_scores, decode_values
 from ftl.kv.layouts.codes import to_fp32
 
 H = 2
-LARGE = np.float32(2.0**40)  # of K and V in BF16, and what q is divided by there
+LARGE = np.float32(2.0**40)  # factor on keys and values in BF16; q is divided by it
 
 
 class Drive:
-    """Sequences of one layer, their last `alone` tokens one at a time; K and V as stored, and V as it came, (S, H,
-    d) each. small: the first tokens, whose V is a hundredth."""
+    """Sequences of one layer; the last `alone` tokens of each are appended one at a time.
+
+    K and V hold the stored rows, `came` the rows of V before encoding; (S, H, d) each. small: number of first tokens,
+    whose V is a hundredth as large.
+    """
 
     def __init__(self, d, layout, lengths, seed=0, alone=0, small=0):
         generator, self.ftl, self.d = np.random.default_rng(seed), Ftl(INSTCSD_ZYNQ7045_8CH), d
@@ -41,7 +44,7 @@ class Drive:
             each.append(widen(stored, self.form.bf16).astype(np.float64))
 
     def crop(self, length):
-        """Of the one sequence."""
+        """Crop the only sequence."""
         self.ftl.crop(self.handles[0], 0, length, 0)
         self.K, self.V = [], []
         self._take(self.handles[0])
@@ -63,7 +66,7 @@ class Drive:
 
 
 def pages_of(step, name, stream):
-    """Of each group of a stream that has pages: its number and its pages, (parts, page bytes)."""
+    """Number and pages, (parts, page bytes), of each group of a stream that has pages."""
     slots = step.view.maps[name][stream]
     for group in np.flatnonzero(slots[0] != UNMAPPED):
         mine = [step.view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in slots[:, group]]
@@ -71,7 +74,7 @@ def pages_of(step, name, stream):
 
 
 def in_few_bits(step, name, stream):
-    """K (scores) or V (values) of a stream by its codes, (S, d); NaN where no page holds it."""
+    """K (scores) or V (values) of a stream decoded from its codes, (S, d); NaN for tokens that no page holds."""
     form, length = step.view.layout.progressive, int(step.seq_lens[stream])
     per_group, read = (form.T, decode_scores) if name == "scores" else (form.value_tokens, decode_values)
     out = np.full((length, step.head_dim), np.nan)
@@ -82,8 +85,9 @@ def in_few_bits(step, name, stream):
 
 
 def digits_of(step, stream):
-    """Of each group of score pages of a stream: its number; of each query the unit of each part and the variance of a
-    logit's error; and the digits of each part, (G, parts), (G,), (parts,)."""
+    """Number of each group of score pages of a stream, with the unit of each part for each query, (G, parts); the
+    variance of a logit's error, (G,); and the digits of each part, (parts,).
+    """
     form, q = step.view.layout.progressive, step.q[stream].astype(np.float64)
     for group, pages in pages_of(step, "scores", stream):
         units, variance, used = np.zeros((step.queries, len(pages))), np.zeros(step.queries), []

@@ -20,7 +20,7 @@ def brains(values):
 
 
 def step_of(spec, layout="bf16", lengths=LENGTHS, seed=0):
-    """A step on rows of a layout, and K and V of each stream, as stored, in float64; K is large, and q as small."""
+    """A step on rows of a layout, with the stored K and V of each stream in float64; K is large, and q is as small."""
     generator, ftl = np.random.default_rng(seed), Ftl(spec)
     form = LAYOUTS[layout].form(spec.geometry.page_bytes, D, 512)
     handles = ftl.create(len(lengths), 1, H, form)

@@ -1,4 +1,4 @@
-"""The engine's clock counts cycles of the work that it is given."""
+"""The engine's clock counts cycles of the submitted work."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Logits and sums straight from codes of few bits: what the codes say, within the rounding of int8 factors.
+"""Logits and sums computed directly from low-bit codes: equal to the decoded values, within the rounding of int8
+factors.
 
 partner of: attention_engine/coarse.py, attention_engine/_digits.py, attention_engine/_lanes.py,
 attention_engine/_weights.py
@@ -86,7 +87,7 @@ def test_queries_together_score_as_each_alone(G):
 
 
 def attended(step, weights, reads):
-    """Output, rows, `lost` and `errors` of what all tokens weigh where none is chosen."""
+    """Output, rows, `lost` and `errors` of all tokens by their weights, with no token chosen."""
     (N, G, d), nothing = step.q.shape, np.zeros(step.streams, np.int64)
     out, rows = np.zeros((N, G, d), np.float32), np.zeros((N, G, 2), np.float32)
     rows[:, :, 0] = -np.inf
@@ -102,15 +103,16 @@ def attended(step, weights, reads):
 
 
 def random_weights(step):
-    """Of all tokens, few of them large; and which groups are read: not every third, nor the last."""
+    """Weights of all tokens, few of them large; and the groups to read: all but every third one and the last one."""
     generator, groups = np.random.default_rng(0), step.view.maps["values"].shape[2]
     weights = np.exp(3 * generator.standard_normal((*step.q.shape[:2], int(step.seq_lens.max()))) - 9)
     return weights.clip(0, 1).astype(np.float32), np.arange(groups)[None] % 3 + np.zeros((step.streams, 1)) != 1
 
 
 def model(step, weights, reads, stream):
-    """In float64, of each query: the output, the sum of weights, what of it was not read, the length of what rounding
-    adds, and that of what codes are likely to miss."""
+    """Float64 model of each query: the output, the sum of weights, the weight that was not read, the length of the
+    rounding error, and that of the likely error of the codes.
+    """
     V, form = in_few_bits(step, "values", stream), step.view.layout.progressive
     w, T = weights[stream, :, : len(V)].astype(np.float64) * ~np.isnan(V[:, 0]), form.value_tokens
     read = reads[stream, np.arange(len(V)) // T]
@@ -144,7 +146,7 @@ def test_sums_of_values_are_what_the_codes_say(d, G, name, tokens, bf16):
 
 @pytest.mark.parametrize("length", [400, 350, 230])
 def test_cropped_pages_say_what_they_said(length):
-    """Also where the crop has left a part of a full page, which has rests."""
+    """Also if the crop has left a part of a full page, which has rests."""
     drive = Drive(64, "progressive-exact", [460])
     before = in_few_bits(drive.step(2), "values", 0)
     drive.crop(length)
@@ -171,7 +173,7 @@ def test_weights_that_are_small_are_not_lost():
 
 @pytest.mark.parametrize("exponent", [-149, -126, -99])
 def test_weights_of_almost_nothing_change_nothing(exponent):
-    """Of which 1 / 127 is no FP32, in all groups but the first."""
+    """1 / 127 of such a weight is not an FP32 number, in all groups but the first."""
     step = Drive(64, "progressive", [1000]).step(3)
     weights, reads = random_weights(step)
     reads[:] = True

@@ -38,7 +38,7 @@ def layout_of(d, n, m, name="fp16"):
 
 
 def view_of(K, V, n, m, generator, unfinished=False):
-    """K and V of N streams in shuffled pages of two banks; whatever holds no data is NaN.
+    """K and V of N streams in shuffled pages of two banks; unused bytes are NaN.
 
     unfinished: the last embedding group is not mapped.
     """

@@ -1,4 +1,4 @@
-"""Every method on a drive's pages: what it attends to, what it fetches, what it promises.
+"""Every method on a drive's pages: tokens attended, pages fetched, guarantees kept.
 
 partner of: attention_engine/step.py, attention_engine/methods/dense.py, attention_engine/methods/double_sparsity.py,
 attention_engine/methods/h2o.py, attention_engine/methods/local.py, attention_engine/methods/oracle.py,
@@ -19,7 +19,7 @@ from ftl import Ftl
 
 H, D = 2, 16
 ON_ROWS = [name for name in METHODS if not name.startswith("progressive")]
-EXACT = [name for name in ON_ROWS if not name.startswith("kivi")]  # over FP16 rows of what they choose
+EXACT = [name for name in ON_ROWS if not name.startswith("kivi")]  # exact over FP16 rows of the chosen tokens
 OWN_BYTES = "double-sparsity", "h2o", "sparf-apart"  # they read more than selected channels and rows
 SELECTIVE = [name for name in EXACT if name not in ("dense", "top-k-oracle")]
 
@@ -215,7 +215,7 @@ def test_a_query_head_that_selects_for_itself_fetches_for_itself(small_drive):
 
 @pytest.mark.parametrize("name", ["dense", "sparf", "spending"])
 def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
-    """Rows of K and V moved together, outside the recent window."""
+    """Rows of K and V are permuted alike, outside the recent window."""
     order = np.concatenate([np.random.default_rng(1).permutation(240), np.arange(240, 300)])
     outs, pages = [], []
     for each in (None, order):
@@ -258,7 +258,7 @@ def test_what_was_not_fetched_never_counts(small_drive, name):
 
 
 def reveal(ftl, whole):
-    """Let pages show their content once they are planned."""
+    """Make pages show their content once they are planned."""
     for name in ("token_pages", "embedding_pages"):
         plan_of = getattr(ftl, name)
 

@@ -1,4 +1,6 @@
-"""Rows in parts: merged they are the whole, and what cannot be merged is refused."""
+"""Attention over parts of a sequence: merged results equal those of the whole, and parts that cannot be merged are
+refused.
+"""
 
 from itertools import pairwise
 
@@ -17,7 +19,7 @@ SHAPES = st.sampled_from([(), (3,), (2, 3), (1, 2, 2)])
 
 
 def part_of(q, K, V):
-    """Output and rows of dense attention; of no tokens what nobody may look at."""
+    """Output and rows of dense attention; for a part without tokens, an output that must not be read."""
     if not len(K):
         return np.full(q.shape, np.nan, np.float32), np.array([[-np.inf, 0]] * len(q), np.float32)
     return reference.dense(q, K, V).astype(np.float32), reference.dense_rows(q, K).astype(np.float32)
@@ -65,7 +67,7 @@ def test_one_part_comes_back_with_the_same_bits(data, shape):
     rows = np.stack([m, l], axis=-1)
     again, rows_again = merge([out], [rows])
     assert (again.tobytes(), rows_again.tobytes()) == (out.tobytes(), rows.tobytes())
-    for number in range(2):  # beside one without a token, whose output and l are not looked at
+    for number in range(2):  # together with a part without a token, whose output and l are ignored
         parts = [(out, rows)]
         nothing = np.broadcast_to(np.array([-np.inf, np.nan], np.float32), rows.shape)
         parts.insert(number, (np.full_like(out, np.nan), nothing))
@@ -90,7 +92,7 @@ def test_logits_far_from_0_neither_overflow_nor_vanish():
     np.testing.assert_allclose(found, [[2.5] * D, [1] * D], rtol=1e-7)
     np.testing.assert_array_equal(whole, [[5e4, 4], [-5e4, 1]])
     _, whole = merge(out, np.full((2, 2, 2), [0, 3e38], np.float32))
-    np.testing.assert_array_equal(whole, [[0, 0]] * 2)  # its sum is beyond FP32, so not known any more
+    np.testing.assert_array_equal(whole, [[0, 0]] * 2)  # its sum is beyond FP32, so it is no longer known
 
 
 def part(m, l):  # noqa: E741

@@ -1,4 +1,4 @@
-"""The progressive method: what it reads, and that it attends to exactly what it has read.
+"""The progressive method: pages read, and attention to exactly these pages.
 
 partner of: attention_engine/methods/progressive.py, attention_engine/arithmetic.py
 """
@@ -78,7 +78,7 @@ def test_output_is_that_of_the_precisions_chosen(d, G, name, tokens, bf16):
 
 
 def as_refined(drive):
-    """K and V of full groups as 8 bits have them, where rows are kept too."""
+    """K and V of full groups as their 8-bit codes have them, for layouts that keep rows too."""
     from ftl.kv.layouts.codes import refined, to_fp32
 
     view, form = drive.ftl.view(drive.handles, 0), drive.form.progressive
@@ -128,7 +128,7 @@ def test_number_of_threads_changes_no_bit(monkeypatch, d, name, bf16):
 
 
 def always(step):
-    """Bytes that a step reads whatever its budget: score pages, and refined ones of tokens that no codes stand for."""
+    """Bytes that a step reads with any budget: score pages, and refined pages of tokens without low-bit codes."""
     maps, form = step.view.maps, step.view.layout.progressive
     held = ((maps["scores"][:, 0] != UNMAPPED).sum(1) * form.T, (maps["values"][:, 0] != UNMAPPED).sum(1))
     held = np.minimum(held[0], held[1] * form.value_tokens)
@@ -151,7 +151,7 @@ def test_budget_is_kept_by_all_streams_together(d, name, c):
 
 @pytest.mark.parametrize("sharp", [0.3, 1, 4])
 def test_weight_lost_is_little_where_the_budget_pays(sharp):
-    """At most a twentieth by scores; by exact logits of what was chosen it may be a little more."""
+    """At most a twentieth by scores; by the exact logits of the chosen tokens it may be slightly more."""
     step = Drive(64, "progressive", [1800], alone=3).step(4, 2, sharp=sharp)
     progressive(step)
     assert step.lost.max() <= 1.1 * LOST and step.lost.shape == (H, 4)
@@ -173,7 +173,9 @@ def test_more_budget_errs_less(bf16):
 
 
 def test_errors_expected_are_those_made():
-    """By codes of K and V, within a factor of two of what dense attention says, where no page but scores is refined."""
+    """Expected error of the codes of keys and values, within a factor of two of the error against dense attention, if
+    only scores are refined.
+    """
     drive, made, expected = Drive(64, "progressive", [1500]), [], []
     for seed in range(6):
         step = drive.step(4, 5, seed=seed)

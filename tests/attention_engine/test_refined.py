@@ -1,4 +1,4 @@
-"""Attention over K and V in 8 bits, and over rows that wait.
+"""Attention over 8-bit keys and values, and over rows buffered in drive DRAM.
 
 partner of: attention_engine/refined.py
 """
@@ -73,7 +73,7 @@ def test_tokens_chosen_are_those_attended(bf16):
 
 @KINDS
 def test_error_of_codes_is_about_what_is_estimated(bf16):
-    """Of V in full groups; also where tokens that are small in all channels have most of the weight."""
+    """For V in full groups; also if tokens that are small in all channels have most of the weight."""
     drive = Drive(64, f"progressive{'-bf16' * bf16}", [31 * 16], small=4)
     step = drive.step(8)
     for head in range(H):

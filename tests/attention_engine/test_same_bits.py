@@ -1,4 +1,4 @@
-"""The same bits on every processor: each form of four products and a sum, in a process of its own.
+"""The same bits on every processor: each variant of four products and a sum, in a process of its own.
 
 partner of: attention_engine/_dot4.py
 """
@@ -47,7 +47,7 @@ FEATURES = {
 
 
 def bits_of(cache, **environment):
-    """What a process of its own prints: its way, then sums of bits."""
+    """Output of a separate process: its kernel variant, then sums of bits."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), **environment}
     done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def own(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", FEATURES)
 def test_every_form_has_the_bits_of_the_own(tmp_path, own, way):
-    """Of those whose instructions this processor has."""
+    """For the variants whose instructions this processor has."""
     has = {f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there}
     if not set(FEATURES[way].split(",")) <= has:
         pytest.skip(f"this processor has not all of {FEATURES[way]}")

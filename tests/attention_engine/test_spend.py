@@ -1,4 +1,4 @@
-"""Which pages are worth their bytes: weights by pages, light groups, and what a budget pays for.
+"""Choice of pages within a byte budget: weights per page, light groups, and the pages that a budget covers.
 
 partner of: attention_engine/spend.py
 """
@@ -20,13 +20,13 @@ N, PER_GROUP = 31, 48
 
 @pytest.fixture
 def weighed():
-    """Logits (3, 2, 150), variances, sinks, and what is found of them, with sinks or not."""
+    """Logits (3, 2, 150), variances, sinks, and the result of `weigh_pages`, with sinks or without."""
     generator = np.random.default_rng(0)
     logits = (3 * generator.standard_normal((3, 2, 150))).astype(np.float32)
     variances, sinks = generator.random((3, 2), np.float32), np.array([[2, -np.inf]] * 3, np.float32)
     kept = logits.copy()
     for row, length in zip(logits, LENGTHS, strict=True):
-        row[:, length:] = np.nan  # nobody looks at it
+        row[:, length:] = np.nan  # never read
     return kept, logits, variances, sinks, weigh_pages(logits, LENGTHS, (N, PER_GROUP, 0), variances, sinks)
 
 
@@ -72,7 +72,7 @@ def test_lightest_groups_within_the_share_are_light():
     ],
 )
 def test_lightest_of_all_streams_go_where_the_budget_ends(left, kept):
-    """What waits in drive DRAM costs nothing, and is read however light it is."""
+    """Rows in drive DRAM cost nothing, and are read however small their weight is."""
     reads = np.array([[1, 1, 0], [1, 1, 1]], np.bool_)
     costs = np.array([[2, 2, 2], [2, 2, 0]])
     masses = np.array([[0.9, 0.3, 0.8], [0.5, 0.2, 0.01]], np.float32)
@@ -115,7 +115,7 @@ def test_masses_after_a_choice_are_those_of_other_tokens():
 
 
 def test_best_pages_of_all_streams_come_first():
-    """By their gain, of what value groups have left; what waits in drive DRAM is attended for nothing."""
+    """By gain, within the budget that value groups leave; rows in drive DRAM are attended at no cost."""
     step = Drive(64, "progressive", [1200, 800], alone=3).step(2, sharp=3)
     refined = step.view.maps["refined"][:, 0]
     _, worth, form = chosen(step, 10**6)

@@ -1,4 +1,4 @@
-"""Caps, sinks, slopes and scales in every method, against float64; none of them changes a bit where it says nothing."""
+"""Caps, sinks, slopes and scales in every method, against float64; a term without effect changes no bit."""
 
 from dataclasses import replace
 
@@ -67,7 +67,9 @@ def test_terms_that_say_nothing_change_no_bit(small_drive, name):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EXACT)
 def test_output_is_exact_over_what_was_chosen(small_drive, name, kind):
-    """What is not chosen has the mean of V by its approximate weight; then the sink takes its share of all."""
+    """Tokens that are not chosen count as the mean of V with their approximate weight; then the sink takes its share of
+    all.
+    """
     for seed in range(3):
         drive, terms = Drive(small_drive, seed), terms_of(KINDS[kind])
         step = drive.step(terms)

@@ -1,4 +1,4 @@
-"""FP16 and BF16 values in and out: sums in token order, and what is no number is found."""
+"""FP16 and BF16 values in and out: sums in token order, and NaN and infinity are detected."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rows beside the output of an `Attend`: what a method has of them, and what it may say itself."""
+"""Softmax rows returned with the output of an `Attend`: computed for a method, or set by the method itself."""
 
 from dataclasses import replace
 

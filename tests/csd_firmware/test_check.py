@@ -1,4 +1,4 @@
-"""What a refusal says of a value."""
+"""Text of a refused value in the reason of a completion."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A drive in which a verb dies half way: it writes nothing more, goes on reading, restarts from its last flush."""
+"""A drive in which a command handler dies half way: it stops writing, still reads, and restarts from its last flush."""
 
 import threading
 

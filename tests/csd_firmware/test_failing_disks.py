@@ -1,5 +1,5 @@
-"""Disks that are full, that fail, and that are cut short: one line for whoever asked, no signal, and what was flushed
-is there afterwards, wherever a drive's pages lie.
+"""Disks that are full, fail or are cut short: the caller gets one line, no signal is raised, and flushed data is
+readable afterwards, on every medium of a drive's pages.
 
 partner of: csd_io/folder.py, ftl/flash/content.py
 """
@@ -57,7 +57,7 @@ def filled(device):
 
 
 def until_refused(device, handle):
-    """Append until the drive refuses it; what it answers then."""
+    """Append until the drive refuses it; returns the completion of the refusal."""
     for seed in range(1, 2000):
         done = ask(device, append(handle, seed))
         if done.status is not Status.SUCCESS:
@@ -120,7 +120,7 @@ def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium
 
 @pytest.mark.parametrize("medium", MEDIA[1:])
 def test_a_file_that_ends_too_early_is_an_error_and_no_signal(drive, tmp_path, medium):
-    """As a device that cannot read: whoever looks at a mapped page of it would be killed."""
+    """The same as for a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
     handle = filled(device := InProcessDevice(drive, tmp_path, medium=medium))
     device.close()
     device = InProcessDevice(drive, tmp_path, medium=medium)

@@ -1,4 +1,4 @@
-"""A drive's folder belongs to one process at a time, and to one drive for good."""
+"""A drive's folder belongs to one process at a time, and permanently to one drive."""
 
 import errno
 import itertools
@@ -40,7 +40,7 @@ def kept(tmp_path, capsys, monkeypatch):
 
 @pytest.fixture
 def served(kept, tmp_path):
-    """The same folder, served under a name that says nothing of it."""
+    """The same folder, served under an unrelated name."""
     kept.chmod(0o700)
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "other", "path": str(kept)}]}))
@@ -56,7 +56,7 @@ def sizes(folder):
 
 
 def refused(capsys, monkeypatch, *words):
-    """The one line that a command which must not do anything says, besides how far it is on a slow machine."""
+    """The only line printed by a command that must be refused, without lines of progress on a slow machine."""
     code, out, err = vcsd(capsys, monkeypatch, *words)
     lines = [line for line in err.strip().splitlines() if not re.fullmatch(r"[a-z ]+(: \d+ of \d+)?, \d+ s", line)]
     assert (code, out, len(lines)) == (1, "", 1)
@@ -83,7 +83,7 @@ def test_a_served_folder_is_not_formatted_copied_or_served_again(served, capsys,
     )
     assert (again.returncode, f"process {pid} has" in again.stderr) == (1, True)
     code, out, _ = vcsd(capsys, monkeypatch, "log", "wear", str(served), "-o", "json")
-    assert (code, json.loads(out)["pages_groups"] > 0) == (0, True)  # who only looks may look
+    assert (code, json.loads(out)["pages_groups"] > 0) == (0, True)  # a reader needs no lock
 
 
 def test_delete_drive_served_under_other_name_refused(capsys, monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""A damaged folder: what is wrong is said, what can be mended is, what is lost is reported once and for all.
+"""A damaged folder: damage is reported, repaired if possible, and lost data is reported exactly once.
 
 partner of: vcsd_cli/fsck.py, csd_io/keeping.py
 """
@@ -108,7 +108,7 @@ def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monke
     assert say()[0] == 0
     with closing(InProcessDevice.reopen(kept.folder)) as device:
         for handle, stored in kept.host.model.items():
-            if name == "blocks.bin" and stored.value is not None:  # what it says is known from the spare areas
+            if name == "blocks.bin" and stored.value is not None:  # its content is known from the spare areas
                 assert is_stored(device.firmware.ftl, handle, stored)
                 continue
             done = device.submit(KvRead((handle,), 0), 0).result()

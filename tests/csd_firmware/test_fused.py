@@ -1,4 +1,6 @@
-"""Steps that are one compiled call, and those left to their method: alongside a firmware that drops its plans."""
+"""Decode steps fused into one compiled call, and steps run by their method: compared with a firmware that drops its
+plans.
+"""
 
 from dataclasses import replace
 
@@ -43,7 +45,7 @@ def twins_of(drive, count=2, faults=None, bits=16):
 
 
 def step_of(twins, seqs, **fields):
-    """A good step of theirs but for some fields."""
+    """A valid step of these sequences, except for the given fields."""
     B, every = len(seqs), np.array([twins.lengths[handle][0] + 1 for handle in seqs])
     good = Attend(seqs, 0, twins.half(B, H, G, D), twins.half(B, H, D), twins.half(B, H, D), "dense", 4, every, every)
     return replace(good, **fields)

@@ -1,4 +1,4 @@
-"""Drives in folders: what outlives the process, snapshots, restoring them."""
+"""Drives in folders: data that outlives the process, snapshots, and restoring them."""
 
 import signal
 import time
@@ -147,7 +147,7 @@ def test_closing_waits_for_a_command_in_another_thread(small_drive, monkeypatch)
 
 
 class Interrupt(Exception):
-    """What a handler raises."""
+    """Exception raised by a signal handler."""
 
 
 def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, monkeypatch):

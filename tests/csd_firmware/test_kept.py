@@ -1,4 +1,4 @@
-"""Plans kept between the steps of a drive change nothing: the same commands if they are dropped before each."""
+"""Plans cached between the steps of a drive change nothing: results equal those with plans dropped before each command."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -87,7 +87,7 @@ class Twins:
         del self.lengths[handle]
 
     def equal(self):
-        """Whatever a drive says of itself."""
+        """Compare the complete state of both drives."""
         one, other = (firmware.ftl for firmware in self.both)
         assert one.counters == other.counters
         assert one.timing.idle_ns() == other.timing.idle_ns() and one.buffers.left == other.buffers.left

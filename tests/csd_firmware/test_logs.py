@@ -1,4 +1,4 @@
-"""Log pages: what they count, by hand."""
+"""Log pages: their counts, computed by hand."""
 
 import json
 import threading

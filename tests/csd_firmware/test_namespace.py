@@ -89,7 +89,7 @@ KIB = 1 << 10
 
 
 def filled(spec, nbytes):
-    """A namespace that holds so many bytes, at rest, and when that is."""
+    """A namespace that holds `nbytes` bytes and is idle, and the simulated time at which it is idle, ns."""
     firmware = Firmware(spec)
     namespace = Namespace(firmware, threading.Lock())
     for at in range(0, nbytes, 256 * KIB):

@@ -1,4 +1,4 @@
-"""A verb is a row and an act: from these two it travels, is checked, belongs to its tenant and is fuzzed.
+"""A new verb needs a table row and a handler: it is then sent, checked, tied to its tenant and fuzzed.
 
 partner of: csd_firmware/acts.py, csd_firmware/check.py, csd_firmware/state.py
 """
@@ -148,7 +148,8 @@ def test_it_is_fuzzed(monkeypatch):
     assert seeds == [(world.own_handle,), (world.secret_handle,), (1,)]
     runs = []
     monkeypatch.setitem(HANDLERS, KvTail, CommandHandler(lambda *args: runs.append(1) or tail(*args)))
-    monkeypatch.setattr(fuzz, "VERBS", {KvTail: ROW})  # of all verbs' inputs it gets so few that luck would decide
+    # among the inputs of all verbs it gets too few, so the result would depend on chance
+    monkeypatch.setattr(fuzz, "VERBS", {KvTail: ROW})
     found = fuzz.bench_fuzz(12_000, 3, lambda _: None)
     assert (found["crashes"], found["hangs"], found["leaks"], found["state_changes"]) == (0, 0, 0, 0), found["notes"]
     assert len(runs) > 50

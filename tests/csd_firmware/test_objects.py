@@ -1,4 +1,4 @@
-"""Forks, names and ranges of many sequences, through power cuts, tenants and drives that die.
+"""Forks, names and ranges of many sequences, across power loss, tenants and drives that die.
 
 partner of: csd_firmware/objects.py, ftl/kv/names.py, csd_link/recovery.py
 """
@@ -52,7 +52,7 @@ def one(count: int):  # type: ignore[no-untyped-def]
 
 
 class Drive:
-    """A firmware, and what it has lost when it loses power."""
+    """A firmware, and its state after a power loss."""
 
     def __init__(self, spec: DriveSpec) -> None:
         self.spec, self.firmware, self.draw = spec, Firmware(spec), np.random.default_rng(0)
@@ -261,7 +261,7 @@ def test_names_of_many_are_kept_in_order() -> None:
 
 
 class Mortal:
-    """A drive behind a connection: it dies when it is told to, and comes back with what it had flushed."""
+    """A drive attached through a connection: it dies on request, and comes back with its flushed state."""
 
     def __init__(self, spec: DriveSpec) -> None:
         self.spec, self.name, self.lost = spec, "mortal", None
@@ -331,7 +331,7 @@ def test_cropped_rounded_rows_survive_restart(small_drive: DriveSpec) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, seed: int) -> None:
-    """Rows and names against dictionaries, with a death before or behind any command."""
+    """Rows and names against dictionaries, with a death before or after any command."""
     draw, generator = random.Random(seed), np.random.default_rng(seed)
     mortal = Mortal(small_drive)
     device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A tenant uses its share of a drive and no more, whatever others do."""
+"""A tenant uses at most its share of a drive, independent of other tenants."""
 
 from __future__ import annotations
 

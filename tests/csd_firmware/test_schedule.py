@@ -1,4 +1,4 @@
-"""Schedules against times worked out by hand and against bounds that no schedule can beat."""
+"""Schedules against times computed by hand and against bounds that no schedule can beat."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def units_of(drive, **engine):
 
 
 def pages(*per_stream):
-    """A plan with so many pages for each stream, one after the other over lanes."""
+    """A plan with the given number of pages for each stream, assigned cyclically to lanes."""
     ends = np.cumsum(per_stream)
     size = np.full(ends[-1], 512)
     return PagePlan(np.arange(ends[-1], dtype=np.uint32) % np.uint32(4), size, size, ends, stored=False)
@@ -66,7 +66,7 @@ def test_v_is_read_under_the_logits_of_k(small_drive):
     ]
     units = units_of(small_drive)
     total, parts = run("overlapped", work, units)
-    # Both pages lie in one lane: V is sensed when K has left, and is there after logit has ended
+    # Both pages are on one lane: V is sensed after the transfer of K, and arrives after logit has finished
     assert total == pytest.approx(3 + 2 * (READ + CHANNEL) + 10, abs=10)
     assert parts == {"argtopk": 3, "flash_table": total - 13, "attend": 10}
     serial, _ = run("serial", work, units_of(small_drive))
@@ -89,7 +89,7 @@ def test_softmax_counts_where_it_is_slower_than_its_kernel(small_drive):
 
 
 def test_a_filter_that_is_slower_than_its_channel_holds_it_up(small_drive):
-    """At 0.01 bytes a ns, 200 pages on each of two channels, whatever streams they are of."""
+    """At 0.01 bytes a ns, 200 pages on each of two channels, for any assignment to streams."""
     for schedule in SCHEDULES:
         for streams in (1, 8):
             slow = units_of(small_drive, nfc_bytes_per_cycle=1, clock_hz=10_000_000)

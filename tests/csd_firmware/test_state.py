@@ -1,4 +1,4 @@
-"""Sums of V survive with their sequences, and are what adding up anew gives."""
+"""Sums of V survive with their sequences, and equal sums that are recomputed from the rows."""
 
 import numpy as np
 import pytest

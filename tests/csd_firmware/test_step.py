@@ -53,7 +53,7 @@ class Bench:
         return done
 
     def attend(self, method="sparf", r=4, share=4, now_ns=0):
-        """A decode step; returns its completion and what the oracle says."""
+        """A decode step; returns its completion and the oracle's output."""
         B = len(self.seqs)
         q, k, v = half(self.generator, B, H, G, D), half(self.generator, B, H, D), half(self.generator, B, H, D)
         self.K = [np.concatenate([old, new[None]]) for old, new in zip(self.K, k, strict=True)]
@@ -232,7 +232,7 @@ def test_a_range_of_tokens_is_read_and_no_page_besides(small_drive, first, token
     pages = 0
     for length in (310, 90):
         end = min(first + tokens, length) if tokens else length
-        full = min(end, length // per_page * per_page)  # what is left of the last group is in drive DRAM
+        full = min(end, length // per_page * per_page)  # the rest of the last group is in drive DRAM
         pages += max(0, -(-full // per_page) - first // per_page)
     assert done.flash.pages_read == 2 * H * pages
     assert done.link_bytes == 64 + sum(data.nbytes for data in done.data)

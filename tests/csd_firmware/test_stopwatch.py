@@ -1,4 +1,4 @@
-"""Shares of modelled time add up, and have names of the closed set."""
+"""Parts of the simulated time add up to the whole, and their names are of the closed set."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from csd_firmware.stopwatch import LatencyBreakdown
 def test_shares_add_up_to_the_whole():
     watch = LatencyBreakdown(100)
     watch.spend("link", 5)
-    watch.until("queue", 90)  # has ended already
+    watch.until("queue", 90)  # already in the past
     watch.until("flash_token", 140)
     watch.spend("link", 2)
     assert watch.breakdown_ns == {"link": 7, "queue": 0, "flash_token": 35}

@@ -1,4 +1,4 @@
-"""HandleCipher that only their tenant can have."""
+"""Encrypted handles that only their tenant can use."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Values of tenants: each has keys of its own, quotas hold, a restart keeps what was flushed."""
+"""Values of tenants: each tenant has its own keys, quotas hold, a restart keeps flushed values."""
 
 import os
 import threading

@@ -1,4 +1,6 @@
-"""Budgets from control groups of both versions, as files say them; and a group of our own where this user may."""
+"""Memory budgets from control groups of both versions, read from their files; and a temporary group if this user may
+create one.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is compiled once is compiled again when anything that it is made of changes."""
+"""Compiled code is cached, and compiled again when anything it depends on changes."""
 
 import importlib.util
 import re

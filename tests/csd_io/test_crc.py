@@ -1,4 +1,4 @@
-"""A CRC-32 names a single flipped bit, and never one where there are two."""
+"""A CRC-32 locates a single flipped bit, and reports none if two bits are flipped."""
 
 import random
 import zlib

@@ -1,4 +1,4 @@
-"""CRC-32C against the vectors of RFC 3720, and against a sum bit by bit."""
+"""CRC-32C against the vectors of RFC 3720, and against a bitwise computation."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Workers end with the process that started them.
+"""Worker processes exit with the process that started them.
 
 partner of: csd_io/death.py
 """

@@ -61,7 +61,7 @@ def loop(file):
 
 
 def make(program, disk):
-    """Let something lie on a disk."""
+    """Format a disk with a program such as mkfs."""
     if not (found := shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")):
         missing("mkfs", f"there is no {program}")
     subprocess.run([found, disk], check=True, capture_output=True)

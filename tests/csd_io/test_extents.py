@@ -1,4 +1,4 @@
-"""Extents never overlap, and what is read of a tensor is what was written to it."""
+"""Extents never overlap, and a tensor reads back as it was written."""
 
 import errno
 import random
@@ -100,7 +100,7 @@ def test_a_part_lies_within_its_extent(at, size):
 
 
 class Tensors(RuleBasedStateMachine):
-    """A dictionary of bytes beside a device."""
+    """A dictionary of bytes, compared with a device."""
 
     def __init__(self):
         super().__init__()

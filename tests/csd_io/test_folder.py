@@ -1,4 +1,4 @@
-"""Files of a folder: what was written is there, what was discarded is not, and a full disk is an error of the call."""
+"""Files of a folder: written data is present, discarded data is not, and a full disk is an error of the call."""
 
 import errno
 import os
@@ -61,7 +61,7 @@ def test_a_file_is_put_whole_or_not_at_all(folder, tmp_path, monkeypatch):
 
 @pytest.fixture
 def full_disk():
-    """A process's largest file is what a disk's room is elsewhere."""
+    """Limit the largest file of this process, to imitate a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))

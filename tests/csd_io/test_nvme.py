@@ -1,4 +1,4 @@
-"""What a controller and a namespace say of themselves. partner of: csd_link/nvme.py"""
+"""Identify data of a controller and a namespace. partner of: csd_link/nvme.py"""
 
 import struct
 from pathlib import Path

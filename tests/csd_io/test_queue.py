@@ -52,7 +52,7 @@ def test_failed_request_raises_and_leaves_none_in_flight(queue, fault, code):
         carry_out(queue, requests("read", aligned(SIZE)))
     assert (raised.value.errno, raised.value.filename) == (code, "disk/blocks")
     assert queue.reap(0) == []
-    queue.submit([IoRequest("read", 0, aligned(SECTOR))] * queue.depth)  # as many as ever have room
+    queue.submit([IoRequest("read", 0, aligned(SECTOR))] * queue.depth)  # exactly the queue depth
 
 
 def test_a_full_disk_is_an_error_of_the_write_that_met_it(queue):

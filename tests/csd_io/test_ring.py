@@ -1,4 +1,4 @@
-"""The ring itself: more submissions than it has entries, and signals while it waits."""
+"""The io_uring wrapper: more submissions than the ring has entries, and signals during a wait."""
 
 import os
 import signal

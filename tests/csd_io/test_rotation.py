@@ -1,4 +1,4 @@
-"""Rotated rows of V are as long as they were, and turn back.
+"""Rotated rows of V keep their length, and the inverse rotation restores them.
 
 partner of: csd_io/rotation.py
 """

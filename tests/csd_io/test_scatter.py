@@ -1,4 +1,4 @@
-"""Ranges of a file land where they belong, by io_uring, by threads, and through the page cache."""
+"""Ranges of a file arrive in the right buffers, with io_uring, with threads, and through the page cache."""
 
 import errno
 

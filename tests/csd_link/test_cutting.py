@@ -1,4 +1,4 @@
-"""Commands cut to what a drive takes: their parts, and what drives make of them."""
+"""Commands cut to the largest size that a drive takes: their parts, and the drives' results."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from csd_spec.verbs import VERBS
 from tests.properties import examples
 
 HEADS, DIM, GROUP, LAYERS = 2, 8, 2, 3
-TOKEN = 4 * HEADS * DIM  # bytes of K and V
+TOKEN = 4 * HEADS * DIM  # bytes of keys and values
 lengths_of = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 slots = st.integers(TOKEN + 16, 20 * TOKEN)
 
@@ -98,7 +98,7 @@ def test_other_commands_are_cut_by_rows(name, slot):
 @pytest.mark.parametrize(
     "command",
     [
-        SeqFork(SEQS, np.zeros(299, np.int64)),  # half of the forks would be nobody's, were the others refused
+        SeqFork(SEQS, np.zeros(299, np.int64)),  # half of the forks would have no owner if the others were refused
         SeqCreate(299, 1, 1, 8, 64),
         replace(append([40]), lengths=np.array([39])),
         replace(append([20, 20]), seqs=(1, 1)),

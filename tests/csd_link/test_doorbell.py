@@ -1,4 +1,4 @@
-"""Doorbells: heard at once, kept until someone listens, and silent ends are noticed."""
+"""Doorbells: heard at once, kept until a process listens, and a peer that exits silently is noticed."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ def test_a_doorbell_wakes_the_other_end(tmp_path):
     assert rung(host, drive)
     host.close()
     drive.wait(1)
-    drive.ring()  # nobody is there, which is no error
+    drive.ring()  # no process listens, which is not an error
     drive.close()
 
 

@@ -1,4 +1,4 @@
-"""What it runs on, checked when it is made."""
+"""A drive set: fields are checked when it is created."""
 
 from pathlib import Path
 

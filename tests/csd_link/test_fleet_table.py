@@ -88,7 +88,7 @@ def test_without_ray_it_says_how_to_get_it(monkeypatch):
 
 @pytest.fixture
 def store(monkeypatch):
-    """What the process that speaks with Ray is replaced by: a command, and the words that it was given."""
+    """Replaces the process that talks to Ray with a command, and returns the arguments that it was given."""
     monkeypatch.setattr(fleet_table, "missing_ray", lambda: None)
     given, real = [], subprocess.run
 

@@ -162,7 +162,7 @@ def test_modelled_time_begins_anew_for_a_new_host():
 
 
 def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
-    """The next host takes a generation that the drive has not seen, and is not attached before the drive says so."""
+    """The next host takes a generation that the drive has not seen, and is not attached before the drive confirms it."""
     medium = Blocks()
     drive, _ = attached(medium, tenant())
     drive.host = 1 << 50  # above any that is drawn
@@ -311,7 +311,7 @@ def test_a_header_that_is_torn_is_not_taken_for_a_death():
 
 
 class Clock:
-    """Time that passes while somebody waits at the doorbell, and no other; a drive answers while it may."""
+    """Time passes only while a host waits at the doorbell; a drive answers during that time, if it may."""
 
     def __init__(self, monkeypatch):
         self.now, self.drive = 0.0, None

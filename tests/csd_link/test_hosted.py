@@ -1,4 +1,4 @@
-"""What a machine gives its drives, in whatever says how they run."""
+"""Host resources of drives (threads, durability, medium), in both classes that describe how drives run."""
 
 import os
 from pathlib import Path

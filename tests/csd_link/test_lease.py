@@ -1,4 +1,4 @@
-"""A window's lock: one host at a time, known by name, free when that host is gone."""
+"""A window's lock: one host at a time, identified by name, free when that host has exited."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""A process that is stopped has not ended; one that nobody knows may have."""
+"""A stopped process has not exited; an unknown process may have."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_a_process_runs_until_it_has_ended():
     process.send_signal(signal.SIGSTOP)
     assert is_running(process.pid) and drive.is_known and not drive.has_exited()
     process.kill()
-    until(lambda: not is_running(process.pid))  # a zombie has ended too
+    until(lambda: not is_running(process.pid))  # a zombie has exited too
     assert drive.has_exited()
     process.wait()
     assert is_running(os.getpid()) and drive.has_exited()

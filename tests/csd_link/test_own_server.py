@@ -1,4 +1,4 @@
-"""Server processes of a run's own."""
+"""Server processes started for one run."""
 
 import os
 import signal
@@ -69,7 +69,7 @@ SLOW = "import time; end = time.process_time() + {work}\nwhile time.process_time
 
 
 def test_await_server_that_works_is_waited_for(tmp_path, monkeypatch):
-    """A first start compiles for many seconds; it was given up after a fixed time, however it was getting on."""
+    """A first start compiles for many seconds; a fixed timeout used to end it in spite of its progress."""
     monkeypatch.setattr("csd_link.own_server.IDLE_START_S", 0.3)
     log = tmp_path / "log"
     log.write_text(f"vcsd: {COMPILES}\n")

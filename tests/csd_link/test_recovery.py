@@ -1,4 +1,4 @@
-"""What is kept of a layer that a drive could lose."""
+"""Rows of a layer that the host keeps because a drive could lose them."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.inte
 
 @given(steps)
 def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
-    """Against a list of numbered tokens, of which the drive may have lost all after `least`."""
+    """Against a list of numbered tokens; the drive may have lost all tokens after `least`."""
     layer, tokens, least, number = UnflushedLayer(), [], 0, 0
     for verb, count in steps:
         if verb == "append":
@@ -46,7 +46,7 @@ def test_a_crop_between_two_appends_keeps_no_empty_rows():
 
 
 class Reborn:
-    """Attaches to a drive that forgets, when it dies, what was not flushed; it dies in the command of a number."""
+    """Attaches to a drive that loses unflushed data when it dies; it dies in command number `dies_in`."""
 
     def __init__(self, spec, folder, dies_in):
         self.spec, self.folder, self.dies_in, self.seen = spec, folder, dies_in, []

@@ -1,4 +1,4 @@
-"""A group of heads on several drives answers as one drive that is never lost.
+"""A group of heads on several drives responds as one drive that is never lost.
 
 partner of: csd_link/replica.py
 """
@@ -120,7 +120,7 @@ def twin(small_drive, drives) -> Iterator[Twin]:
 
 
 def end_losses(twin: Twin) -> None:
-    """Let a drive that was to fail soon fail now, and wait for its replacement."""
+    """Make a drive that was to fail soon fail now, and wait for its replacement."""
     for drive in twin.group.drives:
         if drive.left < SOON:
             drive.left = 0

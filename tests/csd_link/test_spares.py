@@ -1,4 +1,4 @@
-"""Which drive takes the place of a lost one."""
+"""Choice of the spare drive that replaces a lost one."""
 
 from dataclasses import dataclass
 

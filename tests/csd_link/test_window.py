@@ -1,4 +1,4 @@
-"""Blocks of a window: whole, or nothing."""
+"""Blocks of a window: read whole, or not at all."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Commands and completions survive their bytes; bytes that are none are refused."""
+"""Commands and completions survive encoding to bytes; invalid bytes are refused."""
 
 import zlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What attends, as one value."""
+"""The attention setting (method and compression) as one value."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values that are checked when they are made, by a caller and from a text alike."""
+"""Values that are checked when they are created, both from arguments and from text."""
 
 import copy
 import pickle

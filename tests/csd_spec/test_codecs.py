@@ -1,4 +1,4 @@
-"""Codecs: what is encoded comes back, and is encoded as it was.
+"""Codecs: encoded values decode to what was stored, and encode to the same bytes again.
 
 partner of: csd_spec/codecs/codec.py, csd_spec/codecs/verbatim.py, csd_spec/codecs/fp8.py
 """

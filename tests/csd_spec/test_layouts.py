@@ -1,4 +1,4 @@
-"""Layouts as values: their codes, which of them stores a model's values, and those that users add.
+"""Layouts as values: their codes, the layout that stores a model's values, and user-defined layouts.
 
 partner of: csd_spec/layouts/layout.py, csd_spec/layouts/table.py
 """

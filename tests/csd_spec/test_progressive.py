@@ -1,4 +1,4 @@
-"""How pages of progressive precision are filled, for every head size and page."""
+"""Arrangement of pages of progressive precision, for every head size and page size."""
 
 import pytest
 from hypothesis import given, settings

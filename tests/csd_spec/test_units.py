@@ -1,4 +1,4 @@
-"""Units of time: a closed set, each name whole in a completion."""
+"""Units of time: a closed set; each name appears in full in a completion."""
 
 import pytest
 

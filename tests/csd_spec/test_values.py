@@ -1,4 +1,4 @@
-"""The vocabulary's values check themselves and derive what they should.
+"""Value types of the vocabulary check their fields and derive the right values.
 
 partner of: csd_spec/_bounds.py, csd_spec/arrays.py, csd_spec/attention.py, csd_spec/commands.py, csd_spec/device.py,
 csd_spec/drive.py, csd_spec/model.py, csd_spec/presets.py, csd_spec/sparf.py, csd_spec/status.py

@@ -1,4 +1,4 @@
-"""Slots of either bank, and the rows behind them."""
+"""Slots of either bank, and the rows that they refer to."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Tests run side by side: one thread each, or they wait for each other."""
+"""Limits parallel tests to one thread each; otherwise they wait for each other."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Pictures: a line for each series, bars of what adds up, and names that no picture can have."""
+"""Plots: a line for each series, stacked bars for parts of a sum, and file names that no plot can have."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The trace that experiments take where none is named."""
+"""The default trace of experiments."""
 
 from pathlib import Path
 

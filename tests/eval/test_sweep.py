@@ -1,4 +1,4 @@
-"""Runs side by side: the results of one after the other, in order, and errors of workers; sweeps that were killed.
+"""Parallel runs: the same results as sequential ones, in order, and errors of workers; sweeps that were killed.
 
 partner of: eval/sweep.py
 """

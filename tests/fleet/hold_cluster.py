@@ -1,7 +1,7 @@
-"""A Ray cluster of several nodes on this machine, held by a process of its own: `hold_cluster.py NODES`.
+"""A Ray cluster of several nodes on this machine, held by a separate process: `hold_cluster.py NODES`.
 
 It prints the address. A line with a node's identifier on its input removes that node and adds another one; the end of
-its input ends it.
+its input stops the cluster.
 """
 
 import sys

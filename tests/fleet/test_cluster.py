@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster of three nodes, and on this machine alone, as a person uses it.
+"""A fleet on a Ray cluster of three nodes, and on this machine alone, through the command line.
 
 partner of: fleet/cluster.py, fleet/local.py, vcsd_cli/fleet.py, csd_link/fleet_kv.py
 """

@@ -1,4 +1,4 @@
-"""The block namespace: an ordinary drive beside the KV groups."""
+"""The block namespace: an ordinary drive next to the KV groups."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_discarded_pages_read_as_zeros(small_drive):
     ftl.flush(0)
     ftl.blocks.write(np.array([2]), numbered(small_drive, 7), 0)
     ftl.flush(0)
-    for _ in range(2):  # a power-on more: what the first has recorded must say the same
+    for _ in range(2):  # a second power-on: the records of the first one must give the same state
         ftl.nand.power_on()
         ftl = Ftl(small_drive, ftl.nand)
         assert firsts(ftl) == [1, 0, 7, 0, 5, 6] and ftl.findings == ()

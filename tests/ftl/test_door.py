@@ -1,4 +1,4 @@
-"""The door of the FTL against a dictionary of arrays.
+"""The public interface of the FTL against a dictionary of arrays.
 
 partner of: ftl/kv/append.py, ftl/kv/edit.py, ftl/kv/map.py, ftl/kv/pages.py, ftl/kv/reading.py, ftl/kv/relayout.py,
 ftl/kv/sequence.py, ftl/counters.py, ftl/errors.py
@@ -152,7 +152,7 @@ def test_full_dram_refuses_and_changes_nothing(small_drive):
 
 
 def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
-    """Room for one layer's embedding buffers and all of K and V, then for K and V alone."""
+    """Drive DRAM for one layer's embedding buffers and all of K and V, then for K and V alone."""
     ftl, layout = make(replace(small_drive, dram_bytes=(4 * HEADS + HEADS * 4) * small_drive.geometry.page_bytes), m=2)
     (first,) = ftl.create(1, LAYERS, HEADS, layout)
     assert layout.embedding_pages == 4
@@ -313,7 +313,7 @@ class FtlMachine(RuleBasedStateMachine):
 @pytest.mark.hypothesis  # for `./dev test --random`: Hypothesis marks only tests that it runs itself
 @pytest.mark.parametrize("buffers", [2048, 60])
 def test_random_verbs(small_drive, buffers):
-    """With 60 group buffers there is room for few unfinished embedding groups, with luck for all of K and V."""
+    """60 group buffers suffice for few unfinished embedding groups, and only sometimes for all of K and V."""
     FtlMachine.drive = replace(small_drive, dram_bytes=buffers * small_drive.geometry.page_bytes)
     machine = FtlMachine.TestCase()
     machine.settings = settings(max_examples=examples(60), stateful_step_count=50)
@@ -351,7 +351,7 @@ def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, se
     np.testing.assert_array_equal(ftl.placement.valid, counts)
     by_tag: dict[int, bytes] = {}
     for ppn in nand.programmed()[tag.is_group(nand.tags[nand.programmed()])].tolist():
-        # A tag is written once, by whatever was refused too
+        # A tag is written once, by refused commands too
         assert by_tag.setdefault(int(nand.tags[ppn]), nand.content[ppn].tobytes()) == nand.content[ppn].tobytes()
 
 

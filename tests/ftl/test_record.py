@@ -1,4 +1,4 @@
-"""A record's pages give back what was put into them."""
+"""Records survive being written to pages and read back."""
 
 from dataclasses import replace
 

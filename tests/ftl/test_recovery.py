@@ -1,4 +1,4 @@
-"""Power cuts at every moment; and that the judge sees what a careless drive would lose.
+"""Power loss at every moment; and the judge detects the data that a careless drive would lose.
 
 partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/place.py
 """
@@ -55,7 +55,7 @@ def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
 def test_judge_detects_stale_page_of_direct_medium(monkeypatch):
     monkeypatch.setattr(DirectPageStore, "write", lambda self, ppns, data: None)
     monkeypatch.setattr(DirectPageStore, "discard", lambda self, first, count: None)
-    monkeypatch.setattr(random_host, "FORMS", random_host.FORMS[:3])  # others trust what a page says of its form
+    monkeypatch.setattr(random_host, "FORMS", random_host.FORMS[:3])  # the other forms trust the form stated in a page
     results = (bench_crash(100, seed, medium="direct") for seed in range(9, 20))  # it shows where a drive reads its own
     assert any(result["lost"] + result["wrong"] for result in results)
 

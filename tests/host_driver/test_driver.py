@@ -1,4 +1,4 @@
-"""Heads over drives: what is stored and attended is the same for any number of drives, and everything is counted.
+"""Heads over drives: stored rows and attention are the same for any number of drives, and everything is counted.
 
 partner of: host_driver/traffic.py
 """
@@ -100,7 +100,7 @@ def test_a_refusal_names_the_drive():
     with pytest.raises(DeviceError, match=r"drive 0: .*magic") as refused:
         talk.step()
     assert refused.value.status is Status.INVALID_FIELD
-    assert talk.driver.traffic.step_count == 0  # a step that failed is none
+    assert talk.driver.traffic.step_count == 0  # a failed step is not counted
 
 
 def test_what_was_cropped_or_freed_is_gone():
@@ -123,7 +123,7 @@ def test_drives_are_flushed_every_so_many_steps():
 
 
 def test_rows_lie_as_the_output_does():
-    """Of any number of drives; query heads one after the other."""
+    """For any number of drives; query heads one after the other."""
     found = []
     for drives in (1, 3):
         talk = Talk(drives)
@@ -142,9 +142,9 @@ def test_rows_lie_as_the_output_does():
 
 
 def cut(generator, lengths, attention):
-    """A sequence of made-up rows, cut into sequences of these lengths, each in drives of its own.
+    """Cut a sequence of random rows into sequences of these lengths, each in its own drives.
 
-    Returns q (8, 16), K and V of the parts, (tokens, 4, 16), and what the drives give: outputs and rows of the parts.
+    Returns q (8, 16), K and V of the parts, (tokens, 4, 16), and the drives' results: outputs and rows of the parts.
     """
     q, parts, given = 2 * half(generator, 1, 8, 16), [], []
     for number, length in enumerate(lengths):
@@ -163,7 +163,7 @@ def cut(generator, lengths, attention):
 
 
 def of_head(head, q, parts):
-    """Of a KV head in float64: q (2, 16), and of each part K and V (tokens, 16)."""
+    """Inputs of a KV head in float64: q (2, 16), and K and V of each part, (tokens, 16)."""
     wide = [[rows[:, head].astype(np.float64) for rows in part] for part in parts]
     return q[2 * head : 2 * head + 2].astype(np.float64), wide
 
@@ -196,9 +196,10 @@ def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS, r=st.sampled_from([4, 16]), k=st.sampled_from([4, 20, 60]))
 def test_sparse_parts_error_equals_missed_mass(seed, lengths, r, k):
-    """What is merged and what dense attention gives are both means of V with weights; they differ by no more than the
-    range of V times the weight that lies elsewhere: among the parts, and in each part beyond what both give the tokens
-    attended. With all channels every part knows its weight."""
+    """The merged output and dense attention are both weighted means of V. They differ by at most the range of V times
+    the weight that differs: among the parts, and in each part beyond the weight of the attended tokens. With all
+    channels every part knows its weight.
+    """
     attention = Attention("sparf", Fixed(SparFParams(r, k, k // 4)))
     q, parts, given = cut(np.random.default_rng(seed), lengths, attention)
     out, rows = merge(*zip(*given, strict=True))

@@ -1,4 +1,4 @@
-"""A row of KV data: its bytes, its keys and values as views, and values as they are stored."""
+"""A row of KV data: its bytes, its keys and values as views, and its stored values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors to a queue and back, and attention whose bits are every machine's."""
+"""Tensors to a queue and back, and attention with the same bits on every machine."""
 
 import numpy as np
 import pytest

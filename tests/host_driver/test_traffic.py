@@ -1,4 +1,4 @@
-"""Sums over all steps, and the last of them."""
+"""Traffic summed over all steps, and that of the last step."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Who is let in: orders without starvation, a queue with an end, and prompts in chunks.
+"""Admission: orders without starvation, a bounded queue, and chunked prefill.
 
 partner of: kv_cache/admission.py, kv_cache/engine.py, kv_cache/metrics.py
 """
@@ -46,7 +46,7 @@ def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
     served = run(Trace(name="two", requests=requests), chunk=100)
     first, second = served.sequences
     alone_s = ROOMY.compute.prefill_s(250)
-    assert first.token_times_s[0] == pytest.approx(alone_s)  # nobody decodes beside it
+    assert first.token_times_s[0] == pytest.approx(alone_s)  # no other request decodes
     assert second.entered_s == first.token_times_s[0]
     beside = [100, 100, 50]
     steps = [ROOMY.compute.decode_s(1, 251 + n) + ROOMY.compute.prefill_s(each) for n, each in enumerate(beside)]
@@ -95,7 +95,7 @@ def test_without_aging_the_shortest_first_is_first_come():
 
 
 def test_nobody_pauses_for_longer_than_patience_has_it():
-    """One long request among short ones that keep coming, where there is no room for both in time."""
+    """One long request among short ones that keep arriving, with no time for both."""
     lengths = [(300, 50), *[(30, 40)] * 20]
     requests = [
         Request(number=n, arrival=0.1 * n, input_tokens=given, output_tokens=made)

@@ -1,4 +1,4 @@
-"""The table's rules, against a model of plain dictionaries, under random policies."""
+"""The rules of the block table, against a model of plain dictionaries, under random policies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Rules(RuleBasedStateMachine):
         return limit is None or self.used(tier) + tokens * ROW <= limit
 
     def really_fits(self, tier: str, waits: list[Copying]) -> None:
-        """Once those that are waited for have ended, what is there and what still leaves is within the limit."""
+        """Check that resident bytes, and those still leaving after the awaited copies have finished, are within the
+        limit.
+        """
         limit = LIMITS[tier]
         still = sum(size for where, size, whose in self.leaving if where == tier and self.blocks(whose, waits))
         assert limit is None or self.used(tier) + still <= limit

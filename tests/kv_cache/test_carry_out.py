@@ -66,7 +66,7 @@ def test_rows_of_a_layer_lie_in_different_places() -> None:
     assert all(attended[-1][row, 2] == ((CSD,) if row == "c" else (DEVICE,)) for row in homes)
     for block, entry in run.table.entries.items():
         assert run.table.tiers_of(block) == homes[str(block.request)] and entry.tokens == 6
-    assert run.traffic["device>csd"].bytes == 5 * LAYERS * ROW  # the last token was born there
+    assert run.traffic["device>csd"].bytes == 5 * LAYERS * ROW  # the last token was created there
 
 
 def test_a_row_in_two_blocks() -> None:
@@ -149,7 +149,7 @@ def test_what_no_room_suffices_for_is_refused() -> None:
 
 
 class Room:
-    """What a policy asks of an iteration whose device has 100 bytes of room. asked: what was copied and sent."""
+    """Stand-in for an iteration whose device has 100 bytes of room. Lists record the copies and sends of a policy."""
 
     batch, parts, layers = ["r"], "kv", range(2)
     memory = {"homes": lambda row, layer: (HOST,) if layer else (DEVICE,), "below": HOST}  # noqa: RUF012  # never changed

@@ -1,4 +1,4 @@
-"""One cost model: each term of the roofline, fitted terms, and what a paper's overlay changes."""
+"""The cost model: each term of the roofline, fitted terms, and the changes of a paper's overlay."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Serving: every request gets all its tokens, policies keep within the device, and what tokens are worth.
+"""Serving: every request gets all its tokens, policies keep within the device, and SLO attainment of tokens.
 
 partner of: kv_cache/engine.py, kv_cache/transfer/chain.py, kv_cache/cost.py, kv_cache/policies/orbitflow.py,
 kv_cache/metrics.py
@@ -97,7 +97,7 @@ def test_copies_of_a_policy_take_their_time():
 def test_slots_and_order():
     served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(slots=2))
     firsts = [each.token_times_s[0] for each in served.sequences]
-    assert firsts == sorted(firsts)  # who came first entered first
+    assert firsts == sorted(firsts)  # requests are admitted in order of arrival
     busy = [(each.token_times_s[0], each.token_times_s[-1]) for each in served.sequences]
     for begin, _ in busy:
         assert sum(a <= begin < b for a, b in busy) <= 2
@@ -137,14 +137,14 @@ def live(made, steps):
 
 
 def test_tokens_by_three_countings():
-    # due at 1, 2, 3, 4, 5 behind the first; paused for 3 before the fourth
+    # due 1, 2, 3, 4, 5 s after the first token; paused for 3 s before the fourth
     one = live([0, 0.5, 1.0, 4.0, 4.5, 5.0], [9, 0.5, 0.5, 0.5, 0.5, 0.5])
     served = RunResult(slo_s=1.0, sequences=[one], end_s=5.0)
     assert attained(served) == 1.0  # steps were short: a pause is in none of them
     assert tbt_attained_by_gaps(served) == 4 / 5
     assert deadlines_met(served) == 3 / 5  # the third and the fourth came at 4 and 4.5
     slow = RunResult(slo_s=1.0, sequences=[live([0, 0.2, 0.4, 2.0, 3.8, 4.0], [9, 0.2, 0.2, 1.6, 1.8, 0.2])], end_s=4.0)
-    assert attained(slow) == 3 / 5 and attained(slow, deposit=True) == 1.0  # what came early masks it
+    assert attained(slow) == 3 / 5 and attained(slow, deposit=True) == 1.0  # early tokens mask it
 
 
 def test_a_deposit_gives_a_token_an_interval():

@@ -1,4 +1,4 @@
-"""Tiers as values, and the machine that they are."""
+"""Tier limits as values, and the machine built from them."""
 
 import pytest
 

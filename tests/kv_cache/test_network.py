@@ -77,7 +77,7 @@ def test_no_link_moves_more_than_it_can_and_none_idles(sent: list[tuple[int, int
         bench.send(str(number), "a", nbytes, at_ns)
     arrived = bench.run()
     busy_ns, free_ns = 0, 0
-    for at_ns, nbytes in sorted(sent):  # a link that never idles with work at hand ends when a queue of one would
+    for at_ns, nbytes in sorted(sent):  # a link that is never idle with pending work finishes when a single queue would
         free_ns = max(free_ns, at_ns) + nbytes
         busy_ns += nbytes
     assert max(arrived.values()) == pytest.approx(free_ns, abs=len(sent) + 1)

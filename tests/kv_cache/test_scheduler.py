@@ -1,4 +1,4 @@
-"""The engine step by step, as a server drives it: decisions, placements, and requests that come and go.
+"""The engine step by step, as a server drives it: decisions, placements, and requests that arrive and finish.
 
 partner of: kv_cache/scheduler.py, kv_cache/request.py
 """
@@ -145,7 +145,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
             assert output is not None
             one.complete(output, most=1)
             if turn % 4 == 3:
-                one.remove(turn // 4)  # whatever state it is in
+                one.remove(turn // 4)  # in any state
         assert one.schedule() is None and not one.sequences and one.prompt is None and not one.queue
         if one.store is not None:
             assert one.store.free == LEVELS.capacities()

@@ -1,4 +1,4 @@
-"""The policy in docs/serving.md runs as it stands there."""
+"""The policy in docs/serving.md runs as printed."""
 
 import re
 from pathlib import Path

@@ -41,7 +41,7 @@ def test_what_moves_blocks_keeps_to_the_device(name: str) -> None:
     room = 200 * COST.layers * int(COST.token_bytes)
     engine = engine_for(TRACE, replace(COST, room_blocks=100), policy_of(name), 0.02, tiers=TierLimits(room))
     engine.run()
-    assert engine.events is not None and not engine.events.runner.table.entries  # all have ended
+    assert engine.events is not None and not engine.events.runner.table.entries  # all requests have finished
     assert engine.events.runner.table.peak["device"] <= room
 
 

@@ -1,4 +1,4 @@
-"""Traces: three layouts of files, what is wrong with them in one line, and the generator.
+"""Traces: three file formats, one-line errors, and the generator.
 
 partner of: kv_cache/trace.py
 """

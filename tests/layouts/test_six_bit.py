@@ -1,6 +1,6 @@
-"""A layout of 6 bits that no file of ours knows does all that the others do.
+"""A 6-bit layout that the product does not know supports everything that the shipped layouts do.
 
-It is the file `int6.py` beside this one, loaded as a user's. In the tree it would touch two product files: its codec in
+It is the file `int6.py` in this folder, loaded as a user's. In the tree it would touch two product files: its codec in
 csd_spec/codecs/int6.py, and its line in csd_spec/layouts/table.py.
 
 partner of: attention_engine/decoded.py
@@ -112,7 +112,7 @@ def test_crash_sweep_loses_nothing(monkeypatch, layout):
 
 
 def stored_in(device, layout, tokens):
-    """A sequence of one layer, and K and V as they are kept, (S, H, d) float64."""
+    """A sequence of one layer, and its K and V as stored, (S, H, d) float64."""
     seqs = tuple(done(device, SeqCreate(1, 1, H, D, 512, layout.code)).data[0].tolist())
     k, v = rows(2, tokens), rows(3, tokens)
     done(device, KvAppend(seqs, 0, np.array([tokens]), k, v))
@@ -121,7 +121,7 @@ def stored_in(device, layout, tokens):
 
 
 def attended(device, seqs, method, seed, tokens):
-    """The output (H, G, d) of a step with a budget of all its `tokens`, and what it asked."""
+    """The output (H, G, d) of a step with a budget of all its `tokens`, and the query, key and value of that step."""
     generator = np.random.default_rng(seed)
     q = generator.standard_normal((1, H, G, D)).astype(np.float16)
     k, v = (generator.standard_normal((1, H, D)).astype(np.float16) for _ in "kv")

@@ -47,7 +47,7 @@ RESULTS = Path(__file__).with_name("results.json")
 OF_A_DRIVE = ("ftl", "csd_link", "csd_firmware")
 CUTS, SEEDS, STEPS = 200, 12, 40  # of the crash sweep and of the simulation
 LIMIT_S = 600  # of a stage without a mutant, in which it has to pass
-TIMES, MORE_S = 4, 60  # of a stage with one: so often the time that it takes without, and so much more
+TIMES, MORE_S = 4, 60  # limit of a stage with a mutant: TIMES x its time without one, plus MORE_S seconds
 MOST_PERCENT = 5  # of the mutants that may survive
 CAUGHT, SURVIVED, HANGS = "caught", "survived", "hangs"
 NOT_PLANTED = 9  # exit code
@@ -105,7 +105,7 @@ def attempt(mutant: Mutant | None, stage: Stage, limit_s: float) -> str:
         time.sleep(0.05)
         done, status = os.waitpid(pid, os.WNOHANG)
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # what the tests have started, too
+        os.killpg(pid, signal.SIGKILL)  # including processes that tests have started
     if not done:
         os.waitpid(pid, 0)
         return HANGS

@@ -1,6 +1,6 @@
-"""Mutants: small changes of our own functions, planted in a running process.
+"""Mutants: small changes of the product's functions, planted in a running process.
 
-A mutant names a function and a part of its syntax tree. So it stays good when code is reformatted, when other lines
+A mutant names a function and a part of its syntax tree. So it stays valid when code is reformatted, when other lines
 change, and when the function moves to another module.
 """
 
@@ -33,7 +33,7 @@ class Mutant:
         new: Replacement of `old`.
         which: Index of the occurrence of `old` in the function, if it occurs several times.
         equivalent: Reason why no test can catch the mutant; empty for all others.
-        quick: Whether it is one of those that CI plants: its partners' tests are short.
+        quick: Whether CI plants the mutant: its partners' tests are short.
     """
 
     at: str
@@ -148,7 +148,7 @@ def _mutated(mutant: Mutant, path: Path) -> ast.Module | None:
 
 
 def _function(module: ModuleType, name: str) -> FunctionType:
-    """The Python function behind decorators."""
+    """The undecorated Python function."""
     found: Any = module
     for part in name.split("."):
         found = inspect.getattr_static(found, part)

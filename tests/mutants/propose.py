@@ -1,4 +1,4 @@
-"""Candidates for the list of mutants: one operator applied to one place of one function, drawn by a seed."""
+"""Candidates for the list of mutants: one operator applied to one place of one function, chosen by a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A mutation test catches what its stages see, and nothing by a stage that fails anyway; twelve mutants of the list."""
+"""A mutation test catches the mutants that its stages detect, and none by a stage that fails anyway; twelve mutants of
+the list.
+"""
 
 from __future__ import annotations
 

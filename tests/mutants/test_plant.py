@@ -1,4 +1,4 @@
-"""Mutants are planted where they say, for every caller, and found again after a move."""
+"""Mutants are planted at their stated place, for every caller, and found again after a move."""
 
 from __future__ import annotations
 

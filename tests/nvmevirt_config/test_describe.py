@@ -1,4 +1,4 @@
-"""Drives described in files.
+"""Drive descriptions read from files.
 
 partner of: nvmevirt_config/document.py
 """

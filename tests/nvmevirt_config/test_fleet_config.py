@@ -1,4 +1,4 @@
-"""Descriptions of fleets, from files."""
+"""Fleet descriptions read from files."""
 
 from pathlib import Path
 

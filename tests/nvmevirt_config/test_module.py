@@ -1,4 +1,4 @@
-"""NVMeVirt's reservation: how it is written down, and whether it is there."""
+"""NVMeVirt's memory reservation: its kernel parameters, and whether it is present."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lists of drives to serve, from files."""
+"""Lists of drives to serve, read from files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Real parts that tests need: vLLM's environment, NVMeVirt's module, two hosts."""
+"""External parts that tests need: vLLM's environment, NVMeVirt's module, two hosts."""
 
 import os
 import shutil

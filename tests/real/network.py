@@ -3,7 +3,7 @@
 Each end of the link is a TAP device in a namespace. A thread passes frames between them: it delays, reorders and loses
 some, by a seed, and cuts the link on request. TCP on both ends is the kernel's. TAP devices have no offloads here, so a
 frame has at most 1,514 bytes and its checksums are complete. Namespaces and devices have no names outside: the kernel
-removes them when this process and those started on the hosts have ended.
+removes them when this process and those started on the hosts have exited.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Administration from the command line, of drives that are served and of those in folders.
+"""Administration from the command line, for served drives and for drives in folders.
 
 partner of: vcsd_cli/drive.py
 """

@@ -1,4 +1,4 @@
-"""Options of `vcsd.attach`: defaults, kinds, and types for a checker.
+"""Options of `vcsd.attach`: defaults, kinds, and types for a type checker.
 
 partner of: vcsd/attach_options.py, vcsd/__init__.py
 """

@@ -1,4 +1,4 @@
-"""What planned sequences need is known before anything is made, and what does not fit is refused in one line."""
+"""The space of planned sequences is checked before anything is allocated; if they do not fit, the error is one line."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""What the documentation shows works as it stands, with what may be imported and nothing else.
+"""Code in the documentation runs as printed, and imports only public names.
 
 partner of: vcsd/attached.py, vcsd/loading.py
 """
@@ -24,7 +24,7 @@ OURS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 
 def strided(folder):
-    """The example of a method of one's own, as a file."""
+    """The documentation's example of a user-defined method, as a file."""
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods.md").read_text(), re.DOTALL)
     file = folder / "strided.py"
     file.write_text(code)
@@ -47,7 +47,7 @@ def examples():
 
 
 def names_of_ours(code):
-    """What a piece of Python takes from our packages, as `package.name`."""
+    """Names that a piece of Python imports from the product's packages, as `package.name`."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OURS:
             yield from (f"{node.module}.{each.name}" for each in node.names)

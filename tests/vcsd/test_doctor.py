@@ -1,4 +1,4 @@
-"""What this machine is said to lack.
+"""`vcsd doctor`: the missing parts that it reports.
 
 partner of: csd_link/finding.py
 """

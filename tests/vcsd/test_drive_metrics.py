@@ -1,4 +1,4 @@
-"""Metrics of drives and of fleets, and the board that shows them.
+"""Metrics of drives and of fleets, and the dashboard that shows them.
 
 partner of: vcsd/drive_metrics.py
 """

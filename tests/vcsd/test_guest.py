@@ -1,4 +1,4 @@
-"""A Linux of its own finds the drive: its NVMe driver, our host driver, the firmware outside.
+"""A guest VM finds the drive: its NVMe driver and our host driver in the guest, the firmware outside.
 
 partner of: vcsd_cli/guest.py, nvmevirt_config/guest.py, host_driver/in_guest.py, host_driver/random_decode.py
 """

@@ -1,4 +1,4 @@
-"""A Linux of its own connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
+"""A guest VM connects to drives by NVMe/TCP: nvme-cli, a file system, a decode over its nodes.
 
 partner of: host_driver/in_guest.py, vcsd/guest_fabric.py, host_driver/in_guest_fabric.py,
 host_driver/in_guest_tools.py, csd_io/passthrough.py

@@ -1,4 +1,4 @@
-"""Prompts whose K and V of a layer are larger than a command, with the slots that drives have by default."""
+"""Prompts whose KV data of a layer exceeds a command, with the default slots of drives."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def model():
 
 
 def two_turns(model, transport):
-    """Tokens that are generated in each turn, and the report; the second turn reads K and V back."""
+    """Generated tokens of each turn, and the report; the second turn reads the KV cache back."""
     generator = np.random.default_rng(0)
     prompt, turn = (torch.from_numpy(generator.integers(0, 512, (1, tokens))) for tokens in (PROMPT, 30))
     asked = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}

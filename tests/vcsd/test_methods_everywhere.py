@@ -1,4 +1,4 @@
-"""A method of one's own, from the documentation's file, on every transport."""
+"""A user-defined method, from the documentation's file, on every transport."""
 
 import json
 import subprocess
@@ -24,14 +24,14 @@ RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "6", "--method", "strided"
 
 
 def figures(out):
-    """What does not depend on the machine's own arithmetic."""
+    """The figures that are independent of the machine's floating-point arithmetic."""
     result = json.loads(out)
     return {key: result[key] for key in FIGURES}
 
 
 @pytest.fixture(scope="module")
 def in_process(tmp_path_factory):
-    """What the run gives in this process."""
+    """Method file, and figures of the run in a process of its own."""
     file = strided(tmp_path_factory.mktemp("methods"))
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *RUN, "--methods-file", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Pretrained models by name: fetched once, checked, and what is refused.
+"""Pretrained models by name: downloaded once, checked, and refused models.
 
 partner of: vcsd/gguf.py, vcsd_cli/model.py
 """

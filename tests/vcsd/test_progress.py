@@ -1,4 +1,4 @@
-"""How far something is: plain lines where there is no terminal, and nothing where it is quick."""
+"""Progress messages: plain lines without a terminal, and none for short work."""
 
 import time
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""A model whose drives are lost for good continues with the same tokens.
+"""A model whose drives are lost permanently continues with the same tokens.
 
 partner of: host_driver/hf/replay.py
 """

@@ -1,4 +1,4 @@
-"""The modelled cost of redundancy: a decode worked out by hand, and what holds for any decode and drives."""
+"""The modelled cost of redundancy: a decode computed by hand, and properties of every decode and drive."""
 
 from dataclasses import replace
 from math import inf

@@ -1,4 +1,4 @@
-"""The report adds up what the driver counted."""
+"""The report adds up the driver's counters."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_figures_are_means_over_the_steps():
     report = Report.of(driver_after(3))
     assert report.steps == 3
     assert report.plain_offload_bytes_per_step == 602 * SHAPE.kv_bytes_per_token  # of 601, 602 and 603 tokens
-    assert report.pages_read == 3 * 2 * 2 * (600 // 32)  # of two heads' K and V, 32 tokens a page
+    assert report.pages_read == 3 * 2 * 2 * (600 // 32)  # keys and values of two heads, 32 tokens a page
     assert sum(report.breakdown_ns.values()) == report.step_ns
     assert [drive["kv_heads"] for drive in report.drives] == [[0], [1]]
     assert 0 < report.useful_byte_share <= 1

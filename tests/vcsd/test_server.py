@@ -1,4 +1,4 @@
-"""A model that serves: tokens of each request as alone, whoever else comes, goes, is cancelled or rejected.
+"""A serving model: tokens of each request as alone, while other requests arrive, finish, are cancelled or rejected.
 
 partner of: vcsd/server.py, vcsd/serving.py, vcsd/sampling.py, vcsd/counters.py
 """
@@ -42,7 +42,7 @@ def prompts() -> list[list[int]]:
 
 
 def setting(policy: str, **more) -> Serving:  # type: ignore[no-untyped-def]
-    """Tiers that hold a quarter of what six of the longest requests have."""
+    """Tiers that hold a quarter of the KV data of six requests of maximum length."""
     drives = DriveSet(count=2) if policy in WITH_DRIVES else ()
     size = 6 * LONGEST * TOKEN_BYTES // 4 // (2 if drives else 1)
     asked = {"policy": policy, "tiers": TierLimits(device=size, host=size), "drives": drives, "slots": 6}

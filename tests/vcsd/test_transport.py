@@ -1,4 +1,4 @@
-"""Ways to drives, made of our firmware: the same figures on each."""
+"""Transports to drives with our firmware: the same figures on each."""
 
 import numpy as np
 import pytest

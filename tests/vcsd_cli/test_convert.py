@@ -1,4 +1,4 @@
-"""`vcsd convert`: a folder that `--model` takes, or one line."""
+"""`vcsd convert`: a folder that `--model` accepts, or a one-line error."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for, and experiments whose arguments are their options.
+"""Commands that are imported on use, and experiments whose arguments are their options.
 
 partner of: vcsd_cli/experiments.py, eval/experiment.py, eval/options.py, vcsd/options.py, vcsd/tables.py
 """

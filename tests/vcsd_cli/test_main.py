@@ -1,4 +1,4 @@
-"""The command line, as a program calls it and as a person gets it wrong.
+"""The command line, called by a program, and with a user's mistakes.
 
 partner of: vcsd_cli/shared.py
 """

@@ -1,4 +1,4 @@
-"""`vcsd run`, as a program calls it and as a person gets it wrong."""
+"""`vcsd run`, called by a program, and with a user's mistakes."""
 
 import json
 import os
@@ -108,7 +108,7 @@ def test_run_json_has_step_times_of_methods(capsys, monkeypatch):
     short, long = (
         json.loads(vcsd(capsys, monkeypatch, *words, tokens)[1])["step_comparison"] for tokens in ("9", "12")
     )
-    assert short == long  # whatever the run's length
+    assert short == long  # independent of the run's length
     assert short["context_tokens"] == len(PROMPT)
     times = short["step_times_ns"]
     assert set(times) == set(short["output_errors"]) == {"dense", "sparf", "ours", "plain_ssd"}

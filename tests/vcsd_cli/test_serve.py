@@ -1,4 +1,4 @@
-"""`vcsd serve`, `create`, `list`, `delete`, as a person uses them."""
+"""`vcsd serve`, `create`, `list`, `delete`, as a user calls them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Options are taken once, and every number has a range that is declared."""
+"""An option is accepted once, and every number has a declared range."""
 
 import pytest
 from typer.core import TyperOption

@@ -1,4 +1,4 @@
-"""`vcsd run --policy`: K and V in tiers, from the command line.
+"""`vcsd run --policy`: the KV cache in tiers, from the command line.
 
 partner of: vcsd_cli/tiers.py, kv_cache/policies/auto.py, vcsd/tiered.py
 """
@@ -20,7 +20,7 @@ from vcsd.administer import read_log
 from vcsd.transport import open_drives
 
 RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "8")
-LAYER_MIB = 2 * 4 * 64 * 4 * (len(PROMPT) + 8) / 2**20  # K and V of a layer of the shipped model, one row
+LAYER_MIB = 2 * 4 * 64 * 4 * (len(PROMPT) + 8) / 2**20  # KV data of a layer of the shipped model, one row
 
 
 def run(capsys, monkeypatch, *args):

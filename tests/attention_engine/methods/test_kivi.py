@@ -1,4 +1,4 @@
-"""K by channel and V by token in few bits: what the codes stand for, what is attended and what crosses."""
+"""KIVI (keys quantized by channel, values by token): decoded values, attention output and link traffic."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Methods of one's own: from a file, from a plug-in, and what is refused.
+"""User-defined methods: loading from a file and from a plug-in, and methods that are refused.
 
 partner of: attention_engine/methods/__init__.py
 """

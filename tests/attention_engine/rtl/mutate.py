@@ -1,8 +1,8 @@
 """Faults injected into the RTL, one at a time: the partner test of each module must fail. `./dev rtl --mutate`.
 
-A fault is a text that occurs once in a module, and what takes its place. The sound module has to pass first, in a
-quarter of the time that a faulty one gets: so one that hangs counts as caught. What was tried on the same RTL and tests
-is remembered, so that a run that was broken off goes on.
+A fault is a text that occurs once in a module, and its replacement. The unmodified module has to pass first, in a
+quarter of the time that a faulty one gets, so a fault that hangs counts as caught. Verdicts on the same RTL and tests
+are remembered, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def faults() -> Iterator[tuple[str, str, str]]:
 
 
 def tried(module: str, old: str, new: str) -> str:
-    """What the test says of a fault: caught, hangs, survived, or does not build. No fault, "", has to survive."""
+    """Verdict of the test on a fault: caught, hangs, survived, or does not build. An empty fault ("") has to survive."""
     with tempfile.TemporaryDirectory() as folder:
         for source in SOURCES.glob("*.sv*"):
             shutil.copy(source, folder)
@@ -314,7 +314,7 @@ def tried(module: str, old: str, new: str) -> str:
 
 
 def _state(module: str) -> str:
-    """What a verdict on a module depends on."""
+    """Hash of the files that a module's verdict depends on."""
     files = [
         *sources(module),
         *sorted(SOURCES.glob("*.py")),

@@ -1,4 +1,4 @@
-"""Pages of progressive precision, made from numbers, for the tests of the units that read them."""
+"""Pages of progressive precision built from random numbers, for tests of the units that read them."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The bench that all RTL tests share: builds and runs a simulation; drives, watches and checks streams in it.
+"""Test bench shared by all RTL tests: builds and runs a simulation; drives, monitors and checks its streams.
 
 A test module holds cocotb tests (coroutines on a `dut`) and, for pytest, one function that calls `simulate`. Streams
 are the RTL's AXI-Streams: a beat is a dictionary of its fields, without the prefix of the stream.
@@ -156,7 +156,7 @@ def parameters() -> dict[str, int]:
 
 
 class Coverage:
-    """Bins of what a test has met; `require` fails where one is empty."""
+    """Coverage bins of a test; `require` fails if a bin is empty."""
 
     def __init__(self) -> None:
         self.bins: Counter[str] = Counter()
@@ -313,7 +313,7 @@ async def exchange(
     pressure: tuple[float, float],
     cover: Coverage | None,
 ) -> None:
-    """Send beats into stream `s`; what comes out of `m` must be what is due, beat by beat."""
+    """Send beats into stream `s`; the output of `m` must equal the expected beats, one by one."""
     idle, busy = pressure
     source = Source(dut, "s", rng, idle, cover)
     sink = Sink(dut, "m", tuple(due[0]), rng, busy, cover)

@@ -1,4 +1,4 @@
-"""argtopk: the same selection as a sort, and a known time for it."""
+"""argtopk: the same selection as a sort, in a known number of cycles."""
 
 import cocotb
 import pytest

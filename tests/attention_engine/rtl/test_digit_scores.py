@@ -48,7 +48,7 @@ def beats(page, tokens):
 
 
 def due(q, pages, tokens):
-    """Scores, and what each page adds to them: (query, acc, top, offset) page by page."""
+    """Scores, and the terms that each page adds to them: (query, acc, top, offset) page by page."""
     got = digit_scores(q.view(np.uint16), pages, tokens, shape())
     COVER.hit("bad" if got.bad else "good", "saturates" if got.over.any() else "fits")
     scores = [
@@ -153,7 +153,7 @@ async def cycles_are_the_clocks(dut):
 
 @cocotb.test()
 async def scores_are_those_of_float64(dut):
-    """Off by what rounding to int8 costs, no more."""
+    """The error is at most that of rounding to int8."""
     rng = await start(dut)
     numbers, bench = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng)
     q = any_q(numbers)

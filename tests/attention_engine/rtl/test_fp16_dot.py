@@ -10,7 +10,7 @@ COVER = Coverage()
 
 
 def vectors(rng, lanes, contexts, count):
-    """Vectors of 1 to 4 beats with their beats in turn, and what has to come out, in the order of their ends."""
+    """Vectors of 1 to 4 beats whose beats are interleaved, and the expected results in the order of the last beats."""
     beats, due = [], []
     for _ in range(count):
         group = [rng.randrange(1, 5) * lanes for _ in range(contexts)]

@@ -46,7 +46,7 @@ async def any_rows(dut, pressure):
     dut.s_k_tvalid.value = 0
     rng = await start(dut)
     p = parameters()
-    for _ in range(3):  # q is loaded anew each time
+    for _ in range(3):  # q is loaded again each time
         rows = [halves(rng, p["DIM"], rng.random()) for _ in range(12)]
         if rng.random() < 0.7:
             rows[3][rng.randrange(p["DIM"])] = 0x7C00

@@ -109,7 +109,7 @@ def test_scores_are_those_of_the_sums(shape, kind):
 
 @pytest.mark.parametrize("shape", SHAPES[::2], ids=IDS[::2])
 def test_pages_of_the_layout_are_read(shape):
-    """What the layout writes stands for K; scores are off by the rounding of coefficients to int8 only."""
+    """Pages written by the layout decode to K; the error of scores is the rounding of coefficients to int8 only."""
     numbers = np.random.default_rng(4)
     rows = (numbers.normal(0, 1, (1, shape.form.T, shape.m)) * numbers.uniform(0.1, 3, shape.m)).astype(np.float16)
     pages = np.zeros((1, shape.page_bytes), np.uint8)
@@ -133,7 +133,7 @@ VALUES = [
 
 @pytest.mark.parametrize("shape", VALUES, ids=["64", "64 in 4 bits", "48", "128 in 4 bits"])
 def test_values_of_the_layout_are_summed(shape):
-    """Rotated back, sums are those of what the layout says that codes stand for; weights are off by half a unit."""
+    """Rotated back, sums equal those of the values that the layout decodes; weights are off by half a unit."""
     numbers, form = np.random.default_rng(6), shape.form
     rows = numbers.normal(0, 1, (1, form.value_tokens, shape.m)).astype(np.float16)
     pages = np.zeros((1, shape.page_bytes), np.uint8)

@@ -11,7 +11,7 @@ COVER = Coverage()
 
 
 def cases(rng, count):
-    """Vectors one after the other, some of them of extremes, and what is due."""
+    """Vectors one after the other, some of them of extremes, and their expected results."""
     size, width = parameters()["SIZE"], parameters()["IN_W"]
     out = width + size.bit_length() - 1
     most = (1 << width - 1) - 1

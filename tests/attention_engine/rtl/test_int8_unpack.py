@@ -1,4 +1,4 @@
-"""int8_unpack: pages of K and V in 8 bits as FP16."""
+"""int8_unpack: pages of 8-bit keys and values, unpacked to FP16."""
 
 import cocotb
 import numpy as np
@@ -65,7 +65,7 @@ async def any_pages(dut, pressure):
 
 @cocotb.test()
 async def every_value_is_what_float64_says(dut):
-    """All codes with all exponents of K, and some of V's: what goes out is code x 2^exponent."""
+    """All codes with all exponents of K and some exponents of V: the output is code x 2^exponent."""
     rng = await start(dut)
     d, n = shape().head_dim, shape().refined
     codes = np.resize(np.arange(-128, 128), (-(-256 // n) * n, 1))

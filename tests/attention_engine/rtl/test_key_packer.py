@@ -1,4 +1,4 @@
-"""key_packer: single keys to lines."""
+"""key_packer: packs single keys into lines."""
 
 import cocotb
 import pytest

@@ -1,4 +1,4 @@
-"""nfc_filter: only wanted runs of a page go on."""
+"""nfc_filter: passes on only the requested runs of a page."""
 
 import cocotb
 import pytest

@@ -1,4 +1,4 @@
-"""normalize: the leading one goes to the top."""
+"""normalize: shifts the leading one to the top bit."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""page_gains: which pages are chosen, from the weights of tokens."""
+"""page_gains: selects pages from the weights of their tokens."""
 
 import cocotb
 import numpy as np
@@ -79,7 +79,7 @@ async def any_weights(dut, pressure):
 
 @cocotb.test()
 async def at_the_limit(dut):
-    """Gains and masses next to what they have to exceed; largest weights; limits beyond any page."""
+    """Gains and masses around the threshold that they have to exceed; largest weights; limits beyond any page."""
     rng = await start(dut)
     bench, p = Bench(dut, rng), parameters()
     for w in (3, 1000, MOST):

@@ -1,4 +1,4 @@
-"""Every RTL module has its test, and every tool reads it."""
+"""Every RTL module has a test, and every tool can read it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The engine on q, k and v of the shipped model: golden model, software kernel and RTL side by side."""
+"""The engine on recorded q, k and v of the shipped model: golden model, software kernel and RTL agree."""
 
 import json
 from itertools import pairwise

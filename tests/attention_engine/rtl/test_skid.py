@@ -1,4 +1,4 @@
-"""skid: every beat once and in order, at one a cycle where nobody waits."""
+"""skid: every beat once and in order, one per cycle if no side stalls."""
 
 import cocotb
 import pytest
@@ -34,7 +34,7 @@ async def one_a_cycle(dut):
 
 @cocotb.test()
 async def reset_while_full(dut):
-    """What waits is gone after a reset."""
+    """Buffered beats are gone after a reset."""
     dut.s_tvalid.value = 0
     rng = await start(dut)
     dut.m_tready.value = 0

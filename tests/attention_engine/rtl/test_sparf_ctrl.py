@@ -1,4 +1,4 @@
-"""sparf_ctrl: registers, refusals, phases, and the walk over pages."""
+"""sparf_ctrl: registers, refusals, phases, and the order of page requests."""
 
 import cocotb
 import pytest
@@ -11,7 +11,7 @@ CHANNELS, SCORE, WEIGH, KEYS, VALUES = range(1, 6)
 
 
 class Bench:
-    """The registers, and sinks for what the controller asks for."""
+    """The registers, and sinks for the controller's requests."""
 
     def __init__(self, dut, rng, busy=0.0):
         self.dut, self.rng = dut, rng
@@ -124,7 +124,7 @@ async def a_phase_may_end_within_the_walk(dut):
 
 @cocotb.test()
 async def sums_of_rows_are_read(dut):
-    """m and l of each query, as they came last; what has no query is zero."""
+    """Latest m and l of each query; zero for a query that does not exist."""
     rng = await start(dut)
     bench, heads = Bench(dut, rng), parameters()["Q_HEADS"]
     assert [await bench.axil.read_dword(address) for address in range(0x40, 0xC0, 4)] == [0] * 32

@@ -28,7 +28,7 @@ def shape():
 
 
 class Flash:
-    """Answers page requests from K and V of one head; what is not there reads as ones, like erased flash."""
+    """Answers page requests from K and V of one head; missing pages read as ones, like erased flash."""
 
     def __init__(self, dut, rng, idle):
         self.dut, self.rng, self.idle, self.requests = dut, rng, idle, []

@@ -113,7 +113,7 @@ async def any_pages(dut, pressure):
 
 @cocotb.test()
 async def a_beat_takes_a_cycle_a_query(dut):
-    """Of lines; sizes and what is behind the last token pass by. Weights are there in time."""
+    """One cycle for each beat of lines; sizes, and beats after the last token, are skipped. Weights arrive in time."""
     rng = await start(dut)
     numbers, bench = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng)
     form = shape().form

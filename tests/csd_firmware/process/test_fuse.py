@@ -1,4 +1,4 @@
-"""A mounted drive as its user meets it: files, dd, mkfs, and an unmount in the middle of it all."""
+"""A mounted drive as its user sees it: files, dd, mkfs, and an unmount during all of this."""
 
 import contextlib
 import errno
@@ -152,7 +152,7 @@ GONE = {errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.EIO}
 
 
 def test_an_unmount_under_load_is_clean(mount):
-    """Whoever writes gets an error, none hangs, and what was written before the unmount is there afterwards."""
+    """Writers get an error, none hangs, and data written before the unmount is readable afterwards."""
     failures, written, writing = [], [0] * 4, threading.Barrier(5)
 
     def load(number):

@@ -1,4 +1,4 @@
-"""A served drive and its NVMe/TCP hosts: blocks and values outlive a restart; hosts of other tenants are apart."""
+"""A served drive and its NVMe/TCP hosts: blocks and values survive a restart; hosts of other tenants are isolated."""
 
 import random
 import struct

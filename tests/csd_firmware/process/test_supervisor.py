@@ -1,4 +1,4 @@
-"""Drives with a process of their own: killed, restarted, lost; and who may use them.
+"""Drives in processes of their own: killed, restarted, lost; and the users that may access them.
 
 partner of: csd_firmware/process/serve.py, csd_firmware/process/mounts.py, csd_firmware/process/__main__.py
 """

@@ -1,4 +1,4 @@
-"""Whoever waits longest is next."""
+"""The request that has waited longest is served next."""
 
 from __future__ import annotations
 

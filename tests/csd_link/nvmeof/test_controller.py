@@ -1,4 +1,4 @@
-"""What a controller says of itself, its features, events, and the NVM command set; the table in docs/nvme.md.
+"""Identify data, features, events and the NVM command set of a controller; the table in docs/nvme.md.
 
 partner of: csd_link/nvmeof/controller.py, csd_link/nvmeof/controllers.py, csd_link/nvmeof/features.py,
 csd_link/nvmeof/identify.py, csd_link/nvmeof/nvm.py, csd_link/nvmeof/subsystem.py

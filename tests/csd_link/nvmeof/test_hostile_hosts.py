@@ -1,4 +1,6 @@
-"""Hosts that trickle, stall, lie and flood, while a good host on the same target completes all of its commands."""
+"""Hosts that trickle, stall, send false data and flood, while a good host on the same target completes all of its
+commands.
+"""
 
 import random
 import socket

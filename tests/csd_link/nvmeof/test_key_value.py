@@ -1,4 +1,4 @@
-"""Key Value commands of two hosts: what each refuses, returns and says of itself; the table in docs/nvme.md."""
+"""Key Value commands of two hosts: refusals, returned values and Identify data; the table in docs/nvme.md."""
 
 import struct
 

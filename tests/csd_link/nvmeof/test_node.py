@@ -1,4 +1,5 @@
-"""Drives behind nodes of Linux's NVMe driver: commands go once and in order, while paths are lost and come back.
+"""Drives attached through nodes of Linux's NVMe driver: commands run once and in order, while paths are lost and come
+back.
 
 partner of: csd_link/nvmeof/node.py, csd_link/transports/nvme_node.py
 """

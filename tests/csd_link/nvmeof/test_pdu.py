@@ -1,4 +1,4 @@
-"""PDUs: values come back as they were, and whatever is malformed is refused by name.
+"""PDUs: values survive encoding and decoding, and malformed PDUs are refused by name.
 
 partner of: csd_link/nvmeof/pdu.py, csd_link/nvmeof/commands.py
 """

@@ -37,7 +37,7 @@ SMALL = Limits(in_capsule_bytes=65536)
 
 
 class Counting:
-    """A service that returns a number of executed commands, and as many bytes as the command's handle says."""
+    """A service that returns the number of executed commands, and a payload whose length is the command's handle."""
 
     def __init__(self):
         self.seen, self.attached = [], 0

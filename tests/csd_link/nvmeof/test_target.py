@@ -1,4 +1,4 @@
-"""A target under hosts that behave, and under hosts that lie, stall and flood.
+"""A target with well-behaved hosts, and with hosts that send false data, stall and flood.
 
 partner of: csd_link/nvmeof/target.py, csd_link/nvmeof/connection.py, csd_link/nvmeof/stream.py,
 csd_link/nvmeof/host_queue.py, csd_link/nvmeof/host.py

@@ -1,4 +1,4 @@
-"""Drives of a fleet, from a table that needs no Ray: each drive is one that a process of ours serves."""
+"""Drives of a fleet, from a table that needs no Ray: each drive is served by a process of this test."""
 
 import json
 

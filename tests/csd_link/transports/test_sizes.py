@@ -23,7 +23,7 @@ from vcsd.transport import open_drives
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 LAYOUT = WindowLayout(depth=3, slot_blocks=16)
-TOKEN = 4 * SHAPE.kv_heads * SHAPE.head_dim  # bytes of K and V in a layer, on one drive
+TOKEN = 4 * SHAPE.kv_heads * SHAPE.head_dim  # bytes of keys and values in a layer, on one drive
 FITS = (LAYOUT.slot_bytes - 16) // TOKEN  # tokens of one sequence in a slot
 PROMPTS = (FITS - 1, FITS, FITS + 1, FITS + 2, 9 * FITS)  # one more is read than is appended; more parts than depth
 MODEL = ModelIdentity.from_text("m")
@@ -41,7 +41,7 @@ def half(generator, *shape):
 
 
 def turns(devices, lengths, attention):
-    """Two turns of sequences that are opened together: what comes of them, and what the host has counted."""
+    """Two turns of sequences that are opened together: their results, and the host's counters."""
     driver, generator, found = Driver(devices, SHAPE, attention), np.random.default_rng(0), []
     batch, count, every = driver.create(len(lengths), 2 * max(lengths) + 9), len(lengths), slice(None)
     for _ in range(2):
@@ -65,7 +65,7 @@ def all_turns(devices):
 
 @pytest.fixture(scope="module")
 def expected():
-    """In this process: of drives that take any size, and of those that take as much as a slot holds."""
+    """Results in this process: of drives that take any size, and of drives limited to the size of a slot."""
     runs = []
     for most in (1 << 60, LAYOUT.slot_bytes):
         with open_drives(DriveSet()) as devices:
@@ -125,7 +125,7 @@ def test_kill_during_split_append_and_read(when, tmp_path):
 
 
 def kill_before_request(device, number):
-    """Kill the drive when so many requests from now on were submitted."""
+    """Kill the drive when `number` requests from now on were submitted."""
     end, counted = device._device._end, []
     submit = end.submit
 

@@ -1,4 +1,4 @@
-"""The table of transports, and a way of one's own that comes as a plug-in.
+"""The table of transports, and a custom transport from a plug-in.
 
 partner of: csd_link/transports/__init__.py, csd_link/transports/transport.py, csd_link/transports/inproc.py,
 csd_link/transports/process.py, csd_link/transports/fuse.py, csd_link/transports/window_path.py,
@@ -56,7 +56,7 @@ class Pigeon(InProcess):
 
 @pytest.fixture
 def pigeon(tmp_path, monkeypatch):
-    """A package that is installed beside ours and has a transport."""
+    """An installed third-party package that has a transport."""
     (tmp_path / "loft.py").write_text(PIGEON)
     info = tmp_path / "loft-1.dist-info"
     info.mkdir()

@@ -1,4 +1,4 @@
-"""Scenarios that break methods: each is what it is called, and the command's rows.
+"""Scenarios that break methods: each matches its name, and the rows of the command.
 
 partner of: eval/accuracy/scenarios.py
 """

@@ -1,4 +1,4 @@
-"""Recorded attention, and the kernels' choices of tokens on it beside the oracle's.
+"""Recorded attention, and the tokens that kernels choose on it, compared with the oracle's.
 
 partner of: eval/accuracy/recorded.py
 """
@@ -46,7 +46,7 @@ def test_what_is_too_short_or_too_long_is_refused(shipped):
 
 
 def test_q_k_and_v_are_what_the_attention_was_given(shipped):
-    """Causal attention of what the first layer was given, through its output projection and back into the model."""
+    """Causal attention on the first layer's inputs, through its output projection and back into the model."""
     model, tokenizer = shipped
     ids = torch.tensor([tokenizer("A drive that can compute. " * 4)["input_ids"]])
     seen = []

@@ -1,4 +1,4 @@
-"""A sample of the architectures: outcomes, reasons that are looked for in the model, and processes that die.
+"""A sample of the architectures: outcomes, reasons looked up in the model, and processes that die.
 
 partner of: eval/accuracy/tiny.py, eval/accuracy/refusals.py, eval/accuracy/family.py
 """

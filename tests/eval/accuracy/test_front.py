@@ -1,4 +1,4 @@
-"""The front of bytes and error: what is on it, what may not be, and what is said of other texts."""
+"""The Pareto front of bytes and error: allowed points, refused points, and the same methods on another text."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Accuracy runs: what is measured is the method's doing, all of it, and nothing of it twice.
+"""Accuracy runs: every difference is caused by the method, all of it is measured, and nothing is counted twice.
 
 partner of: eval/accuracy/accuracy.py, eval/accuracy/batch.py, eval/accuracy/plan.py, eval/accuracy/prefilled.py
 """
@@ -102,7 +102,7 @@ def test_bits_per_byte_are_those_of_the_model_itself(model):
 
 
 def test_reference_is_by_plain_transformers(model):
-    """The mean over the windows of what one forward without a cache and without drives says."""
+    """The mean over the windows of the result of one forward pass without a cache and without drives."""
     result = measure_accuracy(*model, plan(methods="local"))
     ids, nats = list(TEXT.read_bytes()), []
     for start in (0, len(ids) - 640):

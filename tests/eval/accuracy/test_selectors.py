@@ -1,4 +1,4 @@
-"""Methods side by side: what every row promises, and what ours are worth.
+"""Comparison of methods: properties of every row, and results of our methods.
 
 partner of: eval/accuracy/contenders.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/kept.py
 """
@@ -75,8 +75,10 @@ def test_a_text_or_a_context_that_is_too_short_is_refused():
 
 
 def test_what_heeds_no_budget_has_one_row_with_what_it_uses(result):
-    """K and V in 4 bits: 16 for a scale and a least value each of 32 channels or tokens, so 5 of 16 in all; in 8 bits
-    a page of 31 tokens. The 2 tokens behind the last group are in DRAM."""
+    """Keys and values in 4 bits: a scale and a zero-point, 16 bits each, per 32 channels or tokens, so 5 / 16 in all.
+
+    In 8 bits, a page of 31 tokens. The 2 tokens after the last group are in DRAM.
+    """
     for name, share in (("dense", 1.0), ("kivi", 5 / 16), ("kivi-2", 3 / 16), ("dense-8-bits", 16 / 31)):
         (row,) = (row for row in result["methods"] if row["name"] == name)
         assert row["budget"] == row["bytes_useful_share"] <= row["bytes_fetched_share"]

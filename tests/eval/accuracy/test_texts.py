@@ -1,4 +1,4 @@
-"""Texts by name, each from its file as it is published.
+"""Texts by name, each from its file as published.
 
 partner of: eval/accuracy/data.py
 """

@@ -1,6 +1,6 @@
-"""In place of vLLM's process: answers as `eval.bench.vllm_child` does, with a "model" that adds up its prompt.
+"""Stand-in for vLLM's process: answers as `eval.bench.vllm_child` does, with a "model" that adds up its prompt.
 
-$MADE_UP_VLLM: `wrong` answers other tokens where drives are used, `blind` finds nothing there, `dead` ends at once.
+$MADE_UP_VLLM: `wrong` returns other tokens if drives are used, `blind` finds nothing in them, `dead` exits at once.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The contest runs, on every shape that it takes, and its errors are those of the kernels.
+"""The attention contest runs on every supported shape, and its errors are those of the kernels.
 
 partner of: eval/bench/contest.py
 """
@@ -28,8 +28,9 @@ def test_few_bits_err_within_bounds_and_read_less(method):
 
 
 def test_bytes_are_those_that_a_method_uses():
-    """700 tokens of 2 KV heads with 64 channels: dense all rows of K and V; SparF 88, and 16 channels of the 512
-    tokens whose embedding groups are in flash."""
+    """700 tokens of 2 KV heads with 64 channels: dense reads all keys and values; SparF reads 88 tokens, and 16
+    channels of the 512 tokens whose embedding groups are in flash.
+    """
     contest = Contest(Size(700, 4, 64, 2))
     assert contest.read_all() == 2 * 700 * 2 * 64 * 2
     contest.attend("dense")

@@ -1,4 +1,4 @@
-"""A decode step's CPU and wall time: every way has its turns, and all ways decode the same.
+"""CPU and wall-clock time of a decode step: every variant is run in turn, and all variants decode the same.
 
 partner of: eval/rivals/caches.py
 """
@@ -31,7 +31,7 @@ def test_every_way_is_timed(monkeypatch):
 @pytest.mark.parametrize(("dtype", "same", "in_drives"), [("fp32", 1e-5, 2e-3), ("bf16", 0.02, 0.05)])
 @torch.inference_mode()
 def test_all_ways_decode_the_same(dtype, same, in_drives):
-    """Logits of the step behind the same K and V: those of drives that attend to everything are FP16's, or BF16's."""
+    """Logits of the step after the same KV cache: drives that attend to everything are as exact as FP16, or BF16."""
     caches.register()
     load = DecodeLoad("4x2x16", tokens=50, batch=2, dtype=dtype)
     with ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""The FTL's benchmarks on small settings."""
+"""The FTL's benchmarks with small settings."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_attention_reads_are_balanced_and_use_the_channels():
 
 
 def test_the_engine_works_between_attention_reads_or_under_them():
-    """The same pages; the engine takes time, of which a schedule hides some."""
+    """The same pages; the engine takes time, and an overlapping schedule hides part of it."""
     alone, serial, overlapped = (
         bench_attention(Reads(capacity_gb=1, heads=8, tokens=512, schedule=schedule), requests=3)
         for schedule in (None, Schedule.SERIAL, Schedule.OVERLAPPED)

@@ -1,4 +1,4 @@
-"""Mooncake's objects are counted as they are read; a drive that is lost, or holds other bytes, is seen.
+"""Mooncake's objects are counted as they are read; a lost drive, or one that holds other bytes, is detected.
 
 partner of: eval/bench/mooncake.py, eval/bench/mooncake_guest.py
 """

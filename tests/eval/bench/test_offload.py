@@ -1,4 +1,4 @@
-"""K and V beyond memory: every way attends, and what a drive reads from its disk stays within its plan.
+"""A KV cache larger than memory: every variant attends, and a drive's reads from its disk stay within its plan.
 
 partner of: eval/bench/offload.py, eval/bench/offload_way.py
 """
@@ -19,7 +19,7 @@ def refuse(limit_bytes):
 
 @pytest.fixture
 def one_process(monkeypatch):
-    """Every way in this process; what one is limited to is not the point here."""
+    """Run every variant in this process; the memory limit of a variant is not tested here."""
     threads = torch.get_num_threads()
     monkeypatch.setattr(offload, "_child", lambda job, group: offload_way.run(job))
     yield

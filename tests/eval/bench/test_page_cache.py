@@ -1,4 +1,4 @@
-"""Tensors round and round: in a control group where this user may make one, else in a cache of our own.
+"""Tensors read cyclically: in a control group if this user may create one, else in a modelled page cache.
 
 partner of: eval/bench/page_cache.py, eval/bench/cyclic.py, eval/bench/child.py
 """

@@ -1,4 +1,4 @@
-"""`vcsd bench planner`: instances, and a judge that looks at all placements.
+"""`vcsd bench planner`: instances, and an exhaustive search as reference.
 
 partner of: eval/bench/plan.py
 """

@@ -1,4 +1,4 @@
-"""A drive with more K and V than its process has memory: it decodes, is killed, is opened again, and goes on.
+"""A drive whose KV data exceeds its process's memory: it decodes, is killed, is opened again, and continues.
 
 partner of: eval/bench/reopen.py, eval/bench/reopen_drive.py, eval/bench/child.py
 """
@@ -25,7 +25,9 @@ def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, m
 
 
 def test_k_and_v_five_times_as_large_as_memory(tmp_path):
-    """A tenth of 10 GiB under 2 GiB: what the interpreter and the code have is not of the group."""
+    """1 GiB of KV data under a limit of 204 MiB: a tenth of 10 GiB under 2 GiB. The memory of the interpreter and the
+    code does not count against the group.
+    """
     load = RecoveryLoad(kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_every=1, folder=tmp_path)
     found = bench_reopen(load)
     if found["how"] is None:

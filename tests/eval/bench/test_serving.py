@@ -1,4 +1,4 @@
-"""The shipped model serves traces: right under every policy, and nothing grows.
+"""The shipped model serves traces: correct under every policy, and no memory growth.
 
 partner of: eval/bench/serving.py
 """

@@ -1,4 +1,4 @@
-"""Times of the victim are measured, not judged; what it is refused is.
+"""Times of the victim tenant are measured without a limit; refusals of its commands are checked.
 
 partner of: eval/bench/tenants.py, eval/bench/tenants_child.py
 """

@@ -1,4 +1,4 @@
-"""Rates of the ways to a drive are measured, not judged."""
+"""Rates of the transports are measured without a limit."""
 
 import shutil
 

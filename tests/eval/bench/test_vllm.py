@@ -1,4 +1,4 @@
-"""The cases of vLLM with prefixes in drives, with another program in vLLM's place; vLLM itself: `./dev vllm`.
+"""Cases of vLLM with prefixes in drives, with a stand-in for vLLM; vLLM itself: `./dev vllm`.
 
 partner of: eval/bench/vllm.py, eval/bench/vllm_child.py
 """
@@ -15,7 +15,7 @@ CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16
 
 @pytest.fixture
 def python(tmp_path):
-    """A "Python" that runs it, whatever module it is asked to."""
+    """A "Python" that runs the stand-in, for any requested module."""
     file = tmp_path / "python"
     program = Path(__file__).with_name("made_up_vllm.py")
     file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')

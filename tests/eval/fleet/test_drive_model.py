@@ -1,4 +1,4 @@
-"""The drive's line, and its deviation from the full emulator at sequences that were not fitted.
+"""The linear model of the drive, and its deviation from the full emulator at sequences outside the fit.
 
 partner of: eval/fleet/drive_model.py, eval/fleet/calibrate.py, eval/fleet/emulated.py
 """

@@ -1,4 +1,4 @@
-"""Requests through hosts: tokens are conserved, more arrivals mean more work, a step is the model's.
+"""Requests through hosts: tokens are conserved, more arrivals mean more work, and step times are those of the model.
 
 partner of: eval/fleet/events.py, eval/fleet/machine.py, eval/fleet/simulation.py
 """
@@ -114,7 +114,7 @@ def test_100_000_seconds_are_same_again(machine, trace):
 
 
 def test_memory_is_that_of_two_periods(machine, trace):
-    """Arrays that grow with requests: the pool of those that wait, and the blocks that are known."""
+    """Arrays that grow with requests: the pool of waiting requests, and the known blocks."""
     sizes = []
     simulation = _Simulation(machine.costs(8192), 2, machine.groups, machine.slots)
     for arrivals in periods(trace, 24, 4, seed=2):

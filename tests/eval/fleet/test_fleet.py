@@ -1,4 +1,4 @@
-"""`vcsd eval fleet` on a small trace: its keys, where scaling ends, and errors in a line.
+"""`vcsd eval fleet` on a small trace: its keys, the end of scaling, and one-line errors.
 
 partner of: eval/fleet/jobs.py
 """

@@ -35,7 +35,7 @@ def test_seed_decides_draws(trace):
 
 @pytest.fixture
 def talks():
-    """Two conversations of two turns behind one system prompt, and a request without it."""
+    """Two conversations of two turns with one system prompt, and a request without it."""
     hashes = [(9, 1), (9, 5), (9, 1, 2), (9, 5, 6, 7), (30,)]
     requests = [
         Request(

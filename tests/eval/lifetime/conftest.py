@@ -1,4 +1,4 @@
-"""A drive and a model so small that a day takes a moment."""
+"""A small drive and model, so that a simulated day takes little time."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Engines on a drive: what physics leaves no choice about.
+"""Storage engines on a drive: results that follow from the properties of flash.
 
 partner of: eval/lifetime/engines.py, eval/lifetime/drive.py, eval/lifetime/patterns.py
 """
@@ -30,7 +30,7 @@ def test_writes_that_fit_have_waf_1_and_are_not_moved(day, load_of):
 
 
 def test_whole_superblocks_that_are_discarded_are_never_moved(day, load_of):
-    """Garbage collection finds nothing valid; what stays is the journal, which records discards, and wear leveling."""
+    """Garbage collection finds no valid pages; only the journal, which records discards, and wear leveling remain."""
     replay = EngineReplay(WHOLE, load_of(day([(key,) for key in range(400)])), discard=True)
     counts, counters = replay.run(), replay.ftl.counters
     assert counts.erases > 0

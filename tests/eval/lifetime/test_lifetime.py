@@ -1,4 +1,4 @@
-"""`vcsd eval lifetime` on a small trace: all rows and keys, the headline from the rows, and errors in a line."""
+"""`vcsd eval lifetime` on a small trace: all rows and keys, the headline computed from the rows, and one-line errors."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ from ftl.errors import OutOfSpaceError
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    """600 conversations an hour, each of two turns of 2,000 tokens and more behind a system prompt."""
+    """600 conversations an hour, each of two turns of at least 2,000 tokens after a system prompt."""
     path = tmp_path_factory.mktemp("lifetime") / "small.jsonl"
     lines = [
         {

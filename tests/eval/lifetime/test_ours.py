@@ -1,4 +1,4 @@
-"""Prefixes as sequences: pages by the layout's groups, forks that share, eviction that keeps within the drive."""
+"""Prefixes as sequences: pages match the layout's groups, forks share them, and eviction keeps within the drive."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from eval.lifetime.ours import OurReplay
 
 
 def test_prompt_and_answer_are_programmed_once(day, load_of):
-    """2 layers, 2 heads, K and V: a page holds 16 rows of 32 bytes. Of 128 + 16 - 1 tokens 8 groups are full."""
+    """2 layers, 2 heads, keys and values: a page holds 16 rows of 32 bytes. 128 + 16 - 1 tokens fill 8 groups."""
     counts = OurReplay("plain", load_of(day([(1,)], output=16), hours=1e-9)).run()
     assert counts.host_pages == 2 * 2 * 2 * (143 // 16)
 

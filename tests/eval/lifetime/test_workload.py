@@ -1,4 +1,4 @@
-"""Draws from a trace: new content but for system prompts, the rate of the trace, the same by the same seed."""
+"""Samples of a trace: new content except for system prompts, the rate of the trace, the same for the same seed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where training begins: heads that look where they should, and copies that come out right before any training."""
+"""Initial weights of the training: heads attend to the right positions, and copying works before any training."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""llama2.c models: the layout byte by byte, and real weights that go on telling their story in drives."""
+"""llama2.c models: the layout byte by byte, and real weights that continue their story with drives."""
 
 import struct
 

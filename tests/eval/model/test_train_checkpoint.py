@@ -1,4 +1,4 @@
-"""What the shipped checkpoint is trained on, and how it is stored.
+"""The shipped checkpoint: its training corpus and its file format.
 
 partner of: eval/model/corpus.py
 """

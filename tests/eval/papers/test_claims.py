@@ -1,4 +1,4 @@
-"""Files of claims: what they hold, and one line for each thing that is off."""
+"""Files of claims: their content, and a one-line error for each defect."""
 
 import csv
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_every_file_belongs_to_a_paper():
 
 
 def test_new_claim_is_one_row(tmp_path):
-    """An input is taken as printed, what is not determined may be without a value of ours; nothing else changes."""
+    """An input is taken as printed, a claim that is not determined may lack a value of ours; nothing else changes."""
     paper = load("tierkv")
     path = tmp_path / "claims.csv"
     added = '\nt26,3.1,"64",blocks of a request,64,x,,input,,\nt27,3.2,,stall,5,ms,,not determined,,of what?\n'

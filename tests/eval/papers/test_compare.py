@@ -1,4 +1,4 @@
-"""The door: which papers there are, and what is shown of one and of all."""
+"""The `compare` command: the available papers, and the output for one paper and for all."""
 
 import io
 

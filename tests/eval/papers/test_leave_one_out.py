@@ -1,4 +1,4 @@
-"""Leave-one-out errors: of rows on which the others agree, and of rows that alone fix a constant."""
+"""Leave-one-out errors: of rows on which the others agree, and of rows that alone determine a constant."""
 
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Kinds and errors of a paper made up here.
+"""Kinds and errors of claims, with a fictitious paper.
 
 partner of: eval/papers/options.py
 """

@@ -1,4 +1,4 @@
-"""Profiles: every shipped one loads, and what is off is named."""
+"""Profiles: every shipped one loads, and invalid fields are named."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The report on a small model: a page that holds everything and that a browser shows."""
+"""The report on a small model: one self-contained page that a browser shows."""
 
 import re
 import subprocess

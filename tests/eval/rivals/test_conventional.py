@@ -1,4 +1,4 @@
-"""The conventional SSD against NVMeVirt's times for the same requests, and against what flash allows.
+"""The conventional SSD against NVMeVirt's times for the same requests, and against the limits of flash.
 
 partner of: eval/rivals/_prefetch.py
 """

@@ -1,4 +1,4 @@
-"""llama.cpp on our models' weights: what it refuses, and that it is the same model."""
+"""llama.cpp on our models' weights: refused models, and equality of the model."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What the tools are given, and what is made of their answers; the tools themselves take minutes."""
+"""Input of the synthesis tools, and parsing of their output; the tools themselves take minutes."""
 
 import json
 from dataclasses import replace

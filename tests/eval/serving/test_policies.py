@@ -1,4 +1,4 @@
-"""`vcsd eval policies`: every policy on a trace, a policy of a file, and what cannot run.
+"""`vcsd eval policies`: every policy on a trace, a policy from a file, and refused inputs.
 
 partner of: eval/serving/policies.py
 """

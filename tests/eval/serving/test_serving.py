@@ -1,4 +1,4 @@
-"""`vcsd eval serving`, and the machines that it has.
+"""`vcsd eval serving`, and its machines.
 
 partner of: eval/serving/serving.py, eval/serving/systems.py, eval/serving/machines.py, eval/serving/pages_error.py
 """

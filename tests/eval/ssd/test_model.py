@@ -1,4 +1,4 @@
-"""The model at its limits: latencies at depth 1 by hand, rates at high depth below what the hardware moves."""
+"""The model at its limits: latencies at depth 1 by hand, rates at high depth below the limits of the hardware."""
 
 import numpy as np
 import pytest

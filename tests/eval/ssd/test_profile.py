@@ -1,4 +1,4 @@
-"""Data files of SSDs: every constant has a source, and what is wrong in a file is named.
+"""Data files of SSDs: every constant has a source, and errors in a file are named.
 
 partner of: eval/ssd/profile.py, eval/ssd/workload.py
 """

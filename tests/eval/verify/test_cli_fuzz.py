@@ -1,4 +1,4 @@
-"""Mutated words and files: what must be found is found, and the commands that there are hold.
+"""Mutated words and files: planted defects are found, and the existing commands hold.
 
 partner of: eval/verify/cli_fuzz.py, eval/verify/cli_files.py, eval/verify/cli_inputs.py
 """

@@ -1,4 +1,4 @@
-"""Exceptions inside verbs: a sample, and the judge on firmware that goes on after one.
+"""Exceptions inside command handlers: a sample, and the judge on firmware that continues after one.
 
 partner of: eval/verify/exceptions.py, eval/verify/injector.py, eval/verify/interrupted.py
 """

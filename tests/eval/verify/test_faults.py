@@ -1,4 +1,4 @@
-"""Drives that are killed in a decode: nothing lost, nothing wrong."""
+"""Drives that are killed during a decode: nothing lost, nothing wrong."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Damage of every kind is found, and the judge sees a drive that keeps quiet.
+"""Damage of every kind is found, and the judge detects a drive that does not report it.
 
 partner of: eval/verify/random_host.py
 """

@@ -1,4 +1,4 @@
-"""The fuzzer finds nothing, and finds what is planted.
+"""The fuzzer finds no defects, and finds planted ones.
 
 partner of: eval/verify/coverage.py, eval/verify/fuzz_values.py
 """

@@ -1,4 +1,4 @@
-"""Drives and nodes that are lost for good."""
+"""Drives and nodes that are lost permanently."""
 
 import pytest
 

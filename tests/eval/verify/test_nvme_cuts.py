@@ -1,4 +1,4 @@
-"""Decodes over connections that are harmed lose nothing, and what is lost or done twice is counted.
+"""Decodes over faulty connections lose nothing; lost and repeated commands are counted.
 
 partner of: eval/verify/nvme_cuts.py, eval/verify/faulty_proxy.py
 """
@@ -20,7 +20,8 @@ from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting, device_of, 
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_a_decode_over_cut_connections_has_the_same_tokens(monkeypatch):
-    monkeypatch.setattr(nvme_cuts, "KINDS", ("cut", "double", "flip", "delay"))  # what is dropped is waited for
+    # without "drop": a dropped message costs a timeout
+    monkeypatch.setattr(nvme_cuts, "KINDS", ("cut", "double", "flip", "delay"))
     result = bench_nvme_cuts(cuts=2, drives=1, tokens=16, seed=1, tick=lambda _: None)
     assert [result[key] for key in ("lost", "wrong", "twice", "refusals_missed")] == [0] * 4, result
     assert result["cuts"] >= 2

@@ -1,4 +1,4 @@
-"""Mutated PDUs find nothing on a controller, and find what is planted.
+"""Mutated PDUs find no defects in a controller, and find planted ones.
 
 partner of: eval/verify/nvme_fuzz.py, eval/verify/nvme_mutants.py
 """
@@ -17,7 +17,7 @@ from eval.verify.nvme_fuzz import bench_nvme_fuzz
 from eval.verify.nvme_mutants import STATES, statuses
 
 CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
-PLANTED = 8000  # PDUs, of which few in a thousand find what is planted
+PLANTED = 8000  # PDUs; a few in a thousand find a planted defect
 
 
 def run(pdus):

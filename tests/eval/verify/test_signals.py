@@ -15,7 +15,7 @@ from eval.verify.signals import SIGNALS, SignalHost, bench_signals, judge
 
 @pytest.fixture
 def no_callbacks_of_the_collector():
-    """Hypothesis has one, and what a handler raises in it is swallowed: no interruption."""
+    """Hypothesis installs one, and swallows an exception that a signal handler raises in it: no interruption."""
     before = list(gc.callbacks)
     gc.callbacks.clear()
     yield

@@ -1,4 +1,4 @@
-"""Everything at once for some seconds; and that what grows, or is wrong, is seen."""
+"""All kinds of work at once for some seconds; growth and wrong results are detected."""
 
 from dataclasses import replace
 

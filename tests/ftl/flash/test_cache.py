@@ -1,4 +1,4 @@
-"""Pages that are read often, in drive DRAM."""
+"""Drive DRAM as a cache of pages that are read often."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""Pages in a mapped file and in one that is read past the page cache: the same bits as in memory, whatever is read, and
-what is damaged is found when it is read.
+"""Pages in a mapped file and in one read with direct I/O: the same bits as in memory for every read, and damage is
+detected when it is read.
 
 partner of: ftl/flash/content.py, ftl/flash/damage.py, csd_io/medium.py
 """
@@ -40,7 +40,7 @@ def run(device, command):
 
 
 def asked(device, layout, seed=0):
-    """Random commands of all kinds, and what each has answered."""
+    """Run random commands of all kinds; returns their results."""
     generator, answers = np.random.default_rng(seed), []
     create = SeqCreate(count=2, layers=2, kv_heads=HEADS, head_dim=DIM, max_tokens=400, layout=LAYOUTS[layout].code)
     handles = [int(each) for each in run(device, create).data[0]]
@@ -128,7 +128,7 @@ def copies(folder, count):
 
 
 def state_of(folder, medium):
-    """What a drive holds after power-on: of every sequence its rows, None where it has failed; logical pages."""
+    """Content of a drive after power-on: rows of every sequence, None if it has failed; and logical pages."""
     nand = Nand(DRIVE.geometry, folder=DiskFolder(folder), medium=medium)
     ftl = Ftl(DRIVE, nand)
     found = {}

@@ -1,4 +1,4 @@
-"""Flash that fails as data sheets fear: nothing wrong is ever returned, and the drive goes on."""
+"""Flash with the failures that data sheets describe: nothing wrong is ever returned, and the drive continues."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""The files of an array: they are the array, whatever happens to a bit of them, and an older format becomes today's.
+"""The files of an array: they hold the complete array, a flipped bit in them is detected, and an older format is
+upgraded.
 
 partner of: ftl/flash/spare.py, ftl/flash/upgrade.py
 """
@@ -108,7 +109,7 @@ def test_seals_are_the_crc_of_zlib():
     assert not find_corrupt(spare).size
     rows(spare)[5:40:7, 3] ^= 1
     spare[0] = 0
-    assert find_corrupt(spare).tolist() == list(range(5, 40, 7))  # what is erased has no seal
+    assert find_corrupt(spare).tolist() == list(range(5, 40, 7))  # erased pages have no seal
 
 
 def test_pages_of_earlier_lives_are_erased():
@@ -162,7 +163,7 @@ def test_a_missing_or_cut_file_is_named(written, tmp_path):
     with pytest.raises(ValueError, match=r"spare.bin: has 20,479 bytes instead of 20,480: vcsd fsck"):
         opened(written, tmp_path, private=False)
     (tmp_path / CONTENT).unlink()
-    assert len(opened(written, tmp_path).damage.files) == 2  # who only looks sees what is left
+    assert len(opened(written, tmp_path).damage.files) == 2  # a reader sees the remaining files
     with pytest.raises(ValueError, match=r"content.bin is missing"):
         opened(written, tmp_path, private=False)
 

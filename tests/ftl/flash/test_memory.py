@@ -1,4 +1,4 @@
-"""Arrays that cost memory where they are written."""
+"""Arrays that take memory only for written elements."""
 
 import mmap
 

@@ -1,4 +1,4 @@
-"""The rules of NAND bite.
+"""Violations of the NAND rules raise errors.
 
 partner of: ftl/flash/program_order.py
 """

@@ -1,4 +1,4 @@
-"""Reads between the work of units, against a plain heap of what is ready."""
+"""Reads between the work of units, against a plain heap of ready work."""
 
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush

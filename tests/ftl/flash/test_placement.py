@@ -1,4 +1,4 @@
-"""Groups of one head are strided over channels; a writer fills blocks of its own, which come back when empty."""
+"""Groups of one head are striped over channels; a writer fills its own blocks, which are returned when empty."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The flash store alone, under a table of page numbers: allocation, failing programs, collection, wear.
+"""The flash store alone, with a table of page numbers: allocation, program failures, garbage collection, wear.
 
 partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ftl/flash/wear.py
 """

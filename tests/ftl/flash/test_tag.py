@@ -1,4 +1,4 @@
-"""Every field of a tag comes back, at its limits too, and kinds never meet."""
+"""Every field of a tag survives encoding, at its limits too, and kinds never collide."""
 
 import numpy as np
 import pytest

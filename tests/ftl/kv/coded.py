@@ -1,4 +1,4 @@
-"""Values and pages that tests of few bits begin with."""
+"""Values and pages that tests of low-bit layouts start from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from csd_spec.progressive import Progressive
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
 from ftl.kv.layouts.codes import MAX_BRAIN, to_fp32
 
-BITS = {2: (2.5, 2), 4: (4.0, 4)}  # of K and V, by those of V
+BITS = {2: (2.5, 2), 4: (4.0, 4)}  # bits of K and V, by bits of V
 
 
 def any_values(seed, *shape, bf16=False):
@@ -33,7 +33,7 @@ def as_bits(values, bf16):
 
 
 def values_of(bits, bf16):
-    """In float64; of BF16, what is beyond 2^127 counts as nearly that."""
+    """Values in float64; BF16 values beyond 2^127 count as nearly that."""
     return np.clip(to_fp32(bits, bf16).astype(np.float64), -MAX_BRAIN, MAX_BRAIN)
 
 

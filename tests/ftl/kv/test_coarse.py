@@ -1,4 +1,4 @@
-"""Codes of few bits: how near they are to K and V, whatever these are.
+"""Low-bit codes: their error on keys and values of any kind.
 
 partner of: ftl/kv/layouts/coarse.py
 """

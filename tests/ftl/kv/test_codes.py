@@ -1,4 +1,4 @@
-"""Codes of 8 bits, and those of copies in few bits: how near they are to K and V, whatever these are.
+"""Codes of 8 bits, and those of low-bit copies: their error on keys and values of any kind.
 
 partner of: ftl/kv/layouts/codes.py
 """

@@ -1,4 +1,4 @@
-"""Forks have what they need of their own."""
+"""Forks reserve the blocks that they need themselves."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def test_a_fork_has_sums_of_its_own(small_drive, has_sums):
 
 
 def test_fork_expects_pages_of_its_own_alone(small_drive):
-    """What it shares with its parent needs no new blocks: a few tokens more take one block of each channel."""
+    """Shared pages need no new blocks: a few more tokens take one block of each channel."""
     geometry = replace(small_drive.geometry, dies_per_channel=8, blocks_per_plane=4)
     ftl = Ftl(replace(small_drive, geometry=geometry), Nand(geometry, payload=False))
     (handle,) = ftl.create(1, 2, 1, LAYOUTS["plain"].paged(geometry.page_bytes, 16, 16))

@@ -1,4 +1,4 @@
-"""8-bit values: against torch's E4M3, their range, and pages of them through everything that moves pages.
+"""8-bit values: against torch's E4M3, their range, and pages of them through all operations that move pages.
 
 partner of: ftl/kv/layouts/encoded.py
 """

@@ -1,4 +1,4 @@
-"""What the map of sequences says of itself to the flash store."""
+"""Information that the map of sequences gives to the flash store."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Numbers for tags: none is given twice while somebody has pages of it."""
+"""Owner numbers for tags: none is reused while any sequence has pages of it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables of pages of several sequences side by side."""
+"""Page tables of several sequences, combined."""
 
 import numpy as np
 import pytest

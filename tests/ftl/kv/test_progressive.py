@@ -1,4 +1,5 @@
-"""Pages of progressive precision in flash: they live as other pages do, and say of K and V what their codes allow.
+"""Pages of progressive precision in flash: they are handled as other pages are, and decode to keys and values within
+the precision of their codes.
 
 partner of: ftl/kv/layouts/progressive.py
 """

@@ -1,4 +1,4 @@
-"""Pages that several sequences have, counted: the same as by looking at all of them, whatever happens.
+"""Counts of pages shared by several sequences: always equal to a count over all sequences.
 
 partner of: ftl/kv/shared.py
 """
@@ -16,7 +16,7 @@ from ftl import Ftl, FtlError
 
 
 def looked_at(ftl: Ftl):  # type: ignore[no-untyped-def]
-    """How many sequences beside one have each page."""
+    """Number of other sequences that share each page."""
     counts = np.zeros(ftl.spec.geometry.pages, np.int64)
     for seq in ftl.sequences.values():
         for mapped in seq.maps.values():

@@ -1,4 +1,4 @@
-"""Buffers of unfinished groups: primary maps must have them, copies give way."""
+"""Buffers of unfinished groups: primary maps must have them, copies lose theirs first."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_a_buffer_that_is_given_back_twice_is_a_defect():
 
 
 def test_copies_give_way_to_primary_maps(small_drive):
-    """Room for K, V and the copy of one sequence; a second one's K and V take the copy's."""
+    """Room for K, V and the copy of one sequence; K and V of a second one take the copy's."""
     streams = 1 + 1 + LAYOUT.embedding_pages
     ftl = Ftl(replace(small_drive, dram_bytes=streams * 512))
     rows = np.ones((3, 1, 8), np.float16)

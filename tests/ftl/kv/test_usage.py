@@ -1,4 +1,4 @@
-"""What sequences use is counted as it changes: the same as their maps have."""
+"""Space used by sequences is counted as it changes: equal to a count over their maps."""
 
 from __future__ import annotations
 

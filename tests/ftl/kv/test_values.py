@@ -1,4 +1,4 @@
-"""Values by key: their bytes, their keys, and what a loss of power leaves of an overwrite."""
+"""Values by key: their bytes, their keys, and their state if power is lost during an overwrite."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def restarted(ftl):
 
 
 def value_of(ftl, key, label=LABEL):
-    """The value under a key; None if there is none."""
+    """The value under a key; None if it does not exist."""
     seq = ftl.kv.names.holder(label, key)
     return None if seq is None else ftl.read_value(seq.handle, seq.names[key], 0)[0]
 

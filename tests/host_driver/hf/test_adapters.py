@@ -1,4 +1,4 @@
-"""Models that do not ask AttentionInterface, led through it: with odd heads and padding, and put back afterwards.
+"""Models that do not use AttentionInterface, adapted to it: with odd heads and padding, and restored afterwards.
 
 partner of: host_driver/hf/adapters/__init__.py, host_driver/hf/adapters/bloom.py, host_driver/hf/adapters/falcon.py,
 host_driver/hf/adapters/gptj.py, host_driver/hf/adapters/mpt.py

@@ -1,4 +1,4 @@
-"""Real transformers models with their K and V in drives, against the same models with sdpa.
+"""Real transformers models with their KV cache in drives, against the same models with sdpa.
 
 partner of: host_driver/hf/attention.py, host_driver/hf/staging.py
 """

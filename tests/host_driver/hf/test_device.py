@@ -1,4 +1,4 @@
-"""Caps, sinks and slopes on the model's device, and in drives beside it."""
+"""Caps, sinks and slopes on the model's device, and in drives."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Caches of plain transformers shipped into drives: the same bytes and tokens as after a prefill with drives."""
+"""Caches of plain transformers copied into drives: the same bytes and tokens as after a prefill with drives."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Whoever hands over the cache, and however the forward is called: right, or refused with the reason."""
+"""Every source of the cache and every form of the forward call: correct, or refused with the reason."""
 
 import copy
 import pickle
@@ -60,7 +60,7 @@ def ids():
 
 
 def turns(model, ids, cache):
-    """Prompt, one token, several, one: logits of what follows the prompt, in a cache that the caller keeps."""
+    """Prompt, then one token, several, and one: logits of the steps after the prompt, in a cache that the caller keeps."""
     model(ids, past_key_values=cache)
     cuts = (0, 1), (1, 9), (9, 10)
     out = [model(ids[:, first:end], past_key_values=cache).logits for first, end in cuts]

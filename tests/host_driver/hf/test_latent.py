@@ -1,4 +1,4 @@
-"""Latent attention in drives: one row a token, and outputs as the model's own."""
+"""Latent attention in drives: one row per token, and the model's own outputs."""
 
 import itertools
 import os
@@ -84,7 +84,7 @@ def test_models_equal_their_own_attention(make, method, drives):
 
 @pytest.mark.parametrize("method", ["dense", "sparf"])
 def test_bf16_rows_stay_bf16(method):
-    """Of a BF16 model, without being asked for; FP16 holds less than 65,504."""
+    """For a BF16 model, by default; the largest FP16 value is below 65,504."""
     model = made(lambda: deepseek_v3().to(torch.bfloat16))
     model.model.layers[1].self_attn.kv_a_layernorm.weight.fill_(1e6)
     model.model.layers[1].self_attn.kv_b_proj.weight.mul_(1e-6)
@@ -147,7 +147,7 @@ def test_ours_errs_as_8_bits_do(make, storage):
 
 
 def test_a_token_takes_one_row_and_the_layouts_own_copy():
-    """K of 576 channels in pages of 3 rows, and what is copied of it for SparF; V takes nothing."""
+    """K of 576 channels in pages of 3 rows, and its copy for SparF; V takes no space."""
     model, tokens = made(deepseek_v3), 300
     spec = INSTCSD_ZYNQ7045_8CH
     with closing(InProcessDevice(spec)) as device, vcsd.attach(model, [device], attention="dense") as csd:
@@ -165,7 +165,7 @@ def test_a_token_takes_one_row_and_the_layouts_own_copy():
 
 
 def test_a_row_crosses_the_link_once():
-    """Of a prompt K and lengths; of a step q of each head, K, l and k; back its output and rows."""
+    """For a prompt: K and lengths. For a step: q of each head, K, l and k; back: its output and rows."""
     model, tokens, layers = made(deepseek_v3), 300, SIZES["num_hidden_layers"]
     row = (RANK + ROTARY) * 2
     with vcsd.attach(model, attention="dense") as csd:

@@ -1,4 +1,4 @@
-"""Models only some of whose layers attend to everything: those are in drives, the others keep their own cache."""
+"""Models in which only some layers attend to everything: those are in drives, the others keep their own cache."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_a_cache_of_fixed_size_keeps_its_windows(make):
 
 
 def test_v_of_fewer_channels_is_filled_up_and_costs_as_much_as_k():
-    """With a selection as well; what is compared with is what the model has."""
+    """With a selection as well; results are compared with the model's own."""
     model = made(mimo)
     expected = talk(model)
     with vcsd.attach(model, attention="sparf", compression=1) as csd:

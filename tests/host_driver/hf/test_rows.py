@@ -1,4 +1,4 @@
-"""Requests of different lengths in one forward, their K and V in different tiers: the tokens of each as alone.
+"""Requests of different lengths in one forward, their KV caches in different tiers: the tokens of each as alone.
 
 partner of: host_driver/hf/rows.py, host_driver/request_cache.py, host_driver/drive_tier.py
 """
@@ -108,7 +108,7 @@ def test_caps_sinks_slopes_and_windows_wherever_a_row_lies(tmp_path, name, chunk
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "bloom"])
 def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
-    """Of tokens on the device and others in drives: in double precision, a sink counted once, distances over both."""
+    """For tokens on the device and others in drives: in double precision, a sink counted once, distances over both."""
     kept, seen = [], []
     merge = rows.merge
 

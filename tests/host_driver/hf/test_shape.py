@@ -1,4 +1,4 @@
-"""Shapes as models have them, and the reasons for which others are refused at once."""
+"""Shapes read from models, and the reasons for which unsupported ones are refused at once."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""BF16 and 8-bit floats in drives: a model whose K is beyond FP16's range, and what is stored of any other.
+"""BF16 and 8-bit floats in drives: a model whose keys exceed FP16's range, and the stored values of any other model.
 
 partner of: csd_spec/attention.py
 """
@@ -68,7 +68,7 @@ def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
 
 
 class Rounded(DynamicCache):
-    """Keeps 8-bit floats, as drives do; a prefill attends to what they are made of."""
+    """Keeps 8-bit floats, as drives do; a prefill attends to the values before rounding."""
 
     FORM = LAYOUTS["fp8"].form(4096, 16, 512)
 

@@ -1,4 +1,4 @@
-"""Real transformers models with K and V in tiers: the same bits as without, or refused with the reason.
+"""Real transformers models with their KV cache in tiers: the same bits as without, or refused with the reason.
 
 partner of: host_driver/hf/tiers.py, host_driver/tiers.py, host_driver/hf/external_cache.py, vcsd/tiered.py
 """
@@ -141,7 +141,8 @@ def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
     tokens, logits = generate(model, inputs, 20, cache_implementation="static")
     with vcsd.attach(model, policy="split", tiers=TierLimits(files=tmp_path, max_tokens=80)):
         found, theirs = generate(model, inputs, 20, cache_implementation="static")
-    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4  # ours has no empty tiers behind
+    # our cache has no empty slots at its end
+    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4
 
 
 def test_k_and_v_may_have_other_channels(tmp_path) -> None:
@@ -361,7 +362,7 @@ def test_a_process_holds_what_it_may_and_leaves_no_files(tmp_path: Path, end: st
     assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
     every, may, grown = map(int, done.stdout.split())
     assert every == 134_217_728 and may == 16_777_216
-    assert grown < may + (24 << 20)  # and what forwards need besides
+    assert grown < may + (24 << 20)  # plus working memory of forwards
     assert os.listdir(tmp_path) == []
 
 
@@ -388,7 +389,7 @@ def test_nested_forward_refused_next_continues(tmp_path) -> None:
         with pytest.raises(ValueError, match="by this thread during its own forward"):
             model(**inputs)
         hook.remove()
-        assert not run.kv.runner.table.entries  # what the failed one had is free at once
+        assert not run.kv.runner.table.entries  # the failed forward's blocks are free at once
         assert torch.equal(model(**inputs).logits, expected)
 
 

@@ -21,7 +21,7 @@ def main(command, left, tenant, *drives):
 
 
 class Deadly:
-    """A drive whose host dies instead of giving it a command of a kind, after so many of them."""
+    """A drive whose host exits instead of sending a command of kind `command`, after `left` of them."""
 
     def __init__(self, device, command, left):
         self.device, self.command, self.left = device, command, left

@@ -1,4 +1,4 @@
-"""Prompts with K and V of their own, for tests of what keeps them."""
+"""Prompts with known keys and values, for tests of prefix storage."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ NAMES = PrefixNames(shape=SHAPE, drives=2, model=ModelIdentity.from_text("m"), b
 
 
 def rows(tokens):
-    """K and V as a function of all tokens before, as a model's are; any 16 bits."""
+    """Keys and values as a function of all tokens before, as a model's are; any 16 bits."""
     bits = np.zeros((2, SHAPE.layers, len(tokens), 4, 16), np.uint16)
     state = 17
     for at, token in enumerate(tokens):
@@ -27,12 +27,12 @@ def rows(tokens):
 
 
 def holds(store, tokens, count):
-    """Whether so many tokens are found, with their K and V."""
+    """Whether the first `count` tokens are found, with the right keys and values."""
     return right(store.load(NAMES.keys(tokens)), tokens, count)
 
 
 def right(found, tokens, count):
-    """Whether what was found is K and V of so many tokens."""
+    """Whether the found keys and values are those of the first `count` tokens."""
     if found is None or not count:
         return found is None and not count
     return found[0].shape[1] == count and all(

@@ -1,4 +1,5 @@
-"""Loads and stores beside a server's work, over drives in processes of their own: whoever dies, nothing wrong is found.
+"""Loads and stores during a server's work, over drives in processes of their own: nothing wrong is found after any
+process dies.
 
 partner of: host_driver/prefixes/keeper.py
 """
@@ -34,7 +35,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
 
 @pytest.fixture
 def names(tmp_path):
-    """Of two drives that no other test has."""
+    """Names of two drives that no other test uses."""
     return [f"{tmp_path.name}-{number}" for number in range(2)]
 
 
@@ -77,7 +78,7 @@ def test_what_is_stored_is_loaded_and_counted(drives):
 
 
 class Slow(PrefixStore):
-    """One whose first store lasts until it is let go."""
+    """A store whose first `store` blocks until `go` is set."""
 
     def __init__(self, devices):
         super().__init__(devices, NAMES)
@@ -131,7 +132,7 @@ def test_killed_drive_fails_loads_keeps_stored(tmp_path, names):
         until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
         keeper.take_changes()
         until(lambda: not keeper._has_work())
-        assert right(load(keeper, TOKENS), TOKENS, 40)  # after the flush that had begun
+        assert right(load(keeper, TOKENS), TOKENS, 40)  # after the flush in progress
         kill(names[1])
         assert load(keeper, TOKENS) is None
         assert keeper.take_changes() == dict.fromkeys(NAMES.keys(TOKENS), False)

@@ -1,4 +1,4 @@
-"""Manifests: a person sees which models a tenant's keys are of."""
+"""Manifests: readable list of the models that a tenant's keys belong to."""
 
 from dataclasses import replace
 

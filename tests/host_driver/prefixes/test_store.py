@@ -1,4 +1,4 @@
-"""Prefixes in drives: what is found is what was stored, through eviction, forks, restarts and deaths.
+"""Prefixes in drives: found prefixes equal the stored ones, through eviction, forks, restarts and deaths.
 
 partner of: host_driver/prefixes/store.py, host_driver/prefixes/names.py
 """

@@ -1,4 +1,4 @@
-"""A placement in a bounded time: it fits, it is near the best, and it is the same each time.
+"""Placements within a time limit: they fit, are near the optimum, and are reproducible.
 
 partner of: kv_cache/planner/local_search.py
 """

@@ -1,4 +1,4 @@
-"""Placements of layers: OrbitFlow's own example, the step's length against a simulation, and searches for the best.
+"""Placements of layers: OrbitFlow's own example, the step time against a simulation, and searches for the optimum.
 
 partner of: kv_cache/planner/problem.py, kv_cache/planner/ilp.py
 """

@@ -1,4 +1,4 @@
-"""Limits of tiers that change while requests are served: the step time is soon that of a run with these limits.
+"""Tier limits that change while requests are served: the step time soon equals that of a run with these limits.
 
 partner of: kv_cache/engine.py, kv_cache/iteration.py, kv_cache/carry_out.py, kv_cache/policies/split.py,
 kv_cache/policies/auto.py, kv_cache/policies/time_slices.py
@@ -70,7 +70,7 @@ def run_until(one: Engine, tokens: int) -> None:
 
 
 def token_s(one: Engine, changed: int) -> float:
-    """Seconds for each token, when a change after so many tokens has settled."""
+    """Seconds per token, after a change at `changed` tokens has settled."""
     run_until(one, changed + SETTLING)
     began_s, before = one.now_s, made(one)
     run_until(one, changed + SETTLING + MEASURED)
@@ -119,11 +119,11 @@ def test_risen_limit_has_the_step_of_a_fresh_run(name: str, case: str) -> None:
 
 
 def split_steps(at: dict[int, float], told: bool, steps: int = 200) -> list[float]:
-    """Seconds of each decode step of `split` with feedback, K and V apart.
+    """Seconds of each decode step of `split` with feedback; keys and values are separate blocks.
 
     Args:
-        at: Share of K and V that the page cache keeps from a step on.
-        told: Whether the policy is told.
+        at: Fraction of the KV data that the page cache keeps, by the first step with that limit.
+        told: Whether the policy is informed.
         steps: Decode steps.
     """
     kv_bytes = 2 * LAYERS * (PROMPT + steps) * 2048
@@ -145,7 +145,7 @@ def split_steps(at: dict[int, float], told: bool, steps: int = 200) -> list[floa
 
 @pytest.mark.parametrize(("told", "fall", "rise"), [(True, 2, 2), (False, 20, 48)])
 def test_split_with_feedback_follows_a_limit_both_ways(told: bool, fall: int, rise: int) -> None:
-    """If it is not told of the limit, what the page cache finds tells it, later."""
+    """If it is not informed of the limit, it learns it from page-cache hits, later."""
     found = split_steps({0: 0.5, 20: 0.25, 100: 0.5}, told)
     low, high = split_steps({0: 0.25}, told), split_steps({0: 0.5}, told)
     assert max(low[20:]) > 1.1 * max(high[20:])

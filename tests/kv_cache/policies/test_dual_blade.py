@@ -1,4 +1,4 @@
-"""How many layers the page cache keeps."""
+"""Dual-Blade: number of layers that the page cache keeps."""
 
 from types import SimpleNamespace
 

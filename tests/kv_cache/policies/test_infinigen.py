@@ -1,4 +1,4 @@
-"""InfiniGen: a share of the tokens goes over the link, and speculation takes time."""
+"""InfiniGen: a fraction of the tokens crosses the link, and speculation takes time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LayerKV: a prompt does not wait for room for all of its layers, but for those that decode."""
+"""LayerKV: a prompt waits only for room for the layers kept during decode, not for all of its layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sequences(count: int) -> list[SequenceState]:
 
 
 def test_requests_that_came_last_are_offloaded_first():
-    """And no more of their layers than must be."""
+    """No more of their layers are offloaded than necessary."""
     assert offloads(state([]), sequences(2), SHORT.layers) == [Offload(0)] * 2
     counts = [each.count for each in offloads(state([]), sequences(3), SHORT.layers)]
     assert counts[:2] == [0, 0] and 0 < counts[2] <= SHORT.layers

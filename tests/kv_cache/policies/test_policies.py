@@ -1,8 +1,7 @@
-"""Every policy on machines of any size: all is attended, nothing is lost, no tier overflows.
+"""Every policy on machines of any size: all layers are attended, nothing is lost, no tier overflows.
 
 partner of: kv_cache/policies/_stream.py, kv_cache/policies/dual_blade.py, kv_cache/policies/flexgen.py,
-kv_cache/policies/in_storage.py, kv_cache/policies/reactive.py, kv_cache/policies/split.py,
-kv_cache/policies/preload.py
+kv_cache/policies/in_storage.py, kv_cache/policies/reactive.py, kv_cache/policies/split.py, kv_cache/policies/preload.py
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ def machine(device: int, host: int, cache: int) -> Machine:
 )
 def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: int, host: int, cache: int) -> None:
     size = rows * LAYER
-    room = max(2, device) if name == "reactive" else device  # what goes down leaves its room while the next one comes
+    # an evicted block keeps its room while the next one is loaded
+    room = max(2, device) if name == "reactive" else device
     one = machine(room * size, host * size, cache * size)
     transfers = SimulatedTransfers(one, lambda attention: LayerTime(1000, 1000 if attention.tiers == (CSD,) else 0))
     run = IterationRunner(one, range(layers), policy_of(name).layers, transfers, final_tokens=PROMPT + STEPS)
@@ -105,7 +105,7 @@ def test_in_storage_moves_nothing() -> None:
 
 
 def test_split_yields_to_a_cache_that_is_smaller_than_it_seemed() -> None:
-    """Of 16 layers' K half would be cached, and the cache keeps six: without feedback it finds nothing in the end."""
+    """Half of K of 16 layers would be cached, but the cache keeps six: without feedback, no hits remain in the end."""
     hits = {}
     for feedback in (False, True):
         one = machine(4 * LAYER, 0, 3 * LAYER)

@@ -1,4 +1,4 @@
-"""What is read before the first layer is computed: all that fits, to the last byte."""
+"""Preloading before the first layer is computed: all layers that fit, to the last byte."""
 
 from types import SimpleNamespace
 

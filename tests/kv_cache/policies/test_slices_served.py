@@ -1,4 +1,6 @@
-"""Traces under policies: no tier is over its limit, bytes are conserved, every request ends, and again the same."""
+"""Traces under policies: no tier exceeds its limit, bytes are conserved, every request finishes, results are
+reproducible.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who makes room for whom.
+"""Time slices: the choice of requests that are preempted, and of those that replace them.
 
 partner of: kv_cache/policies/time_slices.py
 """

@@ -1,4 +1,4 @@
-"""Tutti's order of reads, computing and writes, in modelled time against its closed form."""
+"""Tutti's order of reads, computation and writes, in simulated time against its closed form."""
 
 from types import SimpleNamespace
 
@@ -26,7 +26,7 @@ MACHINE = Machine.of(
 
 
 class Run:
-    """A document that is stored, and prompts behind it. copies: all that were begun."""
+    """A stored document, and prompts after it. copies: all copies that were started."""
 
     def __init__(self, prefix: int) -> None:
         self.transfers, self.layer_ns = SimulatedTransfers(MACHINE, lambda attention: LayerTime(self.layer_ns)), 1000
@@ -49,7 +49,7 @@ class Run:
         return (self.transfers.now_ns - began_ns) / 1e9
 
     def forget(self, new: int) -> None:
-        """The device has nothing any more, and the disk only the document."""
+        """Drop everything from the device, and everything but the document from the disk."""
         self.transfers.settle()
         for block in list(self.runner.table.entries):
             self.runner.crop(block, self.prefix)

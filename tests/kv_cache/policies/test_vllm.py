@@ -15,7 +15,7 @@ LONG = 64 * BLOCK_TOKENS
 
 
 def served(room_blocks, prompts=(LONG, LONG, LONG), output_tokens=2 * BLOCK_TOKENS):
-    """Requests that arrive together, on a device with room for so many blocks of a layer."""
+    """Requests that arrive together, on a device with room for `room_blocks` blocks of a layer."""
     requests = [
         Request(number=number, arrival=0.0, input_tokens=tokens, output_tokens=output_tokens)
         for number, tokens in enumerate(prompts)
@@ -36,7 +36,7 @@ def test_requests_with_room_decode_together():
 
 
 def test_preempted_request_is_prefilled_again_and_ends_last():
-    """Prompts of two requests fit, their outputs do not: the last one starts again when the first has ended."""
+    """Prompts of two requests fit, their outputs do not: the last one starts again when the first has finished."""
     roomy, tight = served(4 * 66, (LONG, LONG)), served(2 * 65, (LONG, LONG))
     assert all(each.finished for each in tight.sequences)
     first, second = ends(tight).values()

@@ -52,7 +52,7 @@ def test_nothing_of_files_is_left(tmp_path):
     frames = [made[kind].frame(X, SIZE) for kind in ("cached", "direct")]
     for frame in frames:
         filled(frame, 3)
-    assert os.listdir(tmp_path) == []  # they have no names, whatever becomes of this process
+    assert os.listdir(tmp_path) == []  # files have no names, so none remains after a crash
     before = len(os.listdir("/proc/self/fd"))
     for frame in frames:
         frame.free()
@@ -140,7 +140,7 @@ def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="write accepted no bytes at offset 0"):
         frame.store(0, aligned(SIZE))
     frame.free()
-    frame.free()  # the number of its file may be another's by now
+    frame.free()  # its file descriptor may be reused by then
 
 
 def test_unavailable_memory_is_clear_error():

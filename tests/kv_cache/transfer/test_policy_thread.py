@@ -107,7 +107,7 @@ def test_a_policy_that_exits_is_an_error_of_the_forward() -> None:
 
 @pytest.mark.parametrize("at", ["to_policy", "to_model"])
 def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None:
-    """Behind the word to the policy, or behind its answer: neither is heard by the next iteration."""
+    """After the message to the policy, or after its answer: neither reaches the next iteration."""
     conductor, seen = PolicyThread(), list[str]()
 
     class Interrupts:

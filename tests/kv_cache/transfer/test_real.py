@@ -1,4 +1,4 @@
-"""Bytes under random programs and under faults: what a copy brings is what was there, or an error.
+"""Real bytes under random programs and under faults: a copy delivers the source's bytes, or an error.
 
 partner of: kv_cache/transfer/real.py, kv_cache/replay.py, kv_cache/limits.py
 """
@@ -33,7 +33,7 @@ LAYERS, TOKENS = 4, 40
 
 
 class Flaky(Memory):
-    """A tier that fails as it is told: `fails` is called with what is done; it may raise, sleep, or do nothing."""
+    """A tier that fails on request: `fails` is called with the operation; it may raise, sleep, or do nothing."""
 
     def __init__(self, fails):  # type: ignore[no-untyped-def]
         self.fails = fails
@@ -61,11 +61,11 @@ class FlakyFrame:
         self.buffer[at : at + len(data)] = data
 
     def free(self) -> None:
-        self.buffer[:] = b"\xee" * len(self.buffer)  # whoever reads it afterwards sees that
+        self.buffer[:] = b"\xee" * len(self.buffer)  # later readers see these bytes
 
 
 class Poisoned(Memory):
-    """Memory that is overwritten when it is given up: nobody may read or write it any more."""
+    """Memory that is overwritten when it is freed: any later access is an error."""
 
     def frame(self, block, nbytes):  # type: ignore[no-untyped-def]
         return PoisonedFrame(nbytes)
@@ -84,7 +84,7 @@ class PoisonedFrame(MemoryFrame):
 
 
 class Model:
-    """What a model does: writes new rows where they are born, and checks all that it attends."""
+    """Imitates a model: writes new rows where they are created, and checks all rows that it attends."""
 
     def __init__(self, policy: Program, tiers: TierLimits, cache: int, fails=lambda what, block: None) -> None:  # type: ignore[no-untyped-def]
         stores = {DEVICE: Poisoned(), HOST: Poisoned(), PAGE_CACHE: Flaky(fails), DIRECT: Flaky(fails)}
@@ -130,7 +130,7 @@ def test_every_byte_arrives_and_as_many_as_in_modelled_time(name: str, device: i
 
 
 def wanders(t: Iteration) -> None:
-    """Whatever a table allows, drawn anew in each iteration."""
+    """Random acts that a table allows, drawn in each iteration."""
     draw = t.memory.setdefault("draw", random.Random(3))
     for layer in t.layers:
         for block in t.blocks(layer):
@@ -181,7 +181,7 @@ def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -
 
 
 def test_what_needs_a_copy_that_failed_does_not_run() -> None:
-    """It fails on its way to the disk; the way back brings the error, not the frame's former bytes."""
+    """The copy to disk fails; the copy back returns the error, not the frame's former bytes."""
 
     def fails(what: str, block: BlockKey) -> None:
         if what == "store" and block.layer == 1:

@@ -1,4 +1,4 @@
-"""Tiers and links: room is never given twice, a link carries one copy at a time, and the urgent go first.
+"""Tiers and links: room is never assigned twice, a link carries one copy at a time, and urgent copies go first.
 
 partner of: kv_cache/transfer/sequences.py
 """

@@ -30,7 +30,7 @@ GB = 10**9
 ROW = 1000
 LAYERS = 8
 PROMPT = 100
-LAYER = 2 * ROW * PROMPT  # bytes of K and V of a layer after the prompt
+LAYER = 2 * ROW * PROMPT  # bytes of a layer's KV data after the prompt
 
 
 def machine(device: int | None = None, cache: int = 0, fifo: bool = False) -> Machine:
@@ -114,7 +114,7 @@ def test_a_device_too_small_for_a_layer_is_refused() -> None:
 
 
 def test_a_frame_is_handed_on_when_its_last_reader_has_ended() -> None:
-    """The device has room for one layer: what comes waits until what goes has left."""
+    """The device has room for one layer: an incoming copy waits until the outgoing block has left."""
     order = Machine.of(
         [Tier(DEVICE, LAYER, attends=True), Tier(HOST)],
         [SharedLink("down", 1 * GB), SharedLink("up", 1 * GB)],

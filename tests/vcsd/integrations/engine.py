@@ -1,5 +1,6 @@
-"""What of vLLM its connector sees: types of its modules, and an engine that calls both sides in vLLM's order, with a
-"model" whose K and V are numbers made of all tokens before."""
+"""The part of vLLM that its connector sees: types of its modules, and an engine that calls both sides in vLLM's order,
+with a "model" whose keys and values are computed from all tokens before.
+"""
 
 import pickle
 import sys
@@ -12,7 +13,7 @@ import torch
 
 from tests.served import HANG_S
 
-BLOCK, BLOCKS, LAYERS, HEADS, CONTENT = 8, 96, 2, 4, 32  # CONTENT: values of K and V of a head
+BLOCK, BLOCKS, LAYERS, HEADS, CONTENT = 8, 96, 2, 4, 32  # CONTENT: values of a head's key and value together
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1"
 
 
@@ -46,7 +47,9 @@ def install(monkeypatch):
 
 
 def config(drives, workers=1, rank=0, policy="recompute", block=BLOCK, model=None, device="cuda", **extra):
-    """Of vLLM, as far as it is looked at; model: fields that differ from those of a model that is known by words."""
+    """vLLM's configuration, with the fields that are read. model: fields that differ from the default; the model's
+    identity is then computed, not given.
+    """
     said = {"identity": "m"} if model is None else {}
     fields = {"model": "m", "revision": None, "quantization": None, "dtype": torch.bfloat16, "hf_config": {}}
     fields |= {"hf_text_config": {}, "max_model_len": 4096, "cache_dtype": "auto", "load_format": "auto"} | (
@@ -66,7 +69,7 @@ def config(drives, workers=1, rank=0, policy="recompute", block=BLOCK, model=Non
 
 
 class FullAttentionSpec(SimpleNamespace):
-    """Of a layer."""
+    """vLLM's specification of a full-attention layer's cache."""
 
 
 def cache_config(groups=1, content=CONTENT * 2, block=BLOCK):
@@ -89,7 +92,7 @@ class Request:
 
 
 def k_and_v(tokens, rank):
-    """Of a model, for each token: (LAYERS, tokens, HEADS, CONTENT), any 16 bits."""
+    """Keys and values of a model for each token: (LAYERS, tokens, HEADS, CONTENT), any 16 bits."""
     states, state = [], 17 + rank
     for token in tokens:
         state = (state * 31 + token + 7) % 32_749
@@ -108,14 +111,14 @@ class Worker:
         connector.register_kv_caches({f"layer{n}": layer for n, layer in enumerate(self.cache)})
 
     def compute(self, request, blocks, first, end):
-        """A forward writes K and V of some tokens."""
+        """Write keys and values of some tokens, as a forward does."""
         rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
         for layer, part in zip(self.cache, rows, strict=True):
             for at in range(first, end):
                 layer.view(torch.int16)[blocks[at // self.block], :, at % self.block] = part[at]
 
     def right(self, request, blocks, end):
-        """Whether the cache has K and V of a request's first tokens."""
+        """Whether the cache has the keys and values of a request's first tokens."""
         rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
         return all(
             torch.equal(layer.view(torch.int16)[blocks[at // self.block], :, at % self.block], part[at])
@@ -125,7 +128,7 @@ class Worker:
 
 
 class Engine:
-    """Prefills requests: what is found is loaded, what fails is computed, all in iterations."""
+    """Prefills requests: found blocks are loaded, failed loads are computed, all in iterations."""
 
     def __init__(self, connector, drives, workers=1, block=BLOCK, weights=0, **extra):
         """weights: which of several models computes."""
@@ -174,7 +177,9 @@ class Engine:
         self.scheduler.update_state_after_alloc(request, blocks, tokens)
 
     def iterate(self, requests=()):
-        """An iteration that computes the rest of these requests; requests whose loads have ended in all workers."""
+        """Run an iteration that computes the rest of these requests; returns requests whose loads have finished in all
+        workers.
+        """
         scheduled = {each.request_id: len(each.all_token_ids) - each.num_computed_tokens for each in requests}
         state = SimpleNamespace(get_block_ids=lambda name: (self.tables[name],))
         meta = self.scheduler.build_connector_meta(

@@ -12,7 +12,7 @@ import torch
 
 from tests.served import kill, serving, until
 
-SHAPE = (2, 2, 8, 4, 16)  # layers, K and V, tokens, heads, values
+SHAPE = (2, 2, 8, 4, 16)  # layers, keys and values, tokens, heads, values
 FORM = torch.Size((2, 2, 8, 64))
 
 

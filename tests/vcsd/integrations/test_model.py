@@ -1,4 +1,4 @@
-"""Changes of a model, through vLLM's connector and LMCache's plug-in: no hit of what another model has stored.
+"""Changes of a model, through vLLM's connector and LMCache's plug-in: no hit on data that another model has stored.
 
 partner of: vcsd/integrations/model.py
 """

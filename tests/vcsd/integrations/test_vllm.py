@@ -41,7 +41,7 @@ def names(tmp_path):
 
 
 def stored(engine, blocks=7):
-    """Iterate until so many blocks are in the drives of every worker, as the scheduler knows."""
+    """Iterate until `blocks` blocks are in the drives of every worker, as the scheduler knows."""
     until(
         lambda: (
             engine.iterate() is not None and all(len(each) == blocks for each in engine.scheduler._scheduler._stored)
@@ -114,7 +114,7 @@ def test_blocks_are_found_by_engines_with_other_block_sizes(vllm, tmp_path, name
         for block, tokens in [(64, 290), (128, 300), (32, 300), (64, 300), (16, 290)]:
             one = Engine(vllm.VcsdConnector, names, block=block, device=device)
             found += one.prefill(Request("a", prompt[:tokens]))
-            one.close()  # what waits is stored
+            one.close()  # stores waiting blocks
     assert found == [0, *hits]
 
 

@@ -1,4 +1,4 @@
-"""Every published method: exact with enough budget, within its budget, and blind to what it has not read.
+"""Every published method: exact with enough budget, within its budget, and independent of data that it has not read.
 
 partner of: eval/accuracy/published/streams.py, eval/accuracy/published/tokens.py
 """
@@ -72,7 +72,7 @@ def test_bytes_within_budget_and_above_lower_bound(name, shape):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_step_ignores_what_it_has_not_read(name):
-    """Once codes are made, other K and V of prompt tokens that are not attended exactly change nothing."""
+    """Once codes are built, other keys and values of prompt tokens that are not attended exactly change nothing."""
     seen = draw()
     before = PUBLISHED[name].method(seen, 1 / 4)
     exact = np.zeros(seen.k.shape[:2], bool)

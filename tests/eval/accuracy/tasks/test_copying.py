@@ -1,4 +1,4 @@
-"""Repetition and pass keys: where the prompt comes from, and what counts."""
+"""Repetition and pass keys: source of the prompt, and scoring."""
 
 import pytest
 

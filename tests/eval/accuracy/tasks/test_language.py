@@ -1,4 +1,4 @@
-"""WikiText and ShareGPT: prefixes and what is forced behind them."""
+"""WikiText and ShareGPT: prefixes, and the forced tokens after them."""
 
 import json
 import platform

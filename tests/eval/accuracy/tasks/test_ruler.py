@@ -1,4 +1,4 @@
-"""RULER's tasks: needles are where they should be, prompts fit, and the figure counts strings.
+"""RULER's tasks: needles are at the right positions, prompts fit, and the metric counts strings.
 
 partner of: eval/accuracy/tasks/haystack.py
 """

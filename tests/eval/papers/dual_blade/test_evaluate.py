@@ -1,10 +1,11 @@
-"""Dual-Blade's claims: every value is judged, and what was simulated is what a reading in closed form says.
+"""Dual-Blade's claims: every value is judged, and simulated results equal those of a closed-form model.
 
 partner of: eval/papers/dual_blade/constants.py
 
-The reading: 31 decode steps; a tensor is K or V of a layer, 138.1 MB in the mean; reads of SSD A go at Table I's rate,
-those of SSD B at Table IV's; DMA takes 28 GB/s; what weights and KV take at the GPU's 448 GB/s is hidden by nothing.
-Layers of Group 1 come at the rates of figure 15. Of a tensor's DMA half is hidden where P.P has the choice.
+The closed-form model: 31 decode steps; a tensor is the keys or the values of a layer, 138.1 MB in the mean. Reads of
+SSD A run at Table I's rate, those of SSD B at Table IV's; DMA at 28 GB/s. The time of weights and KV data at the GPU's
+448 GB/s is not hidden. Layers of Group 1 arrive at the rates of figure 15. Half of a tensor's DMA is hidden if P.P can
+choose.
 """
 
 import json
@@ -27,7 +28,7 @@ GPU_S = STEPS * (2 * 6.66e9 + LAYERS * 2 * TENSOR) / 448e9
 
 
 def decode_s(ssd, cached, pipelined, hidden=0.5):
-    """Seconds of decode with so many layers in Group 1."""
+    """Seconds of decode with `cached` layers in Group 1."""
     group_1 = 2 * TENSOR / (13.13e9 if pipelined else 11.93e9)
     group_2 = 2 * READ_S[ssd] + 2 * DMA_S - (hidden * DMA_S if pipelined else 0)
     return STEPS * (cached * group_1 + (LAYERS - cached) * group_2) + GPU_S
@@ -50,7 +51,7 @@ def test_table_v_is_that_of_the_reading(runs, ssd, alpha):
     without = runs.at(ssd, WITHOUT_PIPELINE, share=alpha).decode_s
     assert without == pytest.approx(decode_s(ssd, cached, False), rel=0.002)
     both = runs.at(ssd, SYSTEMS["dual-blade"], share=alpha).decode_s
-    assert both == pytest.approx(decode_s(ssd, cached, True), rel=0.015)  # two steps warm up and try the other way
+    assert both == pytest.approx(decode_s(ssd, cached, True), rel=0.015)  # two steps warm up and try the other path
 
 
 @pytest.mark.parametrize(("ssd", "cut"), [("A", 41.9), ("B", 56.4)])

@@ -1,4 +1,4 @@
-"""The edge machine: what a limit leaves, what paths share, and rates by the paper's own tables."""
+"""The edge machine: memory left by a limit, bandwidth shared by paths, and rates of the paper's own tables."""
 
 import pytest
 

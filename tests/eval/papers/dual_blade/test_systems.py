@@ -1,4 +1,4 @@
-"""Configurations on a small model: where their reads go, and that pieces and limits change what they should."""
+"""Configurations on a small model: targets of their reads, and effects of pipelining and memory limits."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ A = drives()["A"]
 
 
 def limit_for(setup, layers):
-    """A limit under which so many layers stay in the page cache, and half of one more would."""
+    """A limit under which `layers` layers stay in the page cache, with room for half of another one."""
     bytes_ = (layers + 0.5) * setup.layer_bytes(setup.final_tokens)
     return 1 + (bytes_ + setup.layer_bytes(setup.final_tokens)) / GIB
 

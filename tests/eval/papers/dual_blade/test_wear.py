@@ -1,4 +1,4 @@
-"""Contexts that come and go: little more is programmed than is written, and flash was full more than once."""
+"""Contexts that arrive and finish: write amplification is low, and flash was full more than once."""
 
 from eval.papers.dual_blade import wear
 from ftl import Ftl

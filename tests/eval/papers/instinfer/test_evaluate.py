@@ -1,4 +1,4 @@
-"""InstInfer's claims on a small model: a value of ours for each, and what fixed what.
+"""InstInfer's claims on a small model: each has a value of ours, and each constant names the claims that determine it.
 
 partner of: eval/papers/instinfer/constants.py, eval/papers/instinfer/figures.py
 """
@@ -45,7 +45,7 @@ def test_shares_are_judged_in_points_and_the_rest_in_percent(claim, near, far):
 
 
 def test_pcie_volume_is_counted_from_the_shape(result):
-    """c13 at s = 95.5: K and V of all tokens over q, k, v and outputs of one, 64 bytes of command a layer."""
+    """c13 at s = 95.5: KV data of all tokens over q, k, v and outputs of one token, and 64 bytes of command per layer."""
     kv, vectors = 95.5 * 2 * 20 * 128 * 2, 64 + 4 * 20 * 128 * 2
     (row,) = (row for row in result["rows"] if row["id"] == "c13")
     assert row["ours"] == pytest.approx(kv / vectors)

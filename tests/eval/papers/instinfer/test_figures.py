@@ -1,4 +1,4 @@
-"""The figures' rows, and what a row must add up to.
+"""The figures' rows, and the sums of their parts.
 
 partner of: eval/papers/instinfer/throughput.py, eval/papers/instinfer/breakdown.py,
 eval/papers/instinfer/engine_breakdown.py, eval/papers/instinfer/scaling.py, eval/papers/instinfer/sensitivity.py,

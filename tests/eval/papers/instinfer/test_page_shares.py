@@ -1,4 +1,4 @@
-"""Pages that SparF touches, of recorded q, k and v."""
+"""Pages that SparF reads, for recorded q, k and v."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Redundancy by drives, batch size, tokens and network: what rows have in common, and what is said of parity."""
+"""Redundancy by drives, batch size, tokens and network: properties common to all rows, and the verdict on parity."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is simulated, in how many processes, and what a sample of the layers stands for.
+"""Simulated runs, their number of processes, and the layers that a sample represents.
 
 partner of: eval/papers/instinfer/fill.py
 """
@@ -81,13 +81,14 @@ def test_there_is_a_worker_at_least():
 
 
 def test_sampled_layers_stand_for_all():
-    """Of 40 layers 2, for the paper's systems and for ours."""
+    """2 of 40 layers, for the paper's systems and for ours."""
     sampled, every = setup_of(), setup_of(sampled_layers=None)
     both = [in_storage(setup, (DENSE, SPARF, PAGED), 4, 4) for setup in (sampled, every)]
     for some, all_of_them in zip(*both, strict=True):
         assert some.step.total_s == pytest.approx(all_of_them.step.total_s, rel=0.01)
         assert some.step.total_s != all_of_them.step.total_s
-        assert some.prefill_s == pytest.approx(all_of_them.prefill_s, rel=0.1)  # so few pages end a program later
+        # with so few pages, a program ends later
+        assert some.prefill_s == pytest.approx(all_of_them.prefill_s, rel=0.1)
 
 
 def test_what_does_not_fit_is_judged_by_all_layers():

@@ -1,4 +1,4 @@
-"""A drive without data: the pages that it must read, for a pattern that touches as many as it says."""
+"""A drive without payload: the pages that it must read, for a pattern with a given share of touched pages."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Steps on the modelled executor, against what their parts must add up to."""
+"""Steps on the modelled executor, compared with the sum of their parts."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Systems on small batches, against what their parts must add up to."""
+"""Systems on small batches, compared with the sum of their parts."""
 
 from dataclasses import replace
 
@@ -24,7 +24,9 @@ from tests.eval.papers.instinfer.setups import in_storage, setup_of
 
 
 def test_a_dense_step_is_flash_and_engine_and_the_rest():
-    """Batch 4: K and V at 8 x 1.4 GB/s, 116 multiply-accumulates a cycle, both within what pages and senses add."""
+    """Batch 4: KV data at 8 x 1.4 GB/s, 116 multiply-accumulates a cycle, both within the overhead of whole pages and
+    senses.
+    """
     setup = setup_of()
     (result,) = in_storage(setup, (DENSE,), 4, 1)
     kv_bytes = setup.kv_bytes(4, setup.steps.mean())

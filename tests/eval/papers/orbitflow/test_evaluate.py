@@ -1,4 +1,4 @@
-"""OrbitFlow's claims: what follows from counting is exact, and runs fill every row that they can.
+"""OrbitFlow's claims: values that follow from counting are exact, and runs fill every row that they can.
 
 partner of: eval/papers/orbitflow/evaluate.py, eval/papers/orbitflow/constants.py
 """

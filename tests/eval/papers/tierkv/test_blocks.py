@@ -1,4 +1,4 @@
-"""Blocks: equations 1 and 2, and what small and large ones cost."""
+"""Blocks: equations 1 and 2, and the cost of small and large ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TierKV's claims: every value is judged, and how far off the predicted ones are.
+"""TierKV's claims: every value is judged, and the error of the predicted ones.
 
 partner of: eval/papers/tierkv/constants.py
 """

@@ -1,4 +1,4 @@
-"""The reading: what limits it has, and what a link that is not counted twice allows."""
+"""The closed-form model: its limits, and the gain if a link is not counted twice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The sweep over host memory: ours is at least as fast as the better of the paper's and reactive, everywhere."""
+"""The sweep over host memory: our policy is everywhere at least as fast as the better of the paper's and reactive."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Requests that come back over one link: the engine against closed forms.
+"""Requests that return over one link: the engine against closed forms.
 
 partner of: eval/papers/tierkv/workload.py
 """

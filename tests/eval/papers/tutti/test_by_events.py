@@ -1,4 +1,4 @@
-"""A first token by events against its closed form.
+"""Event-driven TTFT against its closed form.
 
 partner of: eval/papers/tutti/by_events.py
 """

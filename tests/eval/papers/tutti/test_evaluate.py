@@ -1,4 +1,4 @@
-"""Tutti's claims: every printed value is there with its kind, and what is predicted is near.
+"""Tutti's claims: every printed value is present with its kind, and predicted values are near the printed ones.
 
 partner of: eval/papers/tutti/evaluate.py, eval/papers/tutti/constants.py
 """

@@ -1,4 +1,4 @@
-"""Attention to a stored prefix inside drives: what bounds it, and where loading is faster.
+"""Attention to a stored prefix inside drives: its bounds, and the cases in which loading is faster.
 
 partner of: eval/papers/tutti/in_drives.py, eval/papers/tutti/reuse.py
 """
@@ -25,7 +25,7 @@ PREFIX = 131_072
 
 
 def engines(factor):
-    """Eight drives whose engines are so many times as fast."""
+    """Eight drives whose engines are faster by `factor`."""
     engine = replace(EIGHT.spec.engine, kernels=EIGHT.spec.engine.kernels * factor)
     return Drives(replace(EIGHT.spec, engine=engine), 8, MODEL.shape)
 
@@ -61,7 +61,7 @@ def test_drives_with_the_engine_that_is_needed_tie():
     loaded = READING.first_token_s(16, PREFIX, TUTTI)
     assert engines(3).first_token_s(READING, 16, PREFIX) > loaded > engines(4).first_token_s(READING, 16, PREFIX)
     two = Drives(INSTCSD_OVERLAPPED, 2, MODEL.shape)
-    assert two.engine_needed(READING, 1, PREFIX, TUTTI) is None  # their flash is slower than what is loaded
+    assert two.engine_needed(READING, 1, PREFIX, TUTTI) is None  # their flash is slower than loading
 
 
 def test_combined_never_slower_than_loading():

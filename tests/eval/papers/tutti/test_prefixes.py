@@ -31,7 +31,7 @@ def trace_of(*prompts):
 
 @pytest.fixture
 def outcome(tmp_path):
-    """Turns of three conversations, each of a tenth of what the GPU's memory holds."""
+    """Turns of three conversations, each a tenth of the GPU's memory."""
     path = tmp_path / "turns.jsonl"
     lines = [
         {

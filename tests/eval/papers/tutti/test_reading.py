@@ -1,4 +1,4 @@
-"""A first token's time by its parts, and requests that wait for each other against a queue that is played out.
+"""TTFT by its parts, and requests that wait for each other against a simulated queue.
 
 partner of: eval/papers/tutti/reading.py
 """
@@ -17,7 +17,7 @@ PLAIN, LAYERED = Path(25.9e9), Path(25.9e9, layered=True)
 
 
 def test_a_prefix_in_parts_costs_as_much_as_at_once():
-    """Causal attention: 48K behind 16K and 16K alone are 64K, but for starting twice."""
+    """Causal attention: 48K after 16K, plus 16K alone, cost as much as 64K, except for a second start."""
     parts = READING.compute_s(49152, 16384) + READING.compute_s(16384, 0)
     assert parts == pytest.approx(READING.compute_s(65536, 0) + READING.cost.overlay.start_s)
 

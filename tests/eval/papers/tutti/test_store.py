@@ -1,4 +1,4 @@
-"""Blocks of prompts: what is there of a prompt's beginning, and who goes first.
+"""Blocks of prompts: stored blocks of a prompt's prefix, and the order of eviction.
 
 partner of: eval/papers/tutti/store.py
 """

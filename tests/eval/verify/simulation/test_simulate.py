@@ -1,4 +1,4 @@
-"""Seeds of the whole stack under every fault; planted bugs are found, and what failed is replayed and made shorter.
+"""Seeds of the whole stack under every fault; planted bugs are found, and failed runs are replayed and shortened.
 
 partner of: eval/verify/simulation/disk.py, eval/verify/simulation/drive.py, eval/verify/simulation/host.py,
 eval/verify/simulation/link.py, eval/verify/simulation/plants.py, eval/verify/simulation/prefixes.py,

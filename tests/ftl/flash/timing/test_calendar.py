@@ -1,4 +1,4 @@
-"""Modelled time of flash against what the geometry allows."""
+"""Simulated time of flash against the limits of the geometry."""
 
 from collections import defaultdict
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Timing models are an open set: one of a newcomer is a class, and a line where it is registered.
+"""Timing models are an open set: a new one is a class and a line in the table.
 
 partner of: ftl/flash/timing/model.py
 """
