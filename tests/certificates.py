@@ -23,7 +23,7 @@ def _signed(folder, name, ca, *names):
 
 
 def certificates(folder, nqn):
-    """Credentials of a drive here and one elsewhere, of a host and one by its NQN, and of both sides by another CA."""
+    """Credentials of a local drive and a remote one, of a host and one by its NQN, and of both sides by another CA."""
     folder.mkdir()
     ca, other = _make(folder, "ca"), _make(folder, "other-ca")
     return {

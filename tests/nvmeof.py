@@ -153,7 +153,7 @@ def target_of(subsystem, limits=Limits(), port=0):
 
 
 class RawHost:
-    """A host that sends what it is told to."""
+    """A host that sends exactly the requested bytes."""
 
     def __init__(self, target):
         line = socket.create_connection(("127.0.0.1", target.port))

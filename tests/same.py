@@ -102,7 +102,7 @@ class Tree:
         self._worker = self.start([sys.executable, "-c", WORKER, scripts["vcsd"]])
 
     def begin(self, words: Sequence[str]) -> None:
-        """Run a command; `answer` gives what comes of it."""
+        """Start a command; `answer` returns its result."""
         assert self._worker.stdin
         print(json.dumps(list(words)), file=self._worker.stdin, flush=True)
 
@@ -130,7 +130,7 @@ class Tree:
 
 
 def check_out(revision: str) -> Path:
-    """A folder with the files of a revision, kept for another time; raises ValueError where git has none such."""
+    """A folder with the files of a revision, kept for later runs; raises ValueError if git has no such revision."""
     done = subprocess.run(["git", "rev-parse", f"{revision}^{{commit}}"], cwd=ROOT, capture_output=True, check=False)
     if done.returncode:
         raise ValueError(f"{revision}: no such revision")

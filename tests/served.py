@@ -27,7 +27,7 @@ def window_of(name, tenant=DEFAULT):
 
 @contextmanager
 def serving(folder, *names, flash=None, **fields):
-    """Serve drives of these names during a `with` block; `folder` is the server's, `flash` holds the drives' folders."""
+    """Serve drives of these names during a `with` block. folder: of the server; flash: parent of drive folders."""
     drives = [
         ServedDrive(name=name, path=flash / name if flash else None, **{"spec": INSTCSD_ZYNQ7045_8CH} | fields)
         for name in names

@@ -104,7 +104,7 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, layou
     + [("spending", "int4")],
 )
 def test_useful_bytes_keep_the_budget(small_drive, name, layout):
-    """Within what rounding to whole pages and channels takes; a query group shares what it fetches."""
+    """Within the rounding to whole pages and channels; the queries of a group share fetched pages."""
     drive = Drive(small_drive, [400], layout)
     step = drive.step(share=8)
     METHODS[name](step)
@@ -242,7 +242,7 @@ def test_adding_tokens_never_changes_earlier_pages(small_drive):
 
 @pytest.mark.parametrize("name", ON_ROWS)
 def test_what_was_not_fetched_never_counts(small_drive, name):
-    """The same step with every page poisoned but those planned; tables were made when rows came."""
+    """The same step with every page poisoned except the planned ones; tables were built when rows were appended."""
     outs = []
     for poisoned in (False, True):
         drive = Drive(small_drive, [230, 100])

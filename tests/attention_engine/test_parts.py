@@ -41,7 +41,7 @@ def weight(rows):
     scale=st.sampled_from([0.01, 1, 100]),
 )
 def test_parts_wherever_they_are_cut_are_the_whole(seed, S, cuts, scale):
-    """Some of them without tokens; at scale 100 most parts weigh nothing."""
+    """Some parts without tokens; at scale 100 most parts have zero weight."""
     generator = np.random.default_rng(seed)
     q, K, V = scale * generator.standard_normal((3, D)), *generator.standard_normal((2, S, D))
     ends = [0, *sorted(round(each * S) for each in cuts), S]

@@ -51,7 +51,7 @@ def test_where_v_is_a_part_of_k_it_is_read_with_it(d, tokens, bf16):
 
 @KINDS
 def test_tokens_chosen_are_those_attended(bf16):
-    """In runs and alone, over pages and rows that wait; a stream may have none. Threads change no bit."""
+    """In runs and alone, over pages and buffered rows; a stream may have none. The number of threads changes no bit."""
     drive = Drive(64, f"progressive{'-bf16' * bf16}", [400, 300, 50], alone=5)
     step, generator = drive.step(5), np.random.default_rng(0)
     counts = np.array([200, 120, 80, 1, 40, 0])

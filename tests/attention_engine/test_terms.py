@@ -125,7 +125,7 @@ def test_few_bits_err_no_more_than_they_do_without(small_drive, name, kind):
 
 
 def test_rows_of_parts_with_one_sink_merge_to_the_whole(small_drive):
-    """The sink is counted in what an output stands for: one part has it, and the whole has it once."""
+    """The sink is counted in the weight of an output: one part has it, and the whole has it once."""
     terms = terms_of(KINDS["sink"], 0)
     step = Drive(small_drive, 5).step(terms)
     METHODS["dense"](step)

@@ -120,7 +120,7 @@ def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium
 
 @pytest.mark.parametrize("medium", MEDIA[1:])
 def test_a_file_that_ends_too_early_is_an_error_and_no_signal(drive, tmp_path, medium):
-    """The same as for a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
+    """Like a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
     handle = filled(device := InProcessDevice(drive, tmp_path, medium=medium))
     device.close()
     device = InProcessDevice(drive, tmp_path, medium=medium)
@@ -154,7 +154,7 @@ def small_disk(request, tmp_path):
 @pytest.mark.parametrize("medium", MEDIA)
 @pytest.mark.parametrize("asked", [True, False])
 def test_full_file_system_error_keeps_flushed_data(drive, small_disk, monkeypatch, medium, asked):
-    """asked: whether the drive sees in time that the disk has no room; it may be filled by others meanwhile."""
+    """asked: whether the drive learns in time that the disk is full; other processes may fill it meanwhile."""
     geometry = replace(drive.geometry, blocks_per_plane=2048)
     drive, path = replace(drive, geometry=geometry), small_disk / "drive0"
     handle = filled(device := InProcessDevice(drive, path, medium=medium))

@@ -151,7 +151,7 @@ class Interrupt(Exception):
 
 
 def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, monkeypatch):
-    """Time limits and batch systems send signals whose handlers raise; one ended a command half way."""
+    """Time limits and batch systems send signals whose handlers raise; one such exception ended a command half way."""
     device, done = InProcessDevice(small_drive), []
 
     def step(command, submit_ns):

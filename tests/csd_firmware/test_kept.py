@@ -1,4 +1,4 @@
-"""Plans cached between the steps of a drive change nothing: results equal those with plans dropped before each command."""
+"""Plans cached between steps of a drive change nothing: the same results if plans are dropped before each command."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -133,7 +133,7 @@ def between_steps(twins, seqs, kind, layer):
 
 
 def live(twins, bits, methods, rounds):
-    """Anything that a drive may be asked for, in any order."""
+    """Run all kinds of commands in random order."""
     for _ in range(rounds):
         if not twins.lengths:
             twins.create(3, bits)

@@ -1,4 +1,4 @@
-"""Long commands of a tenant that shares its drive: other tenants get their turns meanwhile, and the result is the same."""
+"""Long commands of a tenant that shares its drive: other tenants get their turns, and the result is the same."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_sparf_and_sparq_differ_in_bytes_only(small_drive):
 
 
 def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
-    """The same steps with every page poisoned but those that the FTL was asked to read."""
+    """The same steps with every page poisoned except those that the FTL was asked to read."""
     expected = [Bench(small_drive, [400, 200]).attend()[0].data[0]]
     bench = Bench(small_drive, [400, 200])
     ftl = bench.firmware.ftl

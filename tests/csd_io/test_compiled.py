@@ -36,7 +36,7 @@ def times(x):
 
 @pytest.fixture
 def package(tmp_path):
-    """A package whose compiled function calls another file's, which has a constant of a third."""
+    """A package whose compiled function calls a second file's function, which uses a constant of a third file."""
     folder = tmp_path / "made"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -112,7 +112,7 @@ def test_functions_of_a_file_that_is_no_module_are_kept_too(tmp_path):
 
 
 def test_all_that_is_compiled_asks_so():
-    """numba's own decorator would keep what is stale."""
+    """numba's own decorator would keep stale code."""
     folders = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
     files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "compiled.py"]
     assert len(files) > 100

@@ -162,7 +162,7 @@ def test_modelled_time_begins_anew_for_a_new_host():
 
 
 def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
-    """The next host takes a generation that the drive has not seen, and is not attached before the drive confirms it."""
+    """The next host takes a generation that the drive has not seen, and is attached once the drive confirms it."""
     medium = Blocks()
     drive, _ = attached(medium, tenant())
     drive.host = 1 << 50  # above any that is drawn
@@ -405,7 +405,7 @@ def test_a_slot_is_not_free_before_its_data_was_read():
 
 
 def test_loss_during_completion_ends_commands_once(monkeypatch):
-    """One thread reads a completion while another one finds in `submit` that the drive is gone."""
+    """One thread reads a completion while another one detects in `submit` that the drive is lost."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
@@ -424,7 +424,7 @@ def test_loss_during_completion_ends_commands_once(monkeypatch):
 
 
 def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
-    """Another thread ends all commands between the look for room and the look for the oldest command."""
+    """Another thread completes all commands between the check for free slots and the search for the oldest command."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDevice(medium, clock)
@@ -441,7 +441,7 @@ def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
 
 
 class Impatient:
-    """A doorbell that ends a wait without end."""
+    """A doorbell that ends an unlimited wait."""
 
     def __init__(self, waits):
         self.waits = waits

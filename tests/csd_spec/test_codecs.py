@@ -1,4 +1,4 @@
-"""Codecs: encoded values decode to what was stored, and encode to the same bytes again.
+"""Codecs: encoded values decode to the stored values, and encode to the same bytes again.
 
 partner of: csd_spec/codecs/codec.py, csd_spec/codecs/verbatim.py, csd_spec/codecs/fp8.py
 """

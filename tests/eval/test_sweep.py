@@ -64,7 +64,7 @@ def test_results_are_told_as_they_come(jobs):
 
 
 def rest(path, items, asked):
-    """Sweep what `path` does not have; `asked` gets those items."""
+    """Sweep the items missing from `path`; `asked` is called with them."""
 
     def compute(left, done):
         asked.extend(left)

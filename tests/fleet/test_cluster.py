@@ -62,7 +62,7 @@ def ray_here():
 
 @pytest.fixture(scope="module")
 def cluster(ray_here):
-    """A cluster of three nodes: its head's identifier, its address, and what removes a node and adds another one."""
+    """A cluster of three nodes: its head's identifier, its address, and a function that replaces a node."""
     with ray_here.context() as m:
         m.setenv("RAY_AUTH_MODE", "token")
         m.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))

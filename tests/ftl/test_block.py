@@ -222,7 +222,7 @@ def test_full_drive_keeps_blocks_for_second_record(small_drive):
 
 
 def test_collection_leaves_blocks_for_both_places_of_the_journal(small_drive):
-    """Without a record no block is erased: a drive whose collection took the last ones could not go on."""
+    """No block is erased without a record: a drive whose garbage collection took the last blocks could not continue."""
     ftl, channels = Ftl(small_drive, Nand(small_drive.geometry, payload=False)), small_drive.geometry.channels
     ftl.blocks.resize(40)
     ftl.blocks.write(np.arange(40), None, 0)

@@ -1,4 +1,4 @@
-"""Threads take turns in a fixed order, whatever their speed."""
+"""Threads take turns in a fixed order, independent of their speed."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -22,7 +22,7 @@ SAME = 1e-6
 
 
 def costs(draw: random.Random) -> ServingCost:
-    """A machine: one of the profiles, or made up around them, most with drives."""
+    """A machine: one of the profiles, or a random variant of it, most with drives."""
     cost = COSTS[draw.choice(sorted(COSTS))]
     if draw.random() < 0.5:
         lines = CostModel.fitted(

@@ -161,7 +161,7 @@ def state(mutant: Mutant) -> str:
 
 
 def verdicts(mutants: Sequence[Mutant], jobs: int) -> Iterator[tuple[Mutant, dict[str, Any]]]:
-    """Verdicts as they come, those first that an earlier run has found."""
+    """Verdicts as they arrive, first those of an earlier run."""
     MEMORY.parent.mkdir(exist_ok=True)
     memory = json.loads(MEMORY.read_text()) if MEMORY.exists() else {}
     keys = {mutant: state(mutant) for mutant in mutants}

@@ -48,7 +48,7 @@ class CpuConnector(GPUConnectorInterface):
 
 
 def engine_of(kv, drives):
-    """LMCache's engine. Its own memory caches nothing, so that what is found is found in drives."""
+    """LMCache's engine. Its own memory caches nothing, so all hits are found in drives."""
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=CHUNK,
         local_cpu=False,

@@ -86,7 +86,7 @@ def test_run_for_people(capsys, monkeypatch):
 
 
 def test_run_both_streams_to_one_file_text_is_whole(tmp_path):
-    """Progress lines come all the time; none lands inside the text, and each is a whole line."""
+    """Progress lines are printed all the time; none splits the text, and each is a whole line."""
     words = ["run", "--prompt", PROMPT, "--max-new-tokens", "40"]
     often = "from vcsd import progress; progress.PERIOD_S = 0.001; progress.RARER = 0"
     code = f"{often}; from vcsd_cli.main import main; main()"

@@ -276,7 +276,7 @@ def faults() -> Iterator[tuple[str, str, str]]:
 
 
 def tried(module: str, old: str, new: str) -> str:
-    """Verdict of the test on a fault: caught, hangs, survived, or does not build. An empty fault ("") has to survive."""
+    """Verdict of the test on a fault: caught, hangs, survived, or does not build. No fault ("") has to survive."""
     with tempfile.TemporaryDirectory() as folder:
         for source in SOURCES.glob("*.sv*"):
             shutil.copy(source, folder)

@@ -249,7 +249,9 @@ class Sink:
                 self.cover.hit(f"{self.prefix} held up")
 
     async def wait(self, count: int, patience: int = 4_000) -> list[Beat]:
-        """The beats once there are `count`, and none after them; `patience`: cycles without any."""
+        """Return the beats once there are `count`, with none after them; `patience`: cycles without a beat before it
+        fails.
+        """
         waited, seen = 0, len(self.beats)
         while len(self.beats) < count and waited < patience:
             look = 1 if count - seen < 40 else 16  # the end is not missed, and many beats cost few wake-ups

@@ -177,7 +177,7 @@ def test_weights_of_values():
 
 
 def test_pages_are_chosen_as_float64_says():
-    """But for those whose gain or mass is within what the fixed point is said to be off."""
+    """Except for pages whose gain or mass is within the stated error of the fixed-point arithmetic."""
     numbers = np.random.default_rng(9)
     x = numbers.normal(0, 3, (2, 700))
     fixed = np.rint(x * 2**LOGIT_FRAC).astype(np.int64)

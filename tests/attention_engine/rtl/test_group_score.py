@@ -38,7 +38,7 @@ def beats(found):
 
 
 class Keys:
-    """Takes what comes out; there is no back-pressure."""
+    """Accepts all outputs; there is no back-pressure."""
 
     def __init__(self, dut):
         self.dut, self.got = dut, []

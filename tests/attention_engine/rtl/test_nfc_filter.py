@@ -82,7 +82,7 @@ async def any_pages(dut, pressure):
 
 @cocotb.test()
 async def every_last_place(dut):
-    """The last wanted run at every place of a page, and a page that ends anywhere."""
+    """The last requested run at every position of a page, and a page that ends at any position."""
     still(dut)
     rng = await start(dut)
     lanes = parameters()["LANES"]

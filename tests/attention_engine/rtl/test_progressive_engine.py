@@ -99,7 +99,7 @@ class Bench:
         return [(signed(words[i], 32), words[i + 1] | words[i + 2] << 32) for i in range(0, len(words), 4)]
 
     async def check(self, run, q, pages):
-        """Output, status, m and l, and the pages that are asked for must be the golden model's."""
+        """Output, status, m and l, and the requested pages must equal the golden model's."""
         bits = np.ascontiguousarray(q).view(np.uint16)
         want, size = progressive_engine(bits, pages, run), run.shape
         got, status = await self.attend(run, bits, pages)

@@ -64,7 +64,7 @@ def walk(bits, size):
 @cocotb.test()
 @cocotb.parametrize(busy=[0.0, 0.6])
 async def any_run(dut, busy):
-    """All phases of several runs: what argtopk is told, which pages are asked for and announced."""
+    """All phases of several runs: inputs of argtopk, requested pages and announced pages."""
     rng = await start(dut)
     bench, p = Bench(dut, rng, busy), parameters()
     for _ in range(8):

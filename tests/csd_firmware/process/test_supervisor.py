@@ -261,7 +261,7 @@ def test_host_that_recovers_does_not_take_its_window_back(tmp_path):
 
 
 def supervised(monkeypatch, child, meanwhile=lambda pid: None):
-    """Supervise a drive whose process does this; exit code of the supervisor, and the lines that it said."""
+    """Supervise a drive whose process runs this code; returns the supervisor's exit code and its printed lines."""
     monkeypatch.setattr(supervisor_module, "warm_up", lambda: None)
     monkeypatch.setattr(supervisor_module, "_child", child)
     drive, (said, says) = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH), os.pipe()

@@ -133,7 +133,7 @@ def test_data_is_found_by_its_usual_name(model, tmp_path, monkeypatch):
 
 
 def test_text_ends_with_its_end_token(model):
-    """Nothing that follows the end-of-text token counts, and the others go on."""
+    """Tokens after the end-of-text token do not count, and the other texts continue."""
     task = Task(lambda *_: ([], ""), lambda sample, text: {"length": len(text)}, binary=frozenset())
     samples = [Sample(PROMPTS[0], ("x",), 8), Sample(PROMPTS[1], ("x",), 4)]
     tokens = iter([list(b"ab"), list(b"cd"), [END, ord("e")], list(b"fg"), list(b"hi")])

@@ -147,7 +147,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
 
 
 def test_measured_drives_give_their_address_space_back():
-    """A drive reserves 2 TB; of hundreds only the one that is measured may be there."""
+    """A drive reserves 2 TB of address space; of hundreds, only the one being measured may exist."""
 
     def mapped():
         return 4096 * int(Path("/proc/self/statm").read_text().split()[0])

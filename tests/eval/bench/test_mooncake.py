@@ -20,7 +20,7 @@ from eval.bench.mooncake_guest import exercise
 
 
 class Store:
-    """A store whose memory holds four objects, and whose disk gets an object at the second look for it."""
+    """A store whose memory holds four objects; an object reaches the disk at the second query for it."""
 
     def __init__(self, spoiled=None):
         self.memory, self.disk, self.looked, self.spoiled = {}, {}, set(), spoiled

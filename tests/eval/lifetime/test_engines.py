@@ -17,8 +17,9 @@ QUARTER = WritePattern("quarter", 32, False, "a quarter of one")
 
 
 def random_prompts(count, blocks=96, seed=0):
-    """Prompts of one block, some of which are asked for far more often than others: they leave in another order than
-    they came."""
+    """Prompts of one block, some requested far more often than others, so they are evicted in another order than they
+    arrived.
+    """
     generator = np.random.default_rng(seed)
     return [(int(blocks * generator.random() ** 2),) for _ in range(count)]
 

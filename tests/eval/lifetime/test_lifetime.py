@@ -1,4 +1,4 @@
-"""`vcsd eval lifetime` on a small trace: all rows and keys, the headline computed from the rows, and one-line errors."""
+"""`vcsd eval lifetime` on a small trace: all rows and keys, the headline from the rows, and one-line errors."""
 
 import json
 from dataclasses import replace

@@ -40,7 +40,7 @@ def test_growth_is_difference_of_medians():
 
 
 def test_a_long_soak_is_judged_by_its_last_third():
-    """What grows while it warms up does not count, what grows from then on does, however little at a time."""
+    """Growth during warm-up does not count; growth after it does, even in small steps."""
     sizes = [min(number, 60) for number in range(90)], list(range(90))
     flat, growing = ([[replace(USAGE, anonymous_bytes=size)] for size in each] for each in sizes)
     assert growth(flat)["anonymous_growth_bytes"] == 5  # within the tenth that ends the warm-up

@@ -71,7 +71,7 @@ def test_corrected_reads_slow_uncorrectable_fail(small_drive):
 
 
 def test_firmware_reports_loss_serves_other_sequences(small_drive):
-    """One page in a few hundred is beyond the ECC: its sequence fails, nothing wrong comes back."""
+    """One page in a few hundred is ECC-uncorrectable: its sequence fails, no wrong data is returned."""
     nand = Nand(small_drive.geometry, FaultPlan(raw_bit_errors=7.5e-3, codeword_bytes=512, ecc_bits=38, retry_bits=45))
     firmware, generator = Firmware(small_drive, nand), np.random.default_rng(0)
     handles = firmware.step(SeqCreate(4, 1, 2, 8, 512), 0).data[0].tolist()

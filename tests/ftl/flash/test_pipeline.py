@@ -17,7 +17,7 @@ START_NS = 1000
 
 @dataclass
 class Done:
-    """A stage of a job, or its tail: when it ended, right after what."""
+    """A finished stage of a job, or its tail: its end time, and the stage that directly precedes it."""
 
     link: CriticalStage
     cause: "Done | None"

@@ -160,8 +160,10 @@ def test_mean_of_a_full_page_is_exact_but_for_its_rests(d, v_bits, bf16, mean):
 @settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_value_of_any_row_is_finite_and_misses_no_more(v_bits, bf16, seed):
-    """Zeros, huge and tiny rows, outliers, BF16 near the end of its range: no more than the row's length is missed, but
-    for the rest, a share of the page's longest row. A size is at least FP16's least, and below 2^96."""
+    """Zeros, huge and tiny rows, outliers, BF16 near the end of its range: the error is at most the row's length, not
+    counting the rest, which is a fraction of the page's longest row. A size is at least FP16's smallest, and below
+    2^96.
+    """
     form, longest = form_of(16, v_bits, bf16, 512), 2.0**96 if bf16 else 65504
     rows = any_values(seed, form.value_tokens, 16, bf16=bf16)
     rows[3], rows[5] = 0, 0x7F7F if bf16 else 0x7BFF

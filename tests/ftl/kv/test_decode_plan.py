@@ -12,7 +12,7 @@ LAYOUT, H = LAYOUTS["fp16"].paged(512, 8, 4), 2
 
 
 def waiting(ftl, handle):
-    """The pages under construction of a sequence's first layer, including unfilled rows."""
+    """The pages under construction of a sequence's first layer."""
     pages = {}
     for name, mapped in ftl.sequence(handle).maps.items():
         pages[name] = ftl.buffers.content[mapped.buffers[0]]

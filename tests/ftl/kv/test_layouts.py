@@ -1,7 +1,7 @@
 """Layouts: the shipped ones in numbers, and a new one: a file, and a line in the table.
 
-partner of: ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py, ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py,
-ftl/kv/layouts/packing.py
+partner of: ftl/kv/layouts/group_map.py, ftl/kv/layouts/token.py,
+ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/packing.py
 """
 
 import numpy as np

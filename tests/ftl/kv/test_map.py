@@ -26,7 +26,7 @@ def test_room_is_kept_for_all_that_a_checkpoint_records(small_drive, tokens):
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 2), (2, 1), (1, 1)])
 def test_pages_of_other_shape_have_no_owner(small_drive, layers, heads):
-    """A sequence took the number of one with more layers or heads whose pages are not erased yet."""
+    """A sequence reused the owner number of one with more layers or heads whose pages are not erased yet."""
     ftl = Ftl(small_drive)
     layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, DIM, 4)
     (before,) = ftl.create(1, LAYERS, HEADS, layout)

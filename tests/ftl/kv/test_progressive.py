@@ -99,7 +99,7 @@ def test_full_pages_are_made_of_rows_however_these_came(small_drive, layout):
 
 
 def test_unfinished_group_of_scores_waits_in_dram_and_gives_way(small_drive):
-    """The ranges are those of the group before; a sequence shorter than a group has none. V needs none."""
+    """The ranges are those of the previous group; a sequence shorter than a group has none. V needs none."""
     form = LAYOUTS["progressive"].form(512, D, 128)
     rows = rows_of(form, 2 * form.T, 2)
     for dram_bytes, buffered in ((1 << 20, True), (2 * 2 * H * 512, False)):
@@ -127,7 +127,7 @@ def test_unfinished_group_of_scores_waits_in_dram_and_gives_way(small_drive):
 
 @pytest.mark.parametrize("name", ["scores", "values"])
 def test_codes_of_cropped_tokens_are_overwritten(small_drive, name):
-    """A group under construction, cropped and filled again, says what it says without the cropped tokens."""
+    """A group under construction, cropped and filled again, decodes as if the cropped tokens had never existed."""
     form = LAYOUTS["progressive4"].form(512, D, 128)
     T, ftl = form.T if name == "scores" else form.progressive.value_tokens, Ftl(small_drive)
     kept, cropped, more = (rows_of(form, count, seed) for seed, count in enumerate((T + 10, 8, 8)))

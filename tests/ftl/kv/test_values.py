@@ -59,7 +59,7 @@ def test_a_key_is_its_length_too_and_no_name_of_a_prefix(ftl):
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_a_record_has_the_old_value_or_the_new_one(ftl, everything):
-    """Also one that only records what gave pages up."""
+    """Also a record whose only content is released pages."""
     old, _ = ftl.store_value(LABEL, b"key", b"old" * 500, 0)
     ftl.flush(0)
     new, _ = ftl.store_value(LABEL, b"key", b"new" * 700, 0)
@@ -76,7 +76,7 @@ def test_a_record_has_the_old_value_or_the_new_one(ftl, everything):
 
 
 def test_a_value_whose_store_did_not_end_is_dropped(ftl, monkeypatch):
-    """A checkpoint may come while its pages are programmed."""
+    """A checkpoint may be written while its pages are programmed."""
     ftl.store_value(LABEL, b"key", b"old" * 500, 0)
     monkeypatch.setattr(Ftl, "name", lambda self, *named: self.journal.record(0, True) and None)
     ftl.store_value(LABEL, b"key", b"new" * 700, 0)

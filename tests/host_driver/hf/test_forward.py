@@ -60,7 +60,7 @@ def ids():
 
 
 def turns(model, ids, cache):
-    """Prompt, then one token, several, and one: logits of the steps after the prompt, in a cache that the caller keeps."""
+    """Prompt, then one token, several, and one: logits after the prompt, in a cache that the caller keeps."""
     model(ids, past_key_values=cache)
     cuts = (0, 1), (1, 9), (9, 10)
     out = [model(ids[:, first:end], past_key_values=cache).logits for first, end in cuts]

@@ -146,7 +146,7 @@ def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
 
 
 def test_k_and_v_may_have_other_channels(tmp_path) -> None:
-    """What latent attention caches: 512 channels and 64. Each has room for the more."""
+    """The cache of latent attention: 512 channels and 64. Both get the space of the larger."""
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
     with vcsd.attach(model, policy="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:

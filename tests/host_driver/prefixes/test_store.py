@@ -206,7 +206,7 @@ def test_what_is_not_what_was_stored_is_not_found(devices) -> None:
 
 
 def test_what_another_worker_has_stored_is_not_taken(devices) -> None:
-    """Workers have the same keys; their drives may be given in another order."""
+    """Workers use the same keys; their drives may be listed in another order."""
     tokens = list(range(16))
     PrefixStore(devices, NAMES).store(NAMES.keys(tokens), *rows(tokens))
     another = PrefixStore(devices, replace(NAMES, rank=1))

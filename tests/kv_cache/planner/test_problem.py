@@ -53,7 +53,7 @@ def test_counts_of_layers():
 
 
 def simulated(costs, options):
-    """A step, event by event: the fetch whose layer comes first has the link."""
+    """A step, event by event: the link serves the fetch of the earliest layer first."""
     lists = [list(offloaded_layers(costs.layers, each.count)) for each in options]
     now, todo = 0.0, []  # fetches: due layer, request, seconds left
     ended = [0.0]

@@ -1,7 +1,8 @@
 """Every policy on machines of any size: all layers are attended, nothing is lost, no tier overflows.
 
 partner of: kv_cache/policies/_stream.py, kv_cache/policies/dual_blade.py, kv_cache/policies/flexgen.py,
-kv_cache/policies/in_storage.py, kv_cache/policies/reactive.py, kv_cache/policies/split.py, kv_cache/policies/preload.py
+kv_cache/policies/in_storage.py, kv_cache/policies/reactive.py, kv_cache/policies/split.py,
+kv_cache/policies/preload.py
 """
 
 from __future__ import annotations

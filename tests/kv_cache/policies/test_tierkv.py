@@ -55,7 +55,9 @@ def test_what_is_due_follows_from_slices_and_ends():
 
 
 def test_a_window_is_of_one_request_alone():
-    """Two requests that come at once are each in time alone, and both are begun, though together they are late."""
+    """Two requests that arrive together would each meet the deadline alone; both are started, though together they are
+    late.
+    """
     one = waiting("tierkv", 2, Level.HOST, host_bytes_per_s=20_000 / 0.029)
     (decoding,) = waiting("tierkv", 1, Level.DEVICE).queue
     decoding.room = one.limit = 40_000
@@ -71,7 +73,7 @@ def test_a_window_is_of_one_request_alone():
 
 
 class Queue:
-    """A server with one request in the queue, which is in host memory. asked: what policies did."""
+    """A server with one request in the queue, which is in host memory. asked: acts of the policies."""
 
     limit, active_bytes, active, slice_tokens, iteration_s = 100, 0, (), 4, 1.0
 

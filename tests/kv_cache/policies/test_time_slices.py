@@ -1,4 +1,4 @@
-"""Time slices: the choice of requests that are preempted, and of those that replace them.
+"""Time slices: preempted requests, and the requests that replace them.
 
 partner of: kv_cache/policies/time_slices.py
 """

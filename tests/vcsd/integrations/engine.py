@@ -206,7 +206,7 @@ class Engine:
         return came
 
     def _back_to_what_came(self, request):
-        """A request whose load has failed from some block on is computed from there."""
+        """A request whose load has failed from some block on is computed from that block."""
         table = self.tables[request.request_id]
         first = next((n for n, block in enumerate(table) if block in self.failed), len(table))
         self.failed -= set(table)

@@ -27,7 +27,7 @@ HITS = 56  # tokens of TOKENS in whole blocks
 
 
 class Model:
-    """A model's folder, how its path is written, and what vLLM is told about it."""
+    """A model's folder, the form of its path, and vLLM's settings for it."""
 
     def __init__(self, folder):
         self.folder, self.path = folder / "model", str(folder / "model")

@@ -99,7 +99,7 @@ def test_recent_tokens_are_exact(name):
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "kvquant" not in name])
 def test_streams_do_not_mix(name):
-    """A stream alone gives what it gives among others; KVQuant has signposts for all streams of a layer together."""
+    """A stream gives the same result alone and among others; KVQuant has joint signposts for all streams of a layer."""
     seen = draw(n=3)
     alone = replace(seen, **{part: getattr(seen, part)[1:2] for part in ("q", "k", "v", "prompt_q")}, kept={})
     together = PUBLISHED[name].method(seen, 1 / 4)

@@ -35,7 +35,7 @@ def decode_s(ssd, cached, pipelined, hidden=0.5):
 
 
 def thrashing_s(ssd):
-    """Baseline's decode where its cache finds nothing: two threads wait for each other's faults."""
+    """Decode time of the baseline if its cache finds nothing: two threads wait for each other's faults."""
     return STEPS * LAYERS * (2 * FAULTS_S[ssd] + DMA_S) + GPU_S
 
 

@@ -11,7 +11,7 @@ def setup_of(model="opt-13b", gpu="a6000", **more):
 
 
 def small_setup(layers=1, **more):
-    """A small model whose heads go on 20 drives."""
+    """A small model whose heads can be spread over 20 drives."""
     model = Model(name="small", layers=layers, q_heads=20, kv_heads=20, head_dim=128, parameters_billion=0.1)
     hardware = {"gpu": Gpu.load("a6000"), "host": Host.load("pcie4"), "ssd": Ssd.load("980pro")}
     return Setup(model=model, **hardware, **({"input": 64, "output": 64} | more))

@@ -28,7 +28,7 @@ def test_every_claim_has_a_row(result):
 
 
 def test_only_what_was_not_fitted_can_be_an_exception(result):
-    """On such a model most claims are off, c5 by far: nothing is swapped at batch 32."""
+    """On such a model most claims have large errors, c5 the largest: nothing is swapped at batch 32."""
     exceptions = {each["id"] for each in result["exceptions"]}
     assert {"c5", "c12"} <= exceptions
     assert not exceptions & {"c1", "c4", "c6", "c8b", "c8c"}
@@ -45,7 +45,7 @@ def test_shares_are_judged_in_points_and_the_rest_in_percent(claim, near, far):
 
 
 def test_pcie_volume_is_counted_from_the_shape(result):
-    """c13 at s = 95.5: KV data of all tokens over q, k, v and outputs of one token, and 64 bytes of command per layer."""
+    """c13 at s = 95.5: KV data of all tokens over q, k, v and outputs of one token, plus 64 command bytes per layer."""
     kv, vectors = 95.5 * 2 * 20 * 128 * 2, 64 + 4 * 20 * 128 * 2
     (row,) = (row for row in result["rows"] if row["id"] == "c13")
     assert row["ours"] == pytest.approx(kv / vectors)
