@@ -58,7 +58,7 @@ def options_of(*words):
 def test_commands_of_deployed_files_have_the_options_that_exist():
     unit = (DEPLOY / "vcsd@.service").read_text()
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    both, listens = {"--log-format", "--metrics"}, {"--listen", "--listen-remote", "--hosts"}
+    both, listens = {"--log-format", "--metrics"}, {"--listen", "--listen-remote", "--hosts-file"}
     for text, wanted in ((unit, both), (compose["services"]["drives"]["command"][-1], both | listens)):
         words = text.partition("vcsd serve")[2].splitlines()[0].split()
         asked = {word for word in words if word.startswith("--")}
@@ -107,14 +107,14 @@ def test_hosts_outside_of_the_container_reach_its_drive(tmp_path):
     (published,) = drives["ports"]
     (mounted,) = drives["configs"]
     assert published.split(":")[2] == words[words.index("--listen") + 1].split(":")[1]
-    assert mounted["target"] == words[words.index("--hosts") + 1]
+    assert mounted["target"] == words[words.index("--hosts-file") + 1]
     content = compose["configs"][mounted["source"]]["content"]
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text(content)
     port, metrics = free_port(), free_port()
     words[words.index("--listen") + 1] = f"0.0.0.0:{port}"
     words[words.index("--metrics") + 1] = f"127.0.0.1:{metrics}"
-    words[words.index("--hosts") + 1] = str(hosts)
+    words[words.index("--hosts-file") + 1] = str(hosts)
     assert subprocess.run([*MAIN, "create", "csd0"], capture_output=True, check=False).returncode == 0
     (nqn,) = yaml.safe_load(content)["hosts"]
     with served(*words):

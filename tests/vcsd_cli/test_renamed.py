@@ -24,7 +24,7 @@ def options():
     """Options of all commands: by command, then by name."""
     return {
         words: {name: each for each in leaf.params if isinstance(each, TyperOption) for name in each.opts}
-        for words, leaf in app.leaves()
+        for words, leaf in app.leaf_commands()
     }
 
 

@@ -47,5 +47,5 @@ def test_prefill_multiplies_and_decode_reads():
 
 
 def test_one_layer_has_no_groups():
-    with pytest.raises(ValueError, match="model = small: of one layer"):
+    with pytest.raises(ValueError, match="model = small: has one layer"):
         small_setup(layers=1)

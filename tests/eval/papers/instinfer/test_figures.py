@@ -58,7 +58,7 @@ def test_speedup_is_over_the_first_number_of_drives():
 def test_eval_scaling_continues_after_a_kill(tmp_path):
     """The process is killed when one of two drives' figures is kept."""
     words = ["eval", "scaling", "--model", "opt-6.7b", "--batch-sizes", "2", "--drives", "1,32", "--workers", "1"]
-    words += ["--prompt-tokens", "64", "--output-format", "64", "--checkpoint-dir", str(tmp_path), "-o", "json"]
+    words += ["--prompt-tokens", "64", "--new-tokens", "64", "--checkpoint-dir", str(tmp_path), "-o", "json"]
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (found := [path for path in tmp_path.glob("*.jsonl") if path.read_text().count("\n")]):
