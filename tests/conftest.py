@@ -27,7 +27,7 @@ from vcsd.models import find_model
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in `vcsd run`; PyTorch reads it when it is imported
 LONGEST = 10  # tests that the account of durations lists
 DURATIONS = Path(__file__).with_name("durations.json")
-QUICK_S = 60.0  # seconds of all workers together that tests of --quick take
+QUICK_S = 80.0  # seconds of all workers together that tests of --quick take
 PHASES = "setup", "call", "teardown"
 collect_ignore = ["real"]  # only when named: ./dev test --real
 
@@ -36,12 +36,12 @@ settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False,
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a quick run."""
-    parser.addoption("--quick", action="store_true", help=f"run the tests that take least, {QUICK_S:g} s together")
+    parser.addoption("--quick", action="store_true", help=f"run the files that take least, {QUICK_S:g} s together")
     parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name}, which --quick reads")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of a quick run: new ones, and those with the shortest recorded durations."""
+    """Select the tests of a quick run: whole files with the shortest recorded durations."""
     if config.getoption("--quick"):
         seconds = json.loads(DURATIONS.read_text())
         chosen = quick_tests([function_of(item.nodeid) for item in items], seconds)
@@ -55,19 +55,23 @@ def function_of(nodeid: str) -> str:
 
 
 def quick_tests(tests: Iterable[str], seconds: Mapping[str, float], limit_s: float = QUICK_S) -> set[str]:
-    """Tests without a recorded duration, and the shortest ones up to a sum.
+    """Tests of the files that take least, up to a sum. Files are whole, since their tests share fixtures.
 
     Args:
-        tests: Functions.
+        tests: Functions, as `FILE::NAME`; a new one takes no time.
         seconds: Recorded duration of a function, with all of its parameters and fixtures.
         limit_s: Sum of the recorded durations, seconds.
     """
-    chosen, total = set(), 0.0
-    for test in sorted(set(tests), key=lambda test: seconds.get(test, 0.0)):
-        total += seconds.get(test, 0.0)
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in set(tests):
+        files[test.partition("::")[0]].append(test)
+    chosen, total = set[str](), 0.0
+    sums = {file: sum(seconds.get(test, 0.0) for test in found) for file, found in files.items()}
+    for file in sorted(files, key=lambda file: (sums[file], file)):
+        total += sums[file]
         if total > limit_s:
             break
-        chosen.add(test)
+        chosen.update(files[file])
     return chosen
 
 

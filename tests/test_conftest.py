@@ -53,14 +53,17 @@ def test_properties_default_examples_are_fixed():
     assert settings.default.derandomize == (settings.get_current_profile_name() != RANDOM)
 
 
-def test_quick_tests_are_new_and_shortest_ones():
-    seconds = {"a": 3.0, "b": 1.0, "c": 2.0}
-    assert quick_tests(["a", "b", "c", "new"], seconds, 3.5) == {"b", "c", "new"}
-    assert quick_tests(["a", "b"], seconds, 100.0) == {"a", "b"}
+def test_quick_tests_are_whole_files_that_take_least():
+    seconds = {"a::x": 1.0, "a::y": 2.0, "b::x": 0.5, "c::x": 4.0}
+    tests = [*seconds, "b::new"]
+    assert quick_tests(tests, seconds, 3.6) == {"b::x", "b::new", "a::x", "a::y"}
+    assert quick_tests(tests, seconds, 3.4) == {"b::x", "b::new"}
+    assert quick_tests(tests, seconds, 100.0) == set(tests)
     assert function_of("tests/x.py::test_y[1-[2]]") == "tests/x.py::test_y"
 
 
 def test_quick_tests_cover_most_functions():
     seconds = json.loads(DURATIONS.read_text())
-    assert len(quick_tests(seconds, seconds)) > len(seconds) / 2
-    assert sum(seconds[test] for test in quick_tests(seconds, seconds)) <= QUICK_S
+    chosen = quick_tests(seconds, seconds)
+    assert len(chosen) > len(seconds) / 2
+    assert sum(seconds[test] for test in chosen) <= QUICK_S
