@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import zlib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +99,12 @@ def _dependencies(module: ModuleType) -> set[str]:
     return {name for name in names if getattr(sys.modules.get(name), "__file__", None)}
 
 
+def _tuple_types(name: str) -> str:
+    """Names of the tuple classes that a module has."""
+    values = [value for value in vars(sys.modules[name]).values() if isinstance(value, type)]
+    return " ".join(sorted(f"{value.__module__}.{value.__name__}" for value in values if issubclass(value, tuple)))
+
+
 def _uses_stamps(name: str) -> bool:
     return getattr(sys.modules.get(name), "njit", None) is njit
 
@@ -108,6 +115,12 @@ class _StampedCacheLocator:
     def __init__(self, function: Any, path: str) -> None:
         super().__init__(function, path)  # type: ignore[call-arg]  # of the class beside this one
         self._module = function.__module__
+
+    def get_disambiguator(self) -> str:
+        """Part of the index's file name: an index whose pickled tuple types have other names cannot be read."""
+        own: str = super().get_disambiguator()  # type: ignore[misc]
+        types = _tuple_types(self._module) if _uses_stamps(self._module) else ""
+        return f"{own}-{zlib.crc32(types.encode()):08x}" if types else own
 
     def get_source_stamp(self) -> Any:
         return _stamp(self._module) if _uses_stamps(self._module) else super().get_source_stamp()  # type: ignore[misc]

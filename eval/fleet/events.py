@@ -33,10 +33,11 @@ class Costs(NamedTuple):
 
     Attributes:
         by_batch: GPU, link and network of a decode step by sequences of a host, (batch + 1, 3).
-        drive: A decode step of a mean drive: fixed; per token of the sequences so far, flash and engine; per token of
-            one sequence, (4,).
+        drive: A decode step of a mean drive: per part of a batch; per token of the sequences so far, flash and engine;
+            per token of one sequence, (4,).
         slowest: Slowest drive of a group over their mean.
-        fill_fraction: Part of the shorter stage that two alternating half batches do not hide; 1 if all takes turns.
+        micro_batches: Parts of a batch; two alternate between the GPU and the drives.
+        layers: Layers of the model.
         prefill_grid: Tokens between the rows of the next two.
         new_s: GPU time by new prompt tokens without their attention, (N,).
         seen_s: GPU time of a prompt's attention by its tokens, (N,).
@@ -48,7 +49,8 @@ class Costs(NamedTuple):
     by_batch: F64
     drive: F64
     slowest: float
-    fill_fraction: float
+    micro_batches: int
+    layers: int
     prefill_grid: int
     new_s: F64
     seen_s: F64
@@ -218,7 +220,8 @@ def _group_s(s: Any, costs: Any, host: int, group: int) -> tuple[float, bool]:
         s.tokens[host, group, at] = tokens + 1
         s.left[host, group, at] -= 1
         ends |= s.left[host, group, at] == 0
-    return fixed_s + max(chain_s, so_far * engine_s), ends
+    parts = min(costs.micro_batches, s.members[host, group])
+    return parts * fixed_s + max(chain_s, so_far * engine_s), ends
 
 
 @njit(cache=True, nogil=True)
@@ -232,8 +235,9 @@ def _decode(s: Any, costs: Any, host: int) -> None:
             sum_s, worst_s, ends = sum_s + group_s, max(worst_s, group_s), ends or over
     gpu_s, link_s, network_s = costs.by_batch[batch]
     rest_s = link_s + network_s + costs.slowest * worst_s
-    gpu_part = costs.fill_fraction if gpu_s < rest_s else 1.0  # the shorter stage is hidden under the longer one
-    rest_part = costs.fill_fraction if gpu_s >= rest_s else 1.0
+    parts = min(costs.micro_batches, batch)
+    shorter = 1.0 if parts == 1 else 1 / (parts * costs.layers)  # its first part only: the longer stage hides the rest
+    gpu_part, rest_part = (shorter, 1.0) if gpu_s < rest_s else (1.0, shorter)
     spent = s.spent_s[host]
     spent[GPU] += gpu_part * gpu_s
     spent[LINK] += rest_part * link_s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import yaml
@@ -32,6 +32,7 @@ SWEEP_HOURS = 1.0
 MAX_DRIVES, EXTRAPOLATED = 1024, 1 << 16  # drives of an option, and of the sweep while scaling has not ended
 LEAST_GAIN = 1.25  # tokens/s of twice the drives; with less, scaling ends
 NO_NETWORK = "none"
+WAITING: tuple[Literal["no", "trace"], ...] = "no", "trace"  # both runs of a variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def busy_rate(served: Served) -> float:
 
 
 def extrapolate(setting: FleetOptions, machine: FleetHost, trace: Trace, rows: list[dict[str, Any]]) -> None:
-    """Add sizes beyond the largest fleet until scaling ends."""
+    """Add sizes beyond the largest fleet until scaling ends: each depends on the one before, so they run here."""
     drives = 2 * rows[-1]["drives"]
     while drives <= EXTRAPOLATED and ends_of(rows)[0] is None:
         (served,) = run_jobs([size_job(setting, machine, trace, drives)], None)
@@ -230,7 +231,7 @@ def variant_jobs(setting: FleetOptions, machine: FleetHost, trace: Trace) -> lis
             rate=setting.rate if waiting == "no" else 1.0, seed=setting.seed, waiting=waiting,
         )
         for scheme in variants(machine).values()
-        for waiting in ("no", "trace")
+        for waiting in WAITING
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class FleetJob:
     hours: float
     rate: float = 1.0
     seed: int = 0
-    waiting: str = "no"
+    waiting: Literal["no", "trace", "drawn"] = "no"
 
     def arrivals(self) -> Iterator[Arrivals]:
         """Requests, period by period."""

@@ -7,13 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
 from csd_spec import DriveSpec
 from csd_spec.arrays import F64
 from csd_spec.network import Network
 from eval.fleet.drive_model import FP16_BYTES, Coefficients, DriveRates
 from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs
-from eval.papers.instinfer.systems import SUMS_BYTES
+from eval.papers.instinfer.systems import crossing_s, output_bytes
 from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import CostModel
 
@@ -86,16 +85,17 @@ class FleetHost:
 
     def costs(self, longest: int) -> Costs:
         """Seconds of the host's work. longest: tokens of the longest prompt."""
-        layers, fitted, parts = self.model.shape.layers, self.fitted, self.scheme.micro_batches
+        layers, fitted = self.model.shape.layers, self.fitted
         rates = DriveRates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
         each = layers * fitted.transfer * np.array([rates.flash_s, rates.engine_s, rates.tail_s]) / self.shards
         rows = [self._outside_s(batch) for batch in range(self.groups * self.slots + 1)]
         new_s, seen_s = self._prefill_tables(longest)
         return Costs(
             by_batch=np.array(rows),
-            drive=np.array([layers * parts * fitted.command_s, *each]),
+            drive=np.array([layers * fitted.command_s, *each]),
             slowest=fitted.slowest(self.group),
-            fill_fraction=1.0 if parts == 1 else 1 / (parts * layers),
+            micro_batches=self.scheme.micro_batches,
+            layers=layers,
             prefill_grid=PREFILL_GRID,
             new_s=new_s,
             seen_s=seen_s,
@@ -125,9 +125,13 @@ class FleetHost:
         """GPU, link and network of a step."""
         if not batch:
             return 0.0, 0.0, 0.0
-        layers, cost, parts = self.model.shape.layers, self.cost, self.scheme.micro_batches
+        layers, cost, parts = self.model.shape.layers, self.cost, self._parts(batch)
         gpu_s = parts * cost.linear_s(batch / parts) + cost.runtime_s(batch)
         return gpu_s + layers * self._merge_s(batch), layers * self._link_s(batch), layers * self._crossing_s(batch)
+
+    def _parts(self, batch: int) -> int:
+        """Parts of a batch: a lone sequence is not divided."""
+        return min(self.scheme.micro_batches, batch)
 
     def transfer_s(self, batch: int) -> float:
         """Seconds per layer of link, network and merging."""
@@ -139,26 +143,23 @@ class FleetHost:
         late_rows = 0 if self.scheme.late_kv else 2 * model.kv_heads
         rows = 2 * model.q_heads * self.shards + late_rows  # q, k and v go down, the output comes up
         on_drive = -(-FP16_BYTES * batch * rows * model.head_dim // (self.groups * self.group))
-        return (link.transfer_ns(on_drive) + 2 * self.scheme.micro_batches * link.command_ns) / 1e9
+        return (link.transfer_ns(on_drive) + 2 * self._parts(batch) * link.command_ns) / 1e9
 
     def _merge_s(self, batch: int) -> float:
         """Seconds per layer to merge the outputs of token shards, on the host or in the enclosures."""
         model = self.model
-        return 0.0 if self.shards == 1 else self.shards * batch * model.q_heads * _row_bytes(model) / MERGE_BYTES_PER_S
+        return (
+            0.0 if self.shards == 1 else self.shards * batch * model.q_heads * output_bytes(model) / MERGE_BYTES_PER_S
+        )
 
     def _crossing_s(self, batch: int) -> float:
         """Seconds per layer that queries, keys, values and outputs take over the port that all drives share."""
-        model, network, parts = self.model, self.network, self.scheme.micro_batches
-        if network is None:
+        if self.network is None:
             return 0.0
-        drives = min(batch, self.groups) * self.group
-        copies = 1 if self.scheme.two_level else self.shards  # of a query, and outputs of it
-        messages = parts * (drives // self.shards if self.scheme.two_level else drives)
-        kv_rows = 0 if self.scheme.late_kv else 2 * model.kv_heads
-        out_bytes = FP16_BYTES * batch * (copies * model.q_heads + kv_rows) * model.head_dim + messages * COMMAND_BYTES
-        in_bytes = batch * copies * model.q_heads * _row_bytes(model) + messages * COMPLETION_BYTES
-        ns = network.transfer_ns(out_bytes) + network.transfer_ns(in_bytes) + 2 * parts * network.message_ns
-        return ns / 1e9
+        scheme, drives = self.scheme, min(batch, self.groups) * self.group
+        addressed, copies = (drives // self.shards, 1) if scheme.two_level else (drives, self.shards)
+        kv_rows = 0 if scheme.late_kv else None
+        return crossing_s(self.model, self.network, batch, addressed, self._parts(batch), copies, kv_rows)
 
     def _prefill_tables(self, longest: int) -> tuple[F64, F64]:
         """GPU time of new tokens, and of attention to all tokens of a prompt, by tokens in steps of PREFILL_GRID."""
@@ -180,8 +181,3 @@ class FleetHost:
     def with_drives(self, drives: int) -> FleetHost:
         """The same host with other drives."""
         return replace(self, drives=drives)
-
-
-def _row_bytes(model: Model) -> int:
-    """Bytes of one query head's output, with the sums that merging needs."""
-    return FP16_BYTES * model.head_dim + SUMS_BYTES

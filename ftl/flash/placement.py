@@ -4,7 +4,8 @@ An *extent* is one block in each of W lanes, W a multiple of the channels, fille
 is placed on channel start(stream) + g, so consecutive groups of a head are on consecutive channels, whenever they were
 written. While few blocks are open, an extent takes all lanes, for bandwidth. Later, a first extent is about as wide as
 the expected data fills once, and more follow in small steps: still wide, yet nearly full when the sequence ends.
-Freeing a sequence therefore empties whole blocks, and no valid pages have to be moved.
+Freeing a sequence therefore empties whole blocks, and no valid pages have to be moved. When no block is free, a writer
+may take over partly filled blocks of an idle one (`Placement.allocate`).
 """
 
 from __future__ import annotations

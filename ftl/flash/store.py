@@ -19,7 +19,11 @@ from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
 from ftl.flash.timing import TIMINGS, Reading
 
-CHEAP = 0.25  # valid pages of a block that garbage collection empties before blocks of idle writers are taken over
+CHEAP = 0.25
+"""Largest fraction of valid pages in a block that garbage collection empties before it takes over open blocks.
+
+Chosen with `vcsd eval lifetime` (docs/lifetime.md), on the trace that it reports.
+"""
 
 
 class Reclaimer(Protocol):

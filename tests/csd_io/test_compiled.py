@@ -117,3 +117,27 @@ def test_all_that_is_compiled_asks_so():
     files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "compiled.py"]
     assert len(files) > 100
     assert not [file for file in files if re.search(r"^from numba import .*\bnjit\b", file.read_text(), re.MULTILINE)]
+
+
+TUPLE = """
+from typing import NamedTuple
+from csd_io.compiled import njit
+
+class {name}(NamedTuple):
+    a: int
+
+@njit(cache=True)
+def first(values):
+    return values.a
+
+print(first({name}(3)), first.stats.cache_hits.total())
+"""
+
+
+def test_renamed_tuple_class_is_compiled_again(package, tmp_path):
+    """The index of a cache has its classes by name; one of the old name cannot be read."""
+    write, run = package
+    write()
+    for name, hits in (("Old", 0), ("Old", 1), ("New", 0), ("New", 1)):
+        (tmp_path / "made" / "caller.py").write_text(TUPLE.format(name=name))
+        assert run() == [3, hits]

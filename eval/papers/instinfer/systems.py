@@ -341,7 +341,9 @@ class InStorageSystem:
         return replace(parts, hidden_s=hidden_s, runtime_s=runtime_s, link_s=link_s, network_s=network_s)
 
 
-def crossing_s(model: Model, network: Network, batch: int, drives: int, commands: int) -> float:
+def crossing_s(
+    model: Model, network: Network, batch: int, drives: int, commands: int, copies: int = 1, kv_rows: int | None = None
+) -> float:
     """Seconds that q, k, v of a layer to all drives, and outputs back, take over the port that all drives share.
 
     Args:
@@ -350,12 +352,20 @@ def crossing_s(model: Model, network: Network, batch: int, drives: int, commands
         batch: Number of sequences.
         drives: Number of drives.
         commands: Commands that a drive gets for the layer.
+        copies: Drives that get each query and return a partial output for it.
+        kv_rows: Rows of new keys and values per sequence; None: of all KV heads.
     """
-    kv_rows = drives if model.latent else 2 * model.kv_heads  # a latent row goes to every drive
-    out_bytes = 2 * batch * (model.q_heads + kv_rows) * model.head_dim + commands * drives * COMMAND_BYTES
-    in_bytes = batch * model.q_heads * (2 * model.head_dim + SUMS_BYTES) + commands * drives * COMPLETION_BYTES
+    if kv_rows is None:
+        kv_rows = drives if model.latent else 2 * model.kv_heads  # a latent row goes to every drive
+    out_bytes = 2 * batch * (copies * model.q_heads + kv_rows) * model.head_dim + commands * drives * COMMAND_BYTES
+    in_bytes = batch * copies * model.q_heads * output_bytes(model) + commands * drives * COMPLETION_BYTES
     ns = network.transfer_ns(out_bytes) + network.transfer_ns(in_bytes) + commands * 2 * network.message_ns
     return ns / 1e9
+
+
+def output_bytes(model: Model) -> int:
+    """Bytes of one query head's output, with the sums that merging needs."""
+    return 2 * model.head_dim + SUMS_BYTES
 
 
 DENSE = InStorageSystem(name="InstI-Dense")

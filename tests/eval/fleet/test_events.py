@@ -10,7 +10,7 @@ import pytest
 
 from csd_spec.network import network_named
 from eval.fleet.drive_model import DriveRates
-from eval.fleet.events import DRIVES, GPU, IDLE, KV_HEADS, NETWORK, TPOT, TTFT
+from eval.fleet.events import IDLE, KV_HEADS, NETWORK, TPOT, TTFT
 from eval.fleet.machine import Scheme
 from eval.fleet.simulation import _Simulation, serve
 from eval.fleet.workload import Arrivals, backlog, periods
@@ -115,12 +115,18 @@ def test_100_000_seconds_are_same_again(machine, trace):
 
 def test_memory_is_that_of_two_periods(machine, trace):
     """Arrays that grow with requests: the pool of waiting requests, and the known blocks."""
-    sizes = []
+    sizes, count = [], 8
+    prompts = [
+        replace(each, hashes=tuple(range(100 * each.number, 100 * each.number + count))) for each in trace.requests
+    ]
+    trace = replace(trace, requests=[replace(each, input_tokens=512 * count + 1) for each in prompts])
     simulation = _Simulation(machine.costs(8192), 2, machine.groups, machine.slots)
     for arrivals in periods(trace, 24, 4, seed=2):
         simulation.arrive(arrivals)
-        sizes.append((simulation.pool.after.size, simulation.prefixes.blocks.size))
+        sizes.append((simulation.pool.after.size, simulation.prefixes.blocks.size, len(simulation.prefixes.holders)))
+    blocks = count * len(trace.requests)
     assert len(sizes) > 100 and sizes[-1] == sizes[len(sizes) // 2]
+    assert sizes[-1][1:] == (2 * blocks, 2 * blocks)
 
 
 def with_prefixes(blocks, gap_s=100.0, block_tokens=512):
@@ -155,13 +161,27 @@ def test_prefix_is_forgotten_after_two_periods(machine):
     assert served.reused_tokens == 3 * 2 * 512  # system prompts only: own content is new in each period
 
 
-def test_half_batches_hide_shorter_stage(machine, trace):
-    waiting = backlog(trace, 4000, seed=0)
-    one, two = (run(replace(machine, scheme=Scheme(each)), waiting, 1, 300) for each in (1, 2))
-    assert two.made.sum() > one.made.sum()
-    gpu, drives = (each.spent_s[0, [GPU, DRIVES]] / each.made.sum() for each in (one, two))
-    assert two.spent_s.min() >= 0
-    assert gpu[0] > drives[0] or gpu[1] > drives[1] or (gpu != drives).any()
+def test_lone_sequence_is_not_divided(machine):
+    one, two = (run(replace(machine, scheme=Scheme(each)), lone(5000, 11), 1, 100) for each in (1, 2))
+    np.testing.assert_allclose(two.spent_s, one.spent_s)
+
+
+def test_half_batches_hide_shorter_stage(machine):
+    """Eight equal sequences in one group: a step takes its longer stage, and the first part of the shorter one."""
+    host = machine.with_drives(8)
+    batch = Arrivals.without_prefixes(np.zeros(8), np.full(8, 3000), np.full(8, 401))
+    steps_s, stages = [], []
+    for each in (1, 2):
+        divided = replace(host, scheme=Scheme(each))
+        steps_s.append(run(divided, batch, 1, 200).percentile_s(TPOT, 1))
+        gpu_s, *rest_s = divided.costs(8192).by_batch[8]
+        rates = DriveRates.of(host.spec, host.model.shape, 1)
+        drive_s = host.fitted.slowest(8) * 32 * rates.layer_s(host.fitted, [3200] * 8)
+        drive_s += host.fitted.slowest(8) * 32 * (each - 1) * host.fitted.command_s
+        stages.append((gpu_s, sum(rest_s) + drive_s))
+    assert steps_s[0] == pytest.approx(sum(stages[0]), rel=0.05)
+    assert steps_s[1] == pytest.approx(max(stages[1]) + min(stages[1]) / 64, rel=0.05)
+    assert steps_s[1] < steps_s[0]
 
 
 def test_token_shards_shorten_step_of_few_sequences(machine):
