@@ -65,6 +65,20 @@ def test_collection_moves_what_is_valid_and_nothing_else(small_drive):
     assert np.unique(table.pages).size == 200
 
 
+def test_collection_moves_mostly_valid_blocks_if_no_other_is_left(small_drive):
+    """Overwrites at random of a store that is two thirds full: hardly a block is less than a quarter valid."""
+    store = FlashStore(small_drive)
+    table = Table(store)
+    table.pages = np.full(340, 0xFFFFFFFF, np.uint32)
+    table.write(range(340), 1)
+    generator = np.random.default_rng(0)
+    for fill in range(2, 200):
+        some = np.unique(generator.integers(0, 340, 5))
+        table.write(some, fill)
+        np.testing.assert_array_equal(store.nand.content[table.pages[some]], fill)
+    assert store.counters.moved > 0 and int(store.placement.valid.sum()) == 340
+
+
 def test_a_full_store_refuses_and_stays_as_it_was(small_drive):
     store = FlashStore(small_drive)
     table = Table(store)
