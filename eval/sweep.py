@@ -9,6 +9,7 @@ import hashlib
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -23,6 +24,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[Item, Tick], Result]  # a function of a module, which ticks as its parts are done
 Done = Callable[[int, Any], None]  # called in this process with an item's number and result as soon as it has one
+CONNECT_TIMEOUT_S = 5.0
 WATCHED_S = 0.2  # how often ticks are passed on
 
 
@@ -93,8 +95,9 @@ def sweep_on_ray(
     except ImportError as error:
         raise ValueError("--ray needs Ray: pip install 'vcsd[ray]'") from error
     try:
+        _check_reachable(address)
         ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"ray = {address!r}: {str(error).splitlines()[0]}") from error
     try:
         ticks = Queue(actor_options={"num_cpus": 0})
@@ -102,6 +105,13 @@ def sweep_on_ray(
         return _gathered([remote.remote(work, item, ticks).future() for item in items], ticks, tick, done)
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT: Ray's own attempt takes minutes to fail."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _same(given: Any) -> Any:

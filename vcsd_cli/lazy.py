@@ -115,11 +115,10 @@ def make_command(function: Callable[..., Any]) -> Callable[..., None]:
     options: list[Parameter] = []
     for argument in arguments:
         kind = groups.get(argument.name)
-        options += (
-            _options_of(kind, _panel(kind) if len(groups) > 1 else None)
-            if kind
-            else [_option(argument.name, argument.default, hints[argument.name])]
-        )
+        if kind:
+            options += _options_of(kind, _panel(kind) if len(groups) > 1 else None)
+        else:
+            options.append(_option(argument.name, argument.default, hints[argument.name]))
     if shows:
         options.append(_option("output", Output.NORMAL, OutputOption))
 

@@ -95,6 +95,10 @@ OPTIONS = {
 """Old and new names of options; a command with the new option, and none of the old name, accepts both."""
 
 
+TOKENS = "--new-tokens"
+"""New name of `--output` in commands where it was a number of tokens."""
+
+
 def new_command(group: str, name: str) -> str:
     """Current name of a command; warns about an old one."""
     new = COMMANDS.get(group, {}).get(name)
@@ -116,7 +120,7 @@ def new_options(args: Sequence[str], known: Collection[str]) -> list[str]:
         if arg == "--":
             return [*found, *args[at:]]
         name, equals, value = arg.partition("=")
-        new = OPTIONS.get(name, "")
+        new = TOKENS if name == "--output" and TOKENS in known else OPTIONS.get(name, "")
         if new in known and name not in known:
             _warn(name, new)
             arg = f"{new}{equals}{value}"

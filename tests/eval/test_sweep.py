@@ -4,6 +4,7 @@ partner of: eval/sweep.py
 """
 
 import os
+import socket
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -119,7 +120,7 @@ def fake_ray(monkeypatch):
 
     def init(address, **options):
         ray.calls.append(address)
-        if address == "nowhere:1":
+        if address == "local-but-dead":
             raise ConnectionError("Could not find any running Ray instance.\nMore about that.")
 
     ray.init, ray.remote, ray.shutdown = init, Remote, lambda: ray.calls.append("shutdown")
@@ -140,9 +141,20 @@ def test_a_cluster_gives_the_same(fake_ray):
 
 
 def test_a_cluster_that_is_not_there_is_one_line(fake_ray):
-    with pytest.raises(ValueError, match="ray = 'nowhere:1': Could not find any running Ray instance") as raised:
-        sweep_on_ray(squared, [1], "nowhere:1")
+    with pytest.raises(ValueError, match="ray = 'local-but-dead': Could not find any running Ray instance") as raised:
+        sweep_on_ray(squared, [1], "local-but-dead")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_address_without_listener_fails_at_once(fake_ray, scheme):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert sweep_on_ray(squared, [3], f"{scheme}127.0.0.1:{port}") == [9]
+    before = len(fake_ray.calls)
+    with pytest.raises(ValueError, match=f"ray = '{scheme}127.0.0.1:{port}': .*refused"):
+        sweep_on_ray(squared, [3], f"{scheme}127.0.0.1:{port}")
+    assert len(fake_ray.calls) == before
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):

@@ -55,6 +55,13 @@ def test_option_of_that_name_is_not_replaced():
     assert new_options(["--threads", "2"], {"--other"}) == ["--threads", "2"]
 
 
+def test_output_was_number_of_tokens_in_some_commands(capsys, options):
+    for words in (("eval", "throughput"), ("eval", "claims")):
+        new = "--new-tokens" if words[1] == "throughput" else "--output-format"
+        assert new_options(["--output", "64"], set(options[words])) == [new, "64"]
+    assert "warning: --output is now --new-tokens" in capsys.readouterr().err
+
+
 def test_old_option_runs(capsys, monkeypatch, tmp_path):
     code, _, err = vcsd(capsys, monkeypatch, "create", "one", "--durability", "host", "--host-memory-mib", "0")
     assert code == 2 and "--page-buffer-mib" in err and "--durability is now --flush-durability" in err
