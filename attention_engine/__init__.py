@@ -9,21 +9,22 @@ from attention_engine.kernels import approximate, attend, exact
 from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.parts import merge
 from attention_engine.select import GroupScore, best_tokens, selected_mass, softmax_scores, top_channels
-from attention_engine.step import Compute, Memory, Method, Queries, Read, Step
+from attention_engine.step import AttentionMethod, Compute, DecodeStep, Memory, Queries, Read
 from attention_engine.values import add_rows, all_finite, to_half, widen_inputs
+from csd_spec.renamed import old_names
 
 __all__ = [
     "METHODS",
     "Arithmetic",
+    "AttentionMethod",
     "Compute",
+    "DecodeStep",
     "EngineClock",
     "GroupScore",
     "Memory",
-    "Method",
     "Methods",
     "Queries",
     "Read",
-    "Step",
     "add_rows",
     "all_finite",
     "approximate",
@@ -38,3 +39,5 @@ __all__ = [
     "top_channels",
     "widen_inputs",
 ]
+
+__getattr__ = old_names(__name__, {"Method": "AttentionMethod", "Step": "DecodeStep"})

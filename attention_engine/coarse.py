@@ -27,7 +27,7 @@ from attention_engine.refined import _address, _four_rows, progressive_form, run
 from attention_engine.spend import VARIANCE
 from csd_io.compiled import njit
 from csd_io.rotation import rotate_back
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F32, I32, I64, Bools
 from csd_spec.progressive import DIGITS, LANES, QUAD, RESTS
 from csd_spec.view import UNMAPPED
@@ -337,7 +337,7 @@ def _scratch(*shape: int) -> F32:
     return logits
 
 
-def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
+def score(view: KvSlotView, q: F32, threads: int = 1) -> tuple[F32, F32]:
     """Compute logits of all tokens from low-precision keys.
 
     Args:
@@ -360,7 +360,7 @@ def score(view: KvView, q: F32, threads: int = 1) -> tuple[F32, F32]:
 
 
 def attend_coarse(
-    view: KvView,
+    view: KvSlotView,
     fine: tuple[F32, F32, F32],
     choice: tuple[I32, I64, Bools],
     scores: Scores,

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_spec import LAYOUTS, KvView
+from csd_spec import LAYOUTS, KvSlotView
 from csd_spec.arrays import I32, I64, U16, U32
 from csd_spec.model import FP16_BYTES
 from csd_spec.view import UNMAPPED, gather_pages
 
 
-def has_loops(view: KvView) -> bool:
+def has_loops(view: KvSlotView) -> bool:
     """Return whether the kernels can read the stored rows of a view without decoding."""
     return view.layout.rows.tag is not None
 
 
-def with_tokens(view: KvView, tokens: I32, counts: I64) -> KvView:
+def with_tokens(view: KvSlotView, tokens: I32, counts: I64) -> KvSlotView:
     """Return a view with decoded pages of keys and values.
 
     Args:
@@ -38,7 +38,7 @@ def with_tokens(view: KvView, tokens: I32, counts: I64) -> KvView:
     return replace(scratch, k_slots=_numbered(wanted, 0), v_slots=_numbered(wanted, len(k)))
 
 
-def with_channels(view: KvView, channels: I32) -> KvView:
+def with_channels(view: KvSlotView, channels: I32) -> KvSlotView:
     """Return a view with a decoded copy of K, and with decoded K for groups that have no pages of the copy.
 
     Args:
@@ -59,7 +59,7 @@ def with_channels(view: KvView, channels: I32) -> KvView:
     return replace(_on_scratch(view, runs, rows), e_slots=e_slots, k_slots=_numbered(rest, len(runs)))
 
 
-def _groups_of(view: KvView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_]:
+def _groups_of(view: KvSlotView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_]:
     """Return the token groups (N, groups) that contain the tokens of each stream."""
     groups = np.zeros(view.k_slots.shape, bool)
     for mine, each in zip(groups, tokens, strict=True):
@@ -67,7 +67,7 @@ def _groups_of(view: KvView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_
     return groups
 
 
-def _decoded(view: KvView, slots: U32, vectors: int, values: int) -> U16:
+def _decoded(view: KvSlotView, slots: U32, vectors: int, values: int) -> U16:
     """Return decoded pages (P, vectors x values) of slots (P,) with encoded vectors."""
     codec = view.layout.rows
     size = codec.row_bytes(values)
@@ -82,7 +82,7 @@ def _numbered(wanted: NDArray[np.bool_], first: int) -> U32:
     return slots
 
 
-def _on_scratch(view: KvView, first: U16, second: U16) -> KvView:
+def _on_scratch(view: KvSlotView, first: U16, second: U16) -> KvSlotView:
     """Return a view of two types of decoded pages in one scratch bank, one after the other."""
     pages = np.empty((len(first) + len(second), max(first.shape[1], second.shape[1])), np.uint16)
     pages[: len(first), : first.shape[1]] = first

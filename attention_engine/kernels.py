@@ -1,7 +1,7 @@
 """Kernels that read pages in place: FP16 input, float32 accumulation, no copy of the keys and values.
 
 There are N = sequences x KV heads streams, G query heads for each stream, d channels and S tokens; see
-`csd_spec.KvView`. A loaded row serves all G queries while it is in the L1 cache. Rows are prefetched one block in
+`csd_spec.KvSlotView`. A loaded row serves all G queries while it is in the L1 cache. Rows are prefetched one block in
 advance, because the pages of a head are scattered and a hardware prefetcher cannot predict the next one.
 
 The order of arithmetic is the same for any number of threads and on all machines. Approximate logits add channels in
@@ -32,7 +32,7 @@ from attention_engine._rows import (
 from attention_engine.decoded import has_loops, with_channels, with_tokens
 from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F32, I32, I64
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
@@ -285,7 +285,7 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
                 out[stream, query, i] = scale * dot(q_row, row, d)
 
 
-def _place(view: KvView) -> tuple[np.uint64, ...]:
+def _place(view: KvSlotView) -> tuple[np.uint64, ...]:
     """Return the tagged addresses of both banks, and the bytes of a page and of a row."""
     banks, place = view.kept.get("place", (None, None))
     if banks is not view.banks:
@@ -312,7 +312,7 @@ def _fault(tokens, counts, seq_lens):  # type: ignore[no-untyped-def]
     return 0
 
 
-def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
+def _check_selection(view: KvSlotView, tokens: I32, counts: I64) -> None:
     """Check the selection. Kernels use unchecked addresses, so a wrong token would read arbitrary memory."""
     streams = view.seq_lens.size
     assert tokens.shape[0] == counts.size == streams, f"a selection of {tokens.shape[0]} streams, there are {streams}"
@@ -321,7 +321,7 @@ def _check_selection(view: KvView, tokens: I32, counts: I64) -> None:
     assert fault != 2, "a token beyond the end of its stream is selected"
 
 
-def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
+def approximate(view: KvSlotView, q: F32, channels: I32, threads: int = 1) -> F32:
     """Compute logits from selected channels of the embedding-indexed copy of K (Algorithm 1, steps 2 to 4).
 
     Args:
@@ -343,7 +343,7 @@ def approximate(view: KvView, q: F32, channels: I32, threads: int = 1) -> F32:
     return out
 
 
-def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
+def exact(view: KvSlotView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F32:
     """Compute logits of tokens (N, k) from their full rows of K; counts (N,) of them are valid, -inf follows.
 
     q: (N, G, d) float32. Returns (N, G, k) float32.
@@ -357,7 +357,7 @@ def exact(view: KvView, q: F32, tokens: I32, counts: I64, threads: int = 1) -> F
 
 
 def attend(
-    view: KvView,
+    view: KvSlotView,
     q: F32,
     chosen: TokenSelection,
     alpha: F32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import I32, I64, U32, Bools
 
 
@@ -30,19 +30,19 @@ class Plan(Protocol):
 class Pages(Protocol):
     """Page lookup for selections."""
 
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> Plan:
+    def token_pages(self, view: KvSlotView, slots: U32, tokens: I32, counts: I64) -> Plan:
         """Return the pages of K or V with tokens (N, k); counts (N,) of them are valid."""
         ...
 
-    def embedding_pages(self, view: KvView, channels: I32) -> Plan:
+    def embedding_pages(self, view: KvSlotView, channels: I32) -> Plan:
         """Return the pages with channels (N, r) of K."""
         ...
 
-    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> Plan:
+    def refined_pages(self, view: KvSlotView, tokens: I32, counts: I64) -> Plan:
         """Return the 8-bit pages of keys and values of tokens (N, k); counts (N,) of them are valid."""
         ...
 
-    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> Plan:
+    def coarse_pages(self, view: KvSlotView, name: str, groups: Bools | None = None) -> Plan:
         """Return the pages of the map `scores` or `values`: those of groups (N, groups), by default all."""
         ...
 

@@ -17,7 +17,7 @@ from attention_engine._runs import add_code_run, dot_codes, powers_of
 from attention_engine.kernels import BLOCK, TokenSelection, _check_selection, _page, _place, _rescale
 from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F32
 from csd_spec.progressive import Progressive
 from csd_spec.view import UNMAPPED
@@ -200,7 +200,7 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
             rows[stream, query, 0], rows[stream, query, 1] = tops[query], totals[query]
 
 
-def progressive_form(view: KvView) -> Progressive:
+def progressive_form(view: KvSlotView) -> Progressive:
     """Return the form of the layout's pages; raises ValueError if the layout has one precision only."""
     form = view.layout.progressive
     if form is None:
@@ -214,7 +214,7 @@ def run_form(form: Progressive) -> tuple[int, int, int, int]:
 
 
 def attend_refined(
-    view: KvView, q: F32, chosen: TokenSelection, logit_terms: F32 | None = None, threads: int = 1
+    view: KvSlotView, q: F32, chosen: TokenSelection, logit_terms: F32 | None = None, threads: int = 1
 ) -> tuple[F32, F32, F32]:
     """Compute attention over some tokens, with 8-bit keys and values for full groups.
 

@@ -19,7 +19,7 @@ from attention_engine._rows import WIDTH
 from attention_engine.refined import _address, progressive_form
 from attention_engine.select import share_without_sink
 from csd_io.compiled import njit
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F32, I32, I64, Bools
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 
@@ -261,7 +261,7 @@ def _choose(worth, weights, slots, seq_lens, form, left, bounds):  # type: ignor
     return tokens, counts, reads
 
 
-def spend(view: KvView, worth: Worth, weights: F32, left: int, lost: float, least: float) -> Choice:
+def spend(view: KvSlotView, worth: Worth, weights: F32, left: int, lost: float, least: float) -> Choice:
     """Choose the refined pages with a gain above `least`, best first over all streams, and value pages for the rest.
 
     Tokens in drive DRAM cost nothing and are always attended. Tokens without a low-precision page are always attended,

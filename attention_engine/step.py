@@ -1,7 +1,7 @@
 """Interface between a method and a drive in one decode step: page reads and unit work, recorded in order.
 
-A method is a function from a `Step` to the attention output. It has no clock: the caller computes the timing from the
-`work` of the step afterwards.
+A method is a function from a `DecodeStep` to the attention output. It has no clock: the caller computes the timing from
+the `work` of the step afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attention_engine.select import GroupScore
 from attention_engine.spend import VARIANCE, Choice, spend
 from attention_engine.terms import LogitTerms
 from attention_engine.values import first_tokens, to_half, widen
-from csd_spec import KvView, SparFParams
+from csd_spec import KvSlotView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32
 from csd_spec.model import FP16_BYTES
 from csd_spec.view import UNMAPPED, gather_rows
@@ -78,14 +78,14 @@ class Queries:
         return cls(q, params.r, params.k * each, params.l * each, v_mean, memory)
 
 
-class Step:
+class DecodeStep:
     """One decode step of one layer. For all methods, `budget_bytes` (N,) is the number of bytes that SparF would use.
 
-    The fields of `Queries` and `KvView` have the same names here.
+    The fields of `Queries` and `KvSlotView` have the same names here.
     """
 
     def __init__(
-        self, view: KvView, pages: Pages, queries: Queries, threads: int = 1, arithmetic: Arithmetic | None = None
+        self, view: KvSlotView, pages: Pages, queries: Queries, threads: int = 1, arithmetic: Arithmetic | None = None
     ) -> None:
         self.do = arithmetic or Arithmetic()
         self.view, self.pages = view, pages
@@ -360,7 +360,7 @@ class Step:
         if not self.view.layout.keeps_rows:
             raise ValueError("layout: stores keys in 8 bits only: use one with full rows, such as progressive-exact")
 
-    def apart(self) -> Step:
+    def apart(self) -> DecodeStep:
         """Return this step with one stream for each query head, so that queries do not share fetched pages.
 
         `rows` is shared with this step.
@@ -372,7 +372,7 @@ class Step:
         apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots, kept={})
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)
-        step = Step(apart, self.pages, queries, self.threads, self.do)
+        step = DecodeStep(apart, self.pages, queries, self.threads, self.do)
         step.work, step.rows = self.work, self.rows.reshape(-1, 1, 2)
         step.terms, step.q = self.terms and self.terms.per_query_head(), q
         return step
@@ -395,4 +395,4 @@ class Step:
         self.work.append(Compute(unit, job, lines, length, self.queries, self._none if scores is None else scores))
 
 
-Method = Callable[[Step], F32]
+AttentionMethod = Callable[[DecodeStep], F32]

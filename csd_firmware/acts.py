@@ -30,7 +30,7 @@ from csd_spec import (
     KvList,
     KvName,
     KvRead,
-    PageForm,
+    PageFormat,
     SeqCreate,
     SeqFork,
     SeqSweep,
@@ -71,7 +71,7 @@ def create(state: DriveState, command: SeqCreate, watch: LatencyBreakdown) -> Co
     return Completion(status=Status.SUCCESS, data=(np.array(handles, np.uint64),))
 
 
-def form_of(spec: DriveSpec, command: SeqCreate) -> PageForm:
+def form_of(spec: DriveSpec, command: SeqCreate) -> PageFormat:
     """Page format for the sequences of a command; raises ValueError if the layout is unknown or a row fits no page."""
     return layout_of(command.layout).form(spec.geometry.page_bytes, command.head_dim, command.max_tokens)
 

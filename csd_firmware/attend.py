@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, to_half, widen_inputs
+from attention_engine import DecodeStep, Queries, Read, to_half, widen_inputs
 from csd_firmware.check import InvalidFieldError, check_array, require
 from csd_firmware.fused import Data, FusedStep, fused_step
 from csd_firmware.schedule import SCHEDULES, Work
@@ -113,7 +113,7 @@ def _attend(state: DriveState, command: Attend, v: F16, watch: LatencyBreakdown)
         [state.memory.setdefault((handle, command.layer), {}) for handle in command.seqs],
         command.terms,
     )
-    step = Step(view, state.ftl, queries, state.threads)
+    step = DecodeStep(view, state.ftl, queries, state.threads)
     try:
         exact = state.methods[command.method](step).reshape(B, H, G, d)
         output = to_half(np.ascontiguousarray(exact, np.float32), bf16)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step
+from attention_engine import DecodeStep, Queries, Read
 from attention_engine.fused import attend_dense, finite, place_of
 from attention_engine.methods.dense import dense
 from attention_engine.step import WORTH_THREADS
@@ -68,7 +68,7 @@ class FusedStep:
         self.planned = waiting, view.layout.bf16 or None, view.seq_lens, tokens, places  # the call counts in seq_lens
         none = np.empty((view.seq_lens.size, *command.q.shape[2:]), np.float32)
         queries = Queries(none, 1, view.seq_lens, view.seq_lens, none[:, 0], [{}])
-        dense(step := Step(view, state.ftl, queries, arithmetic=_NO_NUMBERS))
+        dense(step := DecodeStep(view, state.ftl, queries, arithmetic=_NO_NUMBERS))
         self.work, self.flash = step.work, flash_read(*(item.plan for item in step.work if isinstance(item, Read)))
 
     def run(self, state: DriveState, command: Attend) -> Data | None:

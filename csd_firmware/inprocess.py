@@ -17,17 +17,17 @@ from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
 from csd_link.cutting import parts_of, submit_in_parts
 from csd_link.window import WindowLayout
-from csd_spec import Command, Completion, DeviceError, DriveSpec, Flush, Status
+from csd_spec import Command, Completion, DriveError, DriveSpec, Flush, Status
 from ftl import IN_MEMORY, Medium, Nand
 
 T = TypeVar("T")
 
 
-class InProcessDevice:
+class InProcessDrive:
     """A `Device` without setup. Kernels release the interpreter lock, so several drives run concurrently.
 
     Attributes:
-        max_bytes: See `csd_spec.Device`; the default of a drive process, so that simulated times are equal.
+        max_bytes: See `csd_spec.Drive`; the default of a drive process, so that simulated times are equal.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class InProcessDevice:
         self._newest: Future[Any] = self._worker.submit(int)  # most recently queued command
 
     @classmethod
-    def reopen(cls, path: Path, private: bool = False, medium: Medium = IN_MEMORY) -> InProcessDevice:
+    def reopen(cls, path: Path, private: bool = False, medium: Medium = IN_MEMORY) -> InProcessDrive:
         """Open the drive in a folder; raises ValueError if there is none."""
         return cls(read_drive_spec(path), path, private, medium=medium)
 
@@ -77,12 +77,12 @@ class InProcessDevice:
             Number of sequences.
 
         Raises:
-            DeviceError: The flush failed.
+            DriveError: The flush failed.
             FileExistsError: The folder is not empty.
         """
         done = self.submit(Flush(), self.firmware.free_ns).result()
         if done.status is not Status.SUCCESS:
-            raise DeviceError(self.name, done.status, done.reason)
+            raise DriveError(self.name, done.status, done.reason)
         if path.exists() and any(path.iterdir()):
             raise FileExistsError(f"{path} is not empty")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class InProcessDevice:
         Commands that a signal handler could interrupt are queued, and so are those of subclasses that override
         `submit`.
         """
-        own = getattr(self.submit, "__func__", None) is not InProcessDevice.submit
+        own = getattr(self.submit, "__func__", None) is not InProcessDrive.submit
         if own or not self._newest.done() or _has_handlers() or len(parts_of(command, self.max_bytes)) > 1:
             return self.submit(command, submit_ns).result()
         with self._works:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.host_end import HEARTBEAT_TIMEOUT_S, AttachedDevice, DriveLostError, WindowDevice
+from csd_link.host_end import HEARTBEAT_TIMEOUT_S, AttachedDrive, DriveLostError, WindowDrive
 from csd_link.lease import HeldError, Lease, close_both
 from csd_link.medium import FileMedium, MappedMedium
 from csd_link.nvme import PassthroughMedium
@@ -17,10 +17,10 @@ from csd_link.run_dir import doorbell_path, window_path
 from csd_link.served_drive import ADMIN
 from csd_link.window import BLOCK_BYTES, DRIVE_HEADER, BlockKind, Identity, WindowMedium, unpack
 
-Connect = Callable[[], AttachedDevice]
+Connect = Callable[[], AttachedDrive]
 
 
-def connect(window: Path) -> WindowDevice:
+def connect(window: Path) -> WindowDrive:
     """Attach to a drive through its window in shared memory, with a doorbell.
 
     Raises:
@@ -32,7 +32,7 @@ def connect(window: Path) -> WindowDevice:
             undo.callback(lease.close)
             line = call(doorbell_path(window))  # after the lease: the drive closes the previous host's connection
             undo.callback(line.close)
-            device = WindowDevice(MappedMedium(window), SocketDoorbell(line), close_both(lease, line.close))
+            device = WindowDrive(MappedMedium(window), SocketDoorbell(line), close_both(lease, line.close))
         except HeldError as error:
             raise DriveLostError(str(error)) from error
         except (OSError, ValueError) as error:
@@ -41,7 +41,7 @@ def connect(window: Path) -> WindowDevice:
     return device
 
 
-def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDevice:
+def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDrive:
     """Attach to drive `number` through windows that follow each other in a file, block device or NVMe character device.
 
     The windows are accessed with reads and writes only, without a doorbell.
@@ -63,7 +63,7 @@ def open_window(path: Path, number: int = 0, offset_bytes: int = 0) -> WindowDev
         except HeldError as error:
             raise DriveLostError(str(error)) from error
         undo.callback(lease.close)
-        device = WindowDevice(medium, close=close_both(lease, medium.close))
+        device = WindowDrive(medium, close=close_both(lease, medium.close))
         undo.pop_all()
     return device
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from csd_link.window import BLOCK_BYTES
-from csd_spec import Attend, Command, Completion, Device, FlashCounters, KvAppend, KvGather, KvRead, Status
+from csd_spec import Attend, Command, Completion, Drive, FlashCounters, KvAppend, KvGather, KvRead, Status
 from csd_spec.verbs import VERBS, AppendsRows, ArrayType, CommandSpec, FreesSequences, NamesPrefixes, TruncatesSequences
 
 NO_LIMIT = 1 << 62
@@ -39,7 +39,7 @@ class SplitRead:
         max_bytes: Limit on the data of a part, if the host's is lower than the device's.
     """
 
-    device: Device
+    device: Drive
     command: KvRead | KvGather
     token_bytes: int
     lengths: Sequence[int] = ()
@@ -71,13 +71,13 @@ class Deferred(Future[Completion]):
                 self.set_exception(error)
 
 
-def max_bytes_of(device: Device) -> int:
+def max_bytes_of(device: Drive) -> int:
     """Limit on the payload and on the data of a command, bytes."""
     limit: int = getattr(device, "max_bytes", NO_LIMIT)
     return limit
 
 
-def check_device(device: Device, example: Command) -> None:
+def check_device(device: Drive, example: Command) -> None:
     """Raise ValueError if a device's limit is below the smallest part of a command of this kind.
 
     Args:

@@ -8,13 +8,15 @@ from pathlib import Path
 from csd_link.hosted import HostingOptions
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.renamed import old_fields
 
 RECOVERY_S = 20.0
 MIN_CTRL_LOSS_S = 5.0
 
 
+@old_fields(keep="data_dir", restart="restart_drives", methods="methods_file", layouts="layouts_file")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriveSet(HostingOptions):
+class DriveSetConfig(HostingOptions):
     """A set of `count` identical drives.
 
     The remaining fields, for drives created by this process, are those of `csd_link.hosted.HostingOptions`.
@@ -23,32 +25,32 @@ class DriveSet(HostingOptions):
         count: Number of drives.
         spec: Description of each drive.
         transport: Transport as in the command line, `inproc` or `window:PATH`; see `csd_link.transports`.
-        keep: Folder that keeps created drives, one subfolder each; None keeps them in memory.
-        restart: Whether a drive with its own process is restarted when it dies.
+        data_dir: Folder that keeps created drives, one subfolder each; None keeps them in memory.
+        restart_drives: Whether a drive with its own process is restarted when it dies.
         spares: Additional drives, which stay empty until they replace lost ones.
         recovery_s: Seconds to wait for the restart of a drive, for which rows are kept; 0 disables both.
-        methods: Python file with attention methods for created drives (docs/methods.md).
-        layouts: Python file with KV layouts for created drives (docs/layouts.md); the host loads it, too
+        methods_file: Python file with attention methods for created drives (docs/methods.md).
+        layouts_file: Python file with KV layouts for created drives (docs/layouts.md); the host loads it, too
             (`csd_spec.load_layouts`).
     """
 
     count: int = 1
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
     transport: str = "inproc"
-    keep: Path | None = None
-    restart: bool = True
+    data_dir: Path | None = None
+    restart_drives: bool = True
     spares: int = 0
     recovery_s: float = RECOVERY_S
-    methods: Path | None = None
-    layouts: Path | None = None
+    methods_file: Path | None = None
+    layouts_file: Path | None = None
 
     def __post_init__(self) -> None:
-        self._check(self.keep)
+        self._check(self.data_dir)
         if self.count < 1:
             raise ValueError(f"drives = {self.count}: must be at least 1")
         if self.spares < 0:
             raise ValueError(f"spares = {self.spares}: must be at least 0")
-        for path, what in ((self.methods, "methods"), (self.layouts, "layouts")):
+        for path, what in ((self.methods_file, "methods"), (self.layouts_file, "layouts")):
             if path and not path.is_file():
                 raise ValueError(f"{path}: no such file of {what}")
 
@@ -75,4 +77,4 @@ class DriveSet(HostingOptions):
     @property
     def folders(self) -> list[Path | None]:
         """Folder of each drive's flash; None in memory."""
-        return [self.keep / f"drive{number}" if self.keep else None for number in range(self.total)]
+        return [self.data_dir / f"drive{number}" if self.data_dir else None for number in range(self.total)]

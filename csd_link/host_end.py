@@ -52,7 +52,7 @@ class HeartbeatTimeoutError(DriveLostError):
     """No heartbeat within the timeout: the drive may have exited, or be stopped and continue later."""
 
 
-class AttachedDevice(ABC):
+class AttachedDrive(ABC):
     """A served drive that a host has attached to. A subclass sets `identity`, and `_lost` when the drive is lost.
 
     Attributes:
@@ -214,7 +214,7 @@ class Pending(Future[Completion]):
         return super().exception(0)
 
 
-class WindowDevice(AttachedDevice):
+class WindowDrive(AttachedDrive):
     """A drive behind a window.
 
     When the drive is lost, all commands in flight and all later ones complete with PATH_LOST.

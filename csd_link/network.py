@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Lock
 
 from csd_link.cutting import Deferred, max_bytes_of, payload_bytes
-from csd_spec import Command, Completion, Device, DriveSpec, Status
+from csd_spec import Command, Completion, Drive, DriveSpec, Status
 from csd_spec.network import Network
 
 COMMAND_BYTES, COMPLETION_BYTES = 72, 48  # NVMe/TCP command capsule; headers of data and response
@@ -47,10 +47,10 @@ class Port:
         return at_ns + span_ns
 
 
-class NetworkDevice:
+class NetworkDrive:
     """A drive reached through a port. Breakdowns of completions include both messages, as unit `network`."""
 
-    def __init__(self, device: Device, port: Port) -> None:
+    def __init__(self, device: Drive, port: Port) -> None:
         self._device, self._port = device, port
         self.name, self.spec, self.max_bytes = device.name, device.spec, max_bytes_of(device)
         self.node: str = getattr(device, "node", "")
@@ -71,11 +71,11 @@ class NetworkDevice:
         breakdown_ns = {**done.breakdown_ns, "network": network_ns}
         return replace(done, submit_ns=submit_ns, finish_ns=finish_ns, breakdown_ns=breakdown_ns)
 
-    def reconnect(self) -> Device | None:
-        """See `csd_link.plain.PlainDevice.reconnect`."""
+    def reconnect(self) -> Drive | None:
+        """See `csd_link.plain.PlainDrive.reconnect`."""
         reconnect = getattr(self._device, "reconnect", None)
         again = reconnect() if reconnect else None
-        return NetworkDevice(again, self._port) if again else None
+        return NetworkDrive(again, self._port) if again else None
 
     def close(self) -> None:
         self._device.close()

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.liveness import cpu_ticks
-from csd_link.plain import PlainDevice
-from csd_link.recovery import RecoveringDevice
+from csd_link.plain import PlainDrive
+from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
-from csd_spec import Device
+from csd_spec import Drive
 
 IDLE_START_S = 60.0  # startup timeout without any CPU time used, seconds
 COMPILES = "compiling kernels (first run only)"  # printed by a server to stderr
@@ -42,18 +42,18 @@ Place = Callable[
 
 
 @contextmanager
-def open_devices(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[Device]]:
-    """Open served drives, which may die and be restarted meanwhile; recovery_s: see `DriveSet`."""
+def open_devices(connects: Sequence[Connect], recovery_s: float) -> Iterator[list[Drive]]:
+    """Open served drives, which may die and be restarted meanwhile; recovery_s: see `DriveSetConfig`."""
     with ExitStack() as undo:
-        devices = list[Device]()
+        devices = list[Drive]()
         for connect in connects:
-            devices.append(RecoveringDevice(connect, recovery_s) if recovery_s else PlainDevice(connect))
+            devices.append(RecoveringDrive(connect, recovery_s) if recovery_s else PlainDrive(connect))
             undo.callback(devices[-1].close)
         yield devices
 
 
 @contextmanager
-def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterator[list[Device]]:
+def own_drives(drives: DriveSetConfig, server: Sequence[str], place: Place) -> Iterator[list[Drive]]:
     """Serve a set of drives in a child process for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=private_dir(run_dir())) as folder:
         scratch = Path(folder)
@@ -63,9 +63,9 @@ def own_drives(drives: DriveSet, server: Sequence[str], place: Place) -> Iterato
                     name=f"{scratch.name}-{number}",
                     spec=drives.spec,
                     path=path.absolute() if path else None,
-                    restarts=drives.restart,
-                    methods=drives.methods.absolute() if drives.methods else None,
-                    layouts=drives.layouts.absolute() if drives.layouts else None,
+                    restarts=drives.restart_drives,
+                    methods=drives.methods_file.absolute() if drives.methods_file else None,
+                    layouts=drives.layouts_file.absolute() if drives.layouts_file else None,
                     **drives.hosting_fields(drives.total),
                 ),
                 number,

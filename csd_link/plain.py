@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from csd_link.connect import Connect
-from csd_spec import Command, Completion, Device, DriveSpec
+from csd_spec import Command, Completion, Drive, DriveSpec
 
 RECONNECT_S = 5.0  # time for a restarted drive to answer
 _POLL_INTERVAL_S = 0.05
 
 
-class PlainDevice:
+class PlainDrive:
     """A served drive. After it died, its commands complete with PATH_LOST; `reconnect` may reach it again."""
 
     def __init__(self, connect: Connect) -> None:
@@ -21,14 +21,14 @@ class PlainDevice:
         self._connect, self._device = connect, connect()
         self.name, self.spec, self.max_bytes = self._device.name, self._device.spec, self._device.max_bytes
         self.node: str = getattr(connect, "node", "")  # name of the machine, if known
-        self._again: PlainDevice | None = None
+        self._again: PlainDrive | None = None
 
     spec: DriveSpec
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:
         return self._device.submit(command, submit_ns)
 
-    def reconnect(self) -> Device | None:
+    def reconnect(self) -> Drive | None:
         """Return the restarted drive, with or without its data; None if it runs, or is not back within RECONNECT_S."""
         if self._device.lost is None or not self._device.identity.restarts:
             return None
@@ -36,7 +36,7 @@ class PlainDevice:
         deadline = time.monotonic() + RECONNECT_S
         while not self._again and time.monotonic() < deadline:
             try:
-                self._again = PlainDevice(self._connect)
+                self._again = PlainDrive(self._connect)
             except OSError:
                 time.sleep(_POLL_INTERVAL_S)
         return self._again

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from csd_link.cutting import Deferred
 from csd_link.driveset import RECOVERY_S
-from csd_link.host_end import AttachedDevice, DriveLostError, HeartbeatTimeoutError, TakenError
+from csd_link.host_end import AttachedDrive, DriveLostError, HeartbeatTimeoutError, TakenError
 from csd_spec import (
     Command,
     Completion,
@@ -79,7 +79,7 @@ class SequenceJournal:
     lossy: bool = False  # whether its layout rounds the rows of a full group
 
 
-class RecoveringDevice:
+class RecoveringDrive:
     """A `Device` whose drive may die and be restarted at any time.
 
     KV rows are kept here until a flush acknowledges them. After a restart, the state is replayed: flushed
@@ -94,7 +94,7 @@ class RecoveringDevice:
         recovery_s: Wall-clock time within which the drive has to be restarted, seconds.
     """
 
-    def __init__(self, connect: Callable[[], AttachedDevice], recovery_s: float = RECOVERY_S) -> None:
+    def __init__(self, connect: Callable[[], AttachedDrive], recovery_s: float = RECOVERY_S) -> None:
         self._connect, self._device, self._recovery_s = connect, connect(), recovery_s
         self.node: str = getattr(connect, "node", "")  # name of the machine, if known
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self.name)
@@ -115,7 +115,7 @@ class RecoveringDevice:
 
     @property
     def max_bytes(self) -> int:
-        """See `WindowDevice.max_bytes`."""
+        """See `WindowDrive.max_bytes`."""
         return self._device.max_bytes
 
     def submit(self, command: Command, submit_ns: int) -> Future[Completion]:

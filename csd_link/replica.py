@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from csd_spec import Attend, Command, Completion, Device, Flush, KvAppend, SeqCreate, Status
+from csd_spec import Attend, Command, Completion, Drive, Flush, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, FreesSequences, SequenceAccess
 
 MAX_PENDING = 64  # commands that another replica has executed and this one has not
@@ -61,7 +61,7 @@ class Replica:
             rows are to be read. Layouts that round rows need it for an exact copy.
     """
 
-    device: Device
+    device: Drive
     handles: dict[int, int] = field(default_factory=dict)
     pending: deque[Future[Completion]] = field(default_factory=deque)
     latency_ns: int = 0

@@ -1,4 +1,4 @@
-"""A group of KV heads on several drives, or one that can be computed again: a `Device` that survives lost drives.
+"""A group of KV heads on several drives, or one that can be computed again: a `Drive` that survives lost drives.
 
 A *replica* is a drive that stores the sequences of a group. One of them, the reader, executes a command first. The
 others then execute the part of it that changes sequences, so all replicas store the same rows. If a replica fails, it
@@ -22,7 +22,7 @@ import numpy as np
 
 from csd_link.cutting import Deferred, SplitRead, max_bytes_of, submit_reads
 from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
-from csd_spec import Attend, Command, Completion, Device, KvAppend, KvFree, KvRead, Status, verbs
+from csd_spec import Attend, Command, Completion, Drive, KvAppend, KvFree, KvRead, Status, verbs
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
 
@@ -56,11 +56,11 @@ class Filling:
     thread: Thread | None = None
 
 
-Replacement = Callable[[Device, Sequence[Device]], Device | None]  # for a lost drive; not one of these
+Replacement = Callable[[Drive, Sequence[Drive]], Drive | None]  # for a lost drive; not one of these
 Rebuild = Callable[[], Replica | None]  # computes a group's sequences again
 
 
-def _no_replacement(lost: Device, in_use: Sequence[Device]) -> Device | None:
+def _no_replacement(lost: Drive, in_use: Sequence[Drive]) -> Drive | None:
     return None
 
 
@@ -68,7 +68,7 @@ def _no_rebuild() -> Replica | None:
     return None
 
 
-class ReplicatedDevice:
+class ReplicatedDrive:
     """A group of KV heads on one or several drives.
 
     Prefixes by key are refused: a drive may find under a key what is not known on the others. In layouts that round
@@ -80,7 +80,7 @@ class ReplicatedDevice:
         events: Lost and replaced drives, in order.
     """
 
-    def __init__(self, devices: Sequence[Device], replacement: Replacement = _no_replacement) -> None:
+    def __init__(self, devices: Sequence[Drive], replacement: Replacement = _no_replacement) -> None:
         """Create a group.
 
         Args:
@@ -103,7 +103,7 @@ class ReplicatedDevice:
         self.max_bytes = min(map(max_bytes_of, devices))
 
     @property
-    def drives(self) -> list[Device]:
+    def drives(self) -> list[Drive]:
         """Drives that currently store the group."""
         return [replica.device for replica in self._live]
 
@@ -123,7 +123,7 @@ class ReplicatedDevice:
             future = reader.submit(command, submit_ns)
         return Deferred(lambda: self._end(reader, future, command, submit_ns))
 
-    def hand_over(self, drive: Device) -> None:
+    def hand_over(self, drive: Drive) -> None:
         """Fill another drive in the background, then stop using this one."""
         with self._lock:
             for replica in self._live:
@@ -255,7 +255,7 @@ class ReplicatedDevice:
         self._created += count
         return list(range(first, first + count))
 
-    def _log(self, kind: EventKind, device: Device, reason: str = "") -> None:
+    def _log(self, kind: EventKind, device: Drive, reason: str = "") -> None:
         if reason:
             _LOG.warning("drive %s %s: %s", device.name, _SAID[kind], reason)
         self.events.append(Event(kind, time.monotonic(), device.name, reason))

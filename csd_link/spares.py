@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import Lock
 
-from csd_spec import Device
+from csd_spec import Drive
 
-More = Callable[[Collection[str]], Device | None]
+More = Callable[[Collection[str]], Drive | None]
 
 
-def _no_more(known: Collection[str]) -> Device | None:
+def _no_more(known: Collection[str]) -> Drive | None:
     return None
 
 
@@ -23,7 +23,7 @@ class Spares:
     drive that stores other groups. Groups that have lost the same drive get the same replacement.
     """
 
-    def __init__(self, drives: Sequence[Device], spares: Sequence[Device] = (), more: More = _no_more) -> None:
+    def __init__(self, drives: Sequence[Drive], spares: Sequence[Drive] = (), more: More = _no_more) -> None:
         """Create the selection.
 
         Args:
@@ -32,12 +32,12 @@ class Spares:
             more: Opens an unused drive; its argument is the names of the used ones.
         """
         self._drives, self._spares, self._more = list(drives), list(spares), more
-        self._substitutes: dict[int, Device] = {}  # by id of the lost drive
-        self._lost: list[Device] = []
+        self._substitutes: dict[int, Drive] = {}  # by id of the lost drive
+        self._lost: list[Drive] = []
         self._added: Counter[int] = Counter()  # groups that a drive has got, by its id
         self._lock = Lock()
 
-    def __call__(self, lost: Device, in_use: Sequence[Device]) -> Device | None:
+    def __call__(self, lost: Drive, in_use: Sequence[Drive]) -> Drive | None:
         """Return a drive to fill in place of a lost one, which is not in use; None if there is none."""
         with self._lock:
             if not _contains(self._lost, lost):
@@ -49,7 +49,7 @@ class Spares:
                 self._added[id(found)] += 1
             return found
 
-    def _find(self, lost: Device, in_use: Sequence[Device]) -> Device | None:
+    def _find(self, lost: Drive, in_use: Sequence[Drive]) -> Drive | None:
         for spare in self._spares:
             if not self._added[id(spare)] and self._is_free(spare, in_use):
                 return spare
@@ -62,9 +62,9 @@ class Spares:
         others = [drive for drive in (*self._drives, *self._spares) if self._is_free(drive, in_use)]
         return min(others, key=lambda drive: self._added[id(drive)], default=None)
 
-    def _is_free(self, drive: Device, in_use: Sequence[Device]) -> bool:
+    def _is_free(self, drive: Drive, in_use: Sequence[Drive]) -> bool:
         return not _contains(self._lost, drive) and not _contains(in_use, drive)
 
 
-def _contains(drives: Sequence[Device], drive: Device) -> bool:
+def _contains(drives: Sequence[Drive], drive: Drive) -> bool:
     return any(each is drive for each in drives)

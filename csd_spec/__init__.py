@@ -3,7 +3,7 @@
 Everything here is an immutable value. This package imports no other package of the project.
 """
 
-from csd_spec.attention import NAMED, Attention
+from csd_spec.attention import NAMED, AttentionConfig
 from csd_spec.codecs import Codec
 from csd_spec.commands import (
     Attend,
@@ -26,30 +26,30 @@ from csd_spec.commands import (
     SeqFork,
     SeqSweep,
 )
-from csd_spec.device import Device, DeviceError
+from csd_spec.device import Drive, DriveError
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
-from csd_spec.layouts import LAYOUTS, Group, Layout, PageForm, load_layouts
+from csd_spec.layouts import LAYOUTS, Group, KvLayout, PageFormat, load_layouts
 from csd_spec.model import ModelShape
-from csd_spec.sparf import Budget, Compression, Fixed, SparFParams
+from csd_spec.renamed import old_names
+from csd_spec.sparf import CompressionBudget, FixedBudget, SparFParams, SparsityBudget
 from csd_spec.status import Status
-from csd_spec.view import KvView
+from csd_spec.view import KvSlotView
 
 __all__ = [
     "LAYOUTS",
     "NAMED",
     "Attend",
-    "Attention",
+    "AttentionConfig",
     "BlockSsdSpec",
-    "Budget",
     "Codec",
     "Command",
     "Completion",
-    "Compression",
-    "Device",
-    "DeviceError",
+    "CompressionBudget",
+    "Drive",
+    "DriveError",
     "DriveSpec",
     "EngineSpec",
-    "Fixed",
+    "FixedBudget",
     "FlashCounters",
     "Flush",
     "Geometry",
@@ -61,20 +61,36 @@ __all__ = [
     "KvExist",
     "KvFree",
     "KvGather",
+    "KvLayout",
     "KvList",
     "KvName",
     "KvRead",
-    "KvView",
-    "Layout",
+    "KvSlotView",
     "Link",
     "LogPage",
     "ModelShape",
     "NandTiming",
-    "PageForm",
+    "PageFormat",
     "SeqCreate",
     "SeqFork",
     "SeqSweep",
     "SparFParams",
+    "SparsityBudget",
     "Status",
     "load_layouts",
 ]
+
+__getattr__ = old_names(
+    __name__,
+    {
+        "Attention": "AttentionConfig",
+        "Budget": "SparsityBudget",
+        "Compression": "CompressionBudget",
+        "Device": "Drive",
+        "DeviceError": "DriveError",
+        "Fixed": "FixedBudget",
+        "KvView": "KvSlotView",
+        "Layout": "KvLayout",
+        "PageForm": "PageFormat",
+    },
+)

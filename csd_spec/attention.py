@@ -7,44 +7,46 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar, get_args
 
-from csd_spec.layouts import Layout, layout_named, name_of, resolve
-from csd_spec.sparf import Budget, Compression, Convention, SparFParams
+from csd_spec.layouts import KvLayout, layout_named, name_of, resolve
+from csd_spec.renamed import old_fields
+from csd_spec.sparf import BudgetConvention, CompressionBudget, SparFParams, SparsityBudget
 
-Storage = Literal["fp16", "bf16", "fp8"]
+KvDtype = Literal["fp16", "bf16", "fp8"]
 _T = TypeVar("_T")
 
 
+@old_fields(storage="kv_dtype")
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionConfig:
     """An attention method and the budget within which it works.
 
     Attributes:
         method: Name of the method, as registered in the drives.
         budget: Channels and tokens that it may read.
         layout: Name of the KV layout in drives.
-        storage: Format in which values are stored (or quantized from): `fp16`, `bf16`, or `fp8` (layout fp16 only).
+        kv_dtype: Format in which values are stored (or quantized from): `fp16`, `bf16`, or `fp8` (layout fp16 only).
             None uses the model's: BF16 if it computes in BF16, otherwise FP16.
     """
 
     method: str = "sparf"
-    budget: Budget = Compression(8)
+    budget: SparsityBudget = CompressionBudget(8)
     layout: str = "fp16"
-    storage: Storage | None = None
+    kv_dtype: KvDtype | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", name_of(self.layout))
-        if self.storage is None:
+        if self.kv_dtype is None:
             return
-        if self.storage not in get_args(Storage):
-            raise ValueError(f"storage = {self.storage!r}: must be 'fp16', 'bf16' or 'fp8'")
-        resolve(self.layout, self.storage, False, self.kv_layout.latent)
+        if self.kv_dtype not in get_args(KvDtype):
+            raise ValueError(f"kv_dtype = {self.kv_dtype!r}: must be 'fp16', 'bf16' or 'fp8'")
+        resolve(self.layout, self.kv_dtype, False, self.kv_layout.latent)
 
     @property
-    def kv_layout(self) -> Layout:
-        """The `Layout` that `layout` names."""
+    def kv_layout(self) -> KvLayout:
+        """The `KvLayout` that `layout` names."""
         return layout_named(self.layout)
 
-    def for_model_dtype(self, bf16: bool, latent: bool = False) -> Attention:
+    def for_model_dtype(self, bf16: bool, latent: bool = False) -> AttentionConfig:
         """Return the configuration for a model, with the layout that stores its values.
 
         Args:
@@ -54,7 +56,7 @@ class Attention:
         Raises:
             ValueError: The layout cannot store the model's values, or not in the requested storage format.
         """
-        return replace(self, layout=resolve(self.layout, self.storage, bf16, latent).name)
+        return replace(self, layout=resolve(self.layout, self.kv_dtype, bf16, latent).name)
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
         """Return the budget's parameters for `seq_len` stored tokens of `head_dim` channels."""
@@ -65,23 +67,23 @@ class Attention:
         cls,
         name: str,
         compression: float | None = None,
-        convention: Convention | None = None,
-        budget: Budget | None = None,
+        convention: BudgetConvention | None = None,
+        budget: SparsityBudget | None = None,
         layout: str | None = None,
-        storage: Storage | None = None,
-    ) -> Attention:
+        kv_dtype: KvDtype | None = None,
+    ) -> AttentionConfig:
         """Return a method, or an entry of `NAMED`, with the other arguments replacing its defaults."""
         known = NAMED.get(name, cls(name))
-        assert isinstance(known.budget, Compression)
-        asked = Compression(
+        assert isinstance(known.budget, CompressionBudget)
+        asked = CompressionBudget(
             _first_given(compression, known.budget.c), _first_given(convention, known.budget.convention)
         )
-        return cls(known.method, budget or asked, _first_given(layout, known.layout), storage)
+        return cls(known.method, budget or asked, _first_given(layout, known.layout), kv_dtype)
 
 
 def _first_given(given: _T | None, else_: _T) -> _T:
     return else_ if given is None else given
 
 
-_PROGRESSIVE = Attention("progressive", Compression(5, "bytes"), "progressive")
-NAMED: Mapping[str, Attention] = MappingProxyType({"progressive": _PROGRESSIVE, "ours": _PROGRESSIVE})
+_PROGRESSIVE = AttentionConfig("progressive", CompressionBudget(5, "bytes"), "progressive")
+NAMED: Mapping[str, AttentionConfig] = MappingProxyType({"progressive": _PROGRESSIVE, "ours": _PROGRESSIVE})

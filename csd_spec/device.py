@@ -10,7 +10,7 @@ from csd_spec.drive import DriveSpec
 from csd_spec.status import Status
 
 
-class DeviceError(Exception):
+class DriveError(Exception):
     """A drive rejected a command or failed while carrying it out."""
 
     def __init__(self, drive: int | str, status: Status, reason: str) -> None:
@@ -19,7 +19,7 @@ class DeviceError(Exception):
         self.drive, self.status, self.reason = drive, status, reason
 
 
-class Device(Protocol):
+class Drive(Protocol):
     """A drive that takes commands in order and answers each with a completion.
 
     A class may also have `carry_out`, with the arguments of `submit`, which returns the completion itself: a drive in

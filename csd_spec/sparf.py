@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from csd_spec._bounds import at_least
 
-Convention = Literal["paper", "bytes"]
+BudgetConvention = Literal["paper", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SparFParams:
             raise ValueError(f"l = {self.l}: must be at most k = {self.k}, which includes the recent tokens")
 
 
-class Budget(Protocol):
+class SparsityBudget(Protocol):
     """Rule for the part of the KV cache that a decode step may use, depending on the sequence length."""
 
     def at(self, seq_len: int, head_dim: int) -> SparFParams:
@@ -35,7 +35,7 @@ class Budget(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Compression:
+class CompressionBudget:
     """A fraction 1/c of the KV cache; c = 1 is dense.
 
     `paper`: k = ceil(S / c), which moves 1.5/c of the dense bytes. `bytes`: k = ceil(S / 2c), so that
@@ -43,7 +43,7 @@ class Compression:
     """
 
     c: float
-    convention: Convention = "paper"
+    convention: BudgetConvention = "paper"
 
     def __post_init__(self) -> None:
         at_least(1, compression=self.c)
@@ -62,7 +62,7 @@ class Compression:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedBudget:
     """The same r, k and l at every step; k and l are limited to the sequence length."""
 
     params: SparFParams

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F16, I64, U8, U16, U32
-from csd_spec.layouts import PageForm
+from csd_spec.layouts import PageFormat
 
 BANK_SHIFT = 31
 UNMAPPED = np.uint32(0xFFFFFFFF)  # neither in flash nor in a buffer
@@ -38,7 +38,7 @@ def buffers_of(slots: U32) -> U32:
 
 
 @dataclass(frozen=True, slots=True)
-class KvView:
+class KvSlotView:
     """Slots of one layer of B sequences. A stream is one KV head of one sequence; N = B * H, sequence first.
 
     Slots are read through `banks`: bank slot >> 31 (flash, drive DRAM), page slot & 0x7FFFFFFF. A page is a row of
@@ -50,7 +50,7 @@ class KvView:
         kept: Derived data of these slots, cached until the slots change.
     """
 
-    layout: PageForm
+    layout: PageFormat
     banks: tuple[U16, U16]
     seq_lens: I64  # (N,)
     k_slots: U32  # (N, token groups)
@@ -70,7 +70,7 @@ def gather_pages(banks: tuple[U16, U16], slots: U32, nbytes: int) -> U8:
     return pages.view(np.uint8)[..., :nbytes]
 
 
-def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: PageForm) -> F16:
+def gather_rows(banks: tuple[U16, U16], slots: U32, length: int, layout: PageFormat) -> F16:
     """Return rows (length, H, d) of token slots (H, groups), decoded to 2 bytes per value."""
     pages = gather_pages(banks, slots, layout.n * layout.row_bytes)
     rows = pages.reshape(slots.shape[0], -1, layout.row_bytes)[:, :length]

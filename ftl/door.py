@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from csd_spec import DriveSpec, KvView, Layout, PageForm
+from csd_spec import DriveSpec, KvLayout, KvSlotView, PageFormat
 from csd_spec.arrays import F16, I32, I64, U32, Bools
 from ftl.block import BlockNamespace
 from ftl.flash.collect import GarbageCollector
@@ -56,7 +56,7 @@ class Ftl:
         """Return the sequence of a handle; raises UnknownSequenceError, or UncorrectableReadError if it lost data."""
         return self.kv.sequence(handle)
 
-    def create(self, count: int, layers: int, heads: int, layout: PageForm) -> list[int]:
+    def create(self, count: int, layers: int, heads: int, layout: PageFormat) -> list[int]:
         """Create empty sequences, which use no pages yet; returns their handles. Raises OutOfSpaceError."""
         return self.kv.create(count, layers, heads, layout)
 
@@ -123,7 +123,7 @@ class Ftl:
         if len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128:
             self.collector.reclaim(start_ns, everything=False)  # a larger pool of free blocks improves wear leveling
 
-    def relayout(self, handle: int, m: int, start_ns: int, layout: Layout | None = None) -> int:
+    def relayout(self, handle: int, m: int, start_ns: int, layout: KvLayout | None = None) -> int:
         """Rewrite the embedding-indexed copy of K with `m` channels per page.
 
         Args:
@@ -149,23 +149,23 @@ class Ftl:
         self.blocks.discard(0, self.blocks.pages)
         return self.flush(self.collector.reclaim(start_ns, everything=True))
 
-    def view(self, handles: Seq[int], layer: int) -> KvView:
+    def view(self, handles: Seq[int], layer: int) -> KvSlotView:
         """Return the slots of one layer of sequences that share a layout."""
         return self.reader.view(handles, layer)
 
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+    def token_pages(self, view: KvSlotView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) for ascending tokens (N, k); the first counts[n] of a row are valid."""
         return self.reader.token_pages(view, slots, tokens, counts)
 
-    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
+    def embedding_pages(self, view: KvSlotView, channels: I32) -> PagePlan:
         """Pages for ascending channels (N, r), without those in drive DRAM or in the page cache."""
         return self.reader.embedding_pages(view, channels)
 
-    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
+    def refined_pages(self, view: KvSlotView, tokens: I32, counts: I64) -> PagePlan:
         """Pages of INT8 rows for ascending tokens (N, k); the first counts[n] of a row are valid."""
         return self.reader.refined_pages(view, tokens, counts)
 
-    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> PagePlan:
+    def coarse_pages(self, view: KvSlotView, name: str, groups: Bools | None = None) -> PagePlan:
         """Pages of the low-bit map `name`; `groups` (N, groups) selects groups, None selects all."""
         return self.reader.coarse_pages(view, name, groups)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import F32, U8
 from csd_spec.layouts import layout_of
 from ftl.errors import FtlError
@@ -127,7 +127,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
     }
 
 
-def form_of(described: dict[str, Any], page_bytes: int) -> PageForm:
+def form_of(described: dict[str, Any], page_bytes: int) -> PageFormat:
     """Page format of a described sequence; raises FtlError if its layout is unknown."""
     _, _, head_dim, m, bits, *rest = described["shape"]
     kind = rest[0] if rest else 0
@@ -150,7 +150,7 @@ def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
     return b"".join(parts)
 
 
-def tail_bytes(described: dict[str, Any], form: PageForm) -> int:
+def tail_bytes(described: dict[str, Any], form: PageFormat) -> int:
     """Bytes of the recorded rows of all layers of a described sequence."""
     primary = [mapped for mapped in maps_of(form, 1, 1).values() if mapped.primary]
     tokens: int = sum(length % mapped.per_group for length in described["lengths"] for mapped in primary)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from csd_spec import DeviceError
+from csd_spec import DriveError
 from csd_spec.arrays import F16, F32
 from host_driver.driver import Batch, Driver, MiniBatch
 from host_driver.kv_format import KVFormat
@@ -42,7 +42,7 @@ class DriveTier:
 
     def forget(self, request: Hashable) -> None:
         for key in [key for key in self.batches if key[0] == request]:
-            with self.lock, suppress(DeviceError):
+            with self.lock, suppress(DriveError):
                 self.driver.free(self.batches.pop(key))
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class DriveFrame:
             driver.settle()
 
     def trim(self, nbytes: int) -> None:
-        with suppress(DeviceError), self._owner.lock:
+        with suppress(DriveError), self._owner.lock:
             self._owner.driver.crop(self._batch, self._layer, np.array([-(-nbytes // self._row_bytes)]))
 
     def free(self) -> None:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from csd_link.cutting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Attend,
-    Attention,
+    AttentionConfig,
     Command,
     Completion,
-    Device,
-    DeviceError,
+    Drive,
+    DriveError,
     Flush,
     KvAppend,
     KvCrop,
@@ -60,9 +60,9 @@ class MiniBatch:
     breakdown_ns: Counter[str] = field(default_factory=Counter)
     turnstile: CommandOrder | None = None
     number: int = 0
-    _params: tuple[tuple[Attention, list[int]], tuple[int, I64, I64]] | None = None
+    _params: tuple[tuple[AttentionConfig, list[int]], tuple[int, I64, I64]] | None = None
 
-    def params(self, attention: Attention, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
+    def params(self, attention: AttentionConfig, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
         """r, and k and l of each sequence, for `lengths` tokens; cached, since most layers of a step share them."""
         each = lengths.tolist()
         if self._params is None or self._params[0] != (attention, each):
@@ -87,10 +87,10 @@ class Driver:
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[Drive],
         shape: ModelShape,
-        attention: Attention = Attention(),
-        flush_every: int = 0,
+        attention: AttentionConfig = AttentionConfig(),
+        flush_interval_steps: int = 0,
     ) -> None:
         """Create a driver.
 
@@ -98,12 +98,17 @@ class Driver:
             devices: Connections to the drives.
             shape: Shape of the model.
             attention: Method, budget and layout.
-            flush_every: Decode steps between flushes of the drives; 0: never.
+            flush_interval_steps: Decode steps between flushes of the drives; 0: never.
 
         Raises:
             ValueError: A drive's maximum command size is below the size of one token.
         """
-        self.devices, self.shape, self.attention, self.flush_every = list(devices), shape, attention, flush_every
+        self.devices, self.shape, self.attention, self.flush_interval_steps = (
+            list(devices),
+            shape,
+            attention,
+            flush_interval_steps,
+        )
         self.shares = assign_heads(shape, len(devices))
         for device, mine in zip(devices, self.shares, strict=True):
             smallest = VERBS[Attend].example(H=len(mine.kv_heads), G=mine.group, d=shape.head_dim)
@@ -169,13 +174,13 @@ class Driver:
         while self._in_flight:
             self._settle_oldest()
 
-    def decode(self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
+    def decode(self, batch: Batch, rows: Rows, micro_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
         """Store one new token per sequence and attend.
 
         Args:
             batch: Sequences.
             rows: Rows of the batch, B of them.
-            mini_batch: Part of a decode step.
+            micro_batch: Part of a decode step.
             layer: Layer index.
             q: Queries, (B, q_heads, d).
             k, v: New key and value, (B, kv_heads, d).
@@ -183,10 +188,10 @@ class Driver:
         Returns:
             Attention output, (B, q_heads, d).
         """
-        return self.attend(batch, rows, mini_batch, layer, q, k, v)[0]
+        return self.attend(batch, rows, micro_batch, layer, q, k, v)[0]
 
     def attend(
-        self, batch: Batch, rows: Rows, mini_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16
+        self, batch: Batch, rows: Rows, micro_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16
     ) -> tuple[F16, F32]:
         """`decode` with the sums that are needed to merge the output with attention to other tokens elsewhere.
 
@@ -195,7 +200,7 @@ class Driver:
             `attention_engine.merge`.
         """
         lengths, shape = batch.lengths[rows, layer] + 1, self.shape
-        params = mini_batch.params(self.attention, lengths, shape.head_dim)
+        params = micro_batch.params(self.attention, lengths, shape.head_dim)
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
         if self.recorder:
             self.recorder.add_step(layer, rows, (q, k, v), terms)
@@ -205,9 +210,9 @@ class Driver:
             told = None if terms is None else _heads(terms.reshape(1, -1, 4), mine.q_heads).reshape(*grouped, 4)
             given = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
             commands.append(Attend(seqs, layer, *given, method, *params, told))
-        done = self._carry_out(mini_batch, commands)
+        done = self._carry_out(micro_batch, commands)
         batch.lengths[rows, layer] = lengths
-        self._account(mini_batch, done, lengths)
+        self._account(micro_batch, done, lengths)
         output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
         return output, sums
 
@@ -268,20 +273,20 @@ class Driver:
         turnstile = CommandOrder(count) if count > 1 else None
         each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
         yield each
-        last = max(each, key=lambda mini_batch: mini_batch.now_ns)
+        last = max(each, key=lambda micro_batch: micro_batch.now_ns)
         self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
         self.now_ns = last.now_ns
         if self.recorder and self.recorder.end_step():
             self.recorder = None
-        if self.flush_every and self.traffic.step_count % self.flush_every == 0:
+        if self.flush_interval_steps and self.traffic.step_count % self.flush_interval_steps == 0:
             self.flush()
 
-    def _account(self, mini_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
+    def _account(self, micro_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
         """Account for a layer: it ends with its slowest drive, whose breakdown is the layer's."""
         slowest = done[0] if len(done) == 1 else max(done, key=lambda c: c.finish_ns)
         for unit, ns in slowest.breakdown_ns.items():
-            mini_batch.breakdown_ns[unit] += ns
-        mini_batch.now_ns = slowest.finish_ns
+            micro_batch.breakdown_ns[unit] += ns
+        micro_batch.now_ns = slowest.finish_ns
         each = lengths.tolist()
         self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
 
@@ -296,17 +301,17 @@ class Driver:
         """Submit one command to each of the first drives."""
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=False)]
 
-    def _carry_out(self, mini_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
+    def _carry_out(self, micro_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
         """Run one command per drive; returns the completions.
 
         This thread executes the last drive's command itself if the drive allows it and no other micro-batch waits.
         """
-        if self._carry_last is None or mini_batch.turnstile:
-            with mini_batch.turn():
-                submitted = self._submit(commands, mini_batch.now_ns)
+        if self._carry_last is None or micro_batch.turnstile:
+            with micro_batch.turn():
+                submitted = self._submit(commands, micro_batch.now_ns)
             return self._collect(submitted)
-        submitted = self._submit(commands[:-1], mini_batch.now_ns)
-        last = self._carry_last(commands[-1], mini_batch.now_ns)
+        submitted = self._submit(commands[:-1], micro_batch.now_ns)
+        last = self._carry_last(commands[-1], micro_batch.now_ns)
         return self._checked([*(future.result() for future in submitted), last])
 
     def _collect(self, submitted: list[Future[Completion]], ignore_lost_drives: bool = False) -> list[Completion]:
@@ -319,7 +324,7 @@ class Driver:
             if ignore_lost_drives and completion.status is Status.PATH_LOST:
                 continue
             if completion.status is not Status.SUCCESS:
-                raise DeviceError(
+                raise DriveError(
                     drive, completion.status, completion.reason + self._lost_heads_message(drive, completion)
                 )
         return done

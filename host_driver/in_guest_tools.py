@@ -144,12 +144,12 @@ def _unmount(libc: Any, where: str) -> None:
 
 
 def _decode(nodes: Sequence[Path], given: dict[str, str]) -> dict[str, Any]:
-    from csd_link.nvmeof.node import NodeDevice
+    from csd_link.nvmeof.node import NodeDrive
     from host_driver.driver import Driver
     from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 
     began = time.monotonic()
-    devices = [NodeDevice(node) for node in nodes]
+    devices = [NodeDrive(node) for node in nodes]
     driver = Driver(devices, SHIPPED_SHAPE)
     result = random_decode(driver, int(given["prompt"]), int(given["tokens"]))
     limits = {"nodes": [node.name for node in nodes], "how": devices[0].how, "max_bytes": devices[0].max_bytes}

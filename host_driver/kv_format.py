@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from csd_spec import Attention, ModelShape
+from csd_spec import AttentionConfig, ModelShape
 from csd_spec.codecs import Codec
 
 
@@ -33,7 +33,7 @@ class KVFormat:
     kept: Codec | None = None
 
     @classmethod
-    def of(cls, shape: ModelShape, dtype: torch.dtype, attention: Attention | None = None) -> KVFormat:
+    def of(cls, shape: ModelShape, dtype: torch.dtype, attention: AttentionConfig | None = None) -> KVFormat:
         """Format of a model's keys and values.
 
         Args:
@@ -70,7 +70,7 @@ class KVFormat:
         found = states.to(self.value_dtype)
         if self.value_dtype is torch.float16 and states.dtype is not torch.float16 and not found.isfinite().all():
             largest = float(states.abs().max())
-            raise ValueError(f"q, K or V has {largest:,.0f}, beyond FP16's 65,504: use storage='bf16'")
+            raise ValueError(f"q, K or V has {largest:,.0f}, beyond FP16's 65,504: use kv_dtype='bf16'")
         return found
 
     def stored(self, states: torch.Tensor) -> torch.Tensor:

@@ -29,10 +29,10 @@ def random_decode(driver: Driver, prompt: int, tokens: int, seed: int = 0) -> di
     digests, steps = [], []
     for _ in range(tokens):
         outputs = sha256()
-        with driver.step(1) as (mini_batch,):
+        with driver.step(1) as (micro_batch,):
             for layer in range(shape.layers):
                 q, k, v = (half(1, heads, shape.head_dim) for heads in (shape.q_heads, shape.kv_heads, shape.kv_heads))
-                outputs.update(driver.decode(batch, slice(None), mini_batch, layer, q, k, v).tobytes())
+                outputs.update(driver.decode(batch, slice(None), micro_batch, layer, q, k, v).tobytes())
         digests.append(outputs.hexdigest())
         steps.append(driver.traffic.steps[-1])
     driver.free(batch)

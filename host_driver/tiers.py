@@ -140,7 +140,7 @@ class TieredKv:
         layers: Number of the model's layers in tiers.
         model: The model.
         max_tokens: Maximum length of a sequence.
-        record: Record all actions, for `modelled_bytes`.
+        record: Record all actions, for `simulated_bytes`.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class TieredKv:
             self._closed = True
             self.real.close()
 
-    def modelled_bytes(self) -> dict[str, int] | None:
+    def simulated_bytes(self) -> dict[str, int] | None:
         """Bytes by route of the recorded actions in simulated time; None if not recorded."""
         modelled = SimulatedTransfers(self.machine, lambda attention: LayerTime(0))
         run = self.runner

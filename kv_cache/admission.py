@@ -12,34 +12,42 @@ from typing import Literal
 from pydantic import Field
 
 from csd_spec.checked import frozen_value
+from csd_spec.renamed import old_fields
 from kv_cache.cost import ServingCost
 from kv_cache.trace import Request, Trace
 
 FULL, TOO_LONG = "the queue is full", "longer than the device has room for"
 
 
+@old_fields(
+    slots="max_batch_size",
+    chunk="prefill_chunk_tokens",
+    queue="max_queued_requests",
+    aging="aging_factor",
+    patience="max_paused_steps",
+)
 @frozen_value
 class AdmissionConfig:
     """Admission control: batch slots, queue order and chunked prefill.
 
     Attributes:
-        slots: Maximum number of requests in prefill or decode.
-        chunk: Prompt tokens prefilled per decode step; 0 prefills whole prompts while no request decodes.
+        max_batch_size: Maximum number of requests in prefill or decode.
+        prefill_chunk_tokens: Prompt tokens prefilled per decode step; 0: whole prompts while no request decodes.
         order: Queue order: `fcfs`, or `srtf` (shortest service time first).
-        aging: With `srtf`, a request is never overtaken by one that arrives more than `aging` times its own service
-            time later.
-        queue: Maximum number of queued requests; further ones are rejected. None: unlimited.
+        aging_factor: With `srtf`, a request is never overtaken by one that arrives more than `aging_factor` times its
+            own service time later.
+        max_queued_requests: Maximum number of queued requests; further ones are rejected. None: unlimited.
         reject: Reject a request that can never fit; otherwise the run ends with an error.
-        patience: Steps after which a paused request is scheduled without those that paused less. None: never.
+        max_paused_steps: Steps after which a paused request is scheduled without those that paused less. None: never.
     """
 
-    slots: int = Field(default=4, ge=1)
-    chunk: int = Field(default=0, ge=0)
+    max_batch_size: int = Field(default=4, ge=1)
+    prefill_chunk_tokens: int = Field(default=0, ge=0)
     order: Literal["fcfs", "srtf"] = "fcfs"
-    aging: float = Field(default=10.0, ge=0)
-    queue: int | None = Field(default=None, ge=1)
+    aging_factor: float = Field(default=10.0, ge=0)
+    max_queued_requests: int | None = Field(default=None, ge=1)
     reject: bool = False
-    patience: int | None = Field(default=None, ge=1)
+    max_paused_steps: int | None = Field(default=None, ge=1)
 
 
 class WaitingQueue:
@@ -108,7 +116,10 @@ class WaitingQueue:
             arrived_s = now_s if self._in_steps else request.arrival
             if self._too_long(request):
                 self.rejected.append((request, TOO_LONG))
-            elif self._admission.queue is not None and len(self._queued) >= self._admission.queue + free:
+            elif (
+                self._admission.max_queued_requests is not None
+                and len(self._queued) >= self._admission.max_queued_requests + free
+            ):
                 self.rejected.append((request, FULL))
             else:
                 heappush(self._queued, (self._due_s(request, arrived_s), next(self._number), request, arrived_s))
@@ -136,7 +147,7 @@ class WaitingQueue:
         work_s = (
             self._cost.compute.prefill_s(request.input_tokens) + request.output_tokens * self._cost.compute.linear_s()
         )
-        return arrived_s + self._admission.aging * work_s
+        return arrived_s + self._admission.aging_factor * work_s
 
     def take(self) -> tuple[Request, float]:
         """Pop the next request and its arrival time, seconds."""

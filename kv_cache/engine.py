@@ -189,7 +189,7 @@ class Engine:
         return [*self.sequences, *([self.prompt] if self.prompt else [])]
 
     def _free(self) -> int:
-        return self.admission.slots - len(self.sequences) - (self.prompt is not None)
+        return self.admission.max_batch_size - len(self.sequences) - (self.prompt is not None)
 
     def _arrive(self) -> None:
         self.queue.arrive(self.done.steps, self.now_s, self._free())
@@ -249,14 +249,14 @@ class Engine:
 
     def _state(self) -> SchedulerState:
         """State for the policy: all sequences, or only those that have paused for `patience` steps."""
-        patience, among = self.admission.patience, self.sequences
+        patience, among = self.admission.max_paused_steps, self.sequences
         if patience:
             among = [each for each in among if each.paused >= patience] or among
         return SchedulerState(
             cost=self.cost,
             sequences=among,
             filling=self.prompt,
-            chunk=self.admission.chunk,
+            chunk=self.admission.prefill_chunk_tokens,
             slo_s=self.slo_s,
             now_s=self.now_s,
             step=self.done.steps,
@@ -281,7 +281,7 @@ class Engine:
         if self._free() and self.prompt is None:
             steps, until_s = self.queue.next_after(self.done.steps)
         left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
-        most = min(most, steps, self.admission.patience or math.inf, left)
+        most = min(most, steps, self.admission.max_paused_steps or math.inf, left)
         tokens, extra_s = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
         took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, extra_s=extra_s)
         ends_at = [held + took.size - 1 for held in tokens]

@@ -79,13 +79,13 @@ def _late(gaps: F64, slo_s: float) -> int:
     return late
 
 
-def tbt_attained_by_gaps(served: RunResult) -> float:
+def tbt_slo_attainment(served: RunResult) -> float:
     """Fraction of tokens in time by time between tokens, including pauses and prefills of other requests."""
     gaps = _gaps(served.sequences)
     return float((gaps <= served.slo_s).mean()) if gaps.size else 1.0
 
 
-def deadlines_met(served: RunResult) -> float:
+def deadline_attainment(served: RunResult) -> float:
     """Fraction of tokens available when a user reads them: token i is due i objectives after the first one."""
     met = total = 0
     for live in served.sequences:
@@ -96,14 +96,14 @@ def deadlines_met(served: RunResult) -> float:
     return met / max(1, total)
 
 
-def deadlines_met_of_all(served: RunResult) -> float:
-    """`deadlines_met`, with all tokens of rejected requests counted as late."""
+def deadline_attainment_incl_rejected(served: RunResult) -> float:
+    """`deadline_attainment`, with all tokens of rejected requests counted as late."""
     admitted = sum(each.num_output_tokens for each in served.sequences)
     lost = sum(each.output_tokens for each, _ in served.rejected)
-    return deadlines_met(served) * admitted / max(1, admitted + lost)
+    return deadline_attainment(served) * admitted / max(1, admitted + lost)
 
 
-def tpot_attained(served: RunResult, real: bool = False) -> float:
+def tpot_slo_attainment_step(served: RunResult, real: bool = False) -> float:
     """Fraction of requests whose mean step, or (`real`) mean time between tokens, is within the objective."""
     means = _tpot(served.sequences, real)
     return float((means <= served.slo_s).mean()) if means.size else 1.0
@@ -126,7 +126,7 @@ def _percentiles(values: F64) -> dict[str, float]:
 def summary(served: RunResult) -> dict[str, Any]:
     """All metrics of a run, in seconds, fractions and bytes.
 
-    `longest_wait_s` is the longest time in the queue, `longest_pause_s` the longest time between two tokens.
+    `max_queue_wait_s` is the longest time in the queue, `max_token_gap_s` the longest time between two tokens.
     `path_bytes` has the bytes of the KV cache over the link to the host and read in drives.
     """
     live = served.sequences
@@ -138,23 +138,23 @@ def summary(served: RunResult) -> dict[str, Any]:
         "requests": len(live),
         "steps": served.steps,
         "rejected": len(served.rejected),
-        "reasons": dict(Counter(reason for _, reason in served.rejected)),
+        "reject_reasons": dict(Counter(reason for _, reason in served.rejected)),
         "tokens": tokens,
         "slo_s": served.slo_s,
-        "tbt_attained": attained(served),
-        "tbt_attained_with_deposit": attained(served, deposit=True),
-        "tbt_attained_by_gaps": tbt_attained_by_gaps(served),
-        "tpot_attained": tpot_attained(served),
-        "tpot_attained_by_gaps": tpot_attained(served, real=True),
-        "deadlines_met": deadlines_met(served),
-        "deadlines_met_of_all": deadlines_met_of_all(served),
+        "tbt_slo_attainment_step": attained(served),
+        "tbt_slo_attainment_buffered": attained(served, deposit=True),
+        "tbt_slo_attainment": tbt_slo_attainment(served),
+        "tpot_slo_attainment_step": tpot_slo_attainment_step(served),
+        "tpot_slo_attainment": tpot_slo_attainment_step(served, real=True),
+        "deadline_attainment": deadline_attainment(served),
+        "deadline_attainment_incl_rejected": deadline_attainment_incl_rejected(served),
         "step_s": _percentiles(steps),
         "tbt_s": _percentiles(_gaps(live)),
         "step_tpot_s": _percentiles(_tpot(live, False)),
         "tpot_s": _percentiles(_tpot(live, True)),
         "ttft_s": _percentiles(first),
-        "longest_wait_s": max((each.entered_s - each.arrived_s for each in live), default=0.0),
-        "longest_pause_s": float(_gaps(live).max(initial=0.0)),
+        "max_queue_wait_s": max((each.entered_s - each.arrived_s for each in live), default=0.0),
+        "max_token_gap_s": float(_gaps(live).max(initial=0.0)),
         "end_to_end_s": float(whole.mean()) if live else 0.0,
         "requests_per_min": 60 * len(live) / span_s,
         "tokens_per_s": tokens / span_s,

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_spec import Command, Completion, DriveSpec, Status
 
 
@@ -17,7 +17,7 @@ class MortalDevice:
     """
 
     def __init__(self, spec: DriveSpec, name: str, left: int = 1 << 30, status: Status = Status.PATH_LOST) -> None:
-        self.device, self.name, self.spec = InProcessDevice(spec), name, spec
+        self.device, self.name, self.spec = InProcessDrive(spec), name, spec
         self.max_bytes = self.device.max_bytes
         self.left, self.status, self.applies, self.faults = left, status, False, 1 << 30
 

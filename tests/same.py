@@ -25,11 +25,13 @@ from typing import Annotated, Any
 
 import typer
 
+from vcsd_cli.renamed import COMMANDS, OPTIONS
+
 ROOT = Path(__file__).parents[1]
 EMULATOR = re.compile(r"wall|rss|realtime")  # keys of figures that are the machine's, not the drive's
 METHODS = (
     *(("--method", method) for method in ("dense", "sparf", "sparq")),
-    *(("--method", method, "--layout", "4") for method in ("spending", "paged")),
+    *(("--method", method, "--layout", "int4") for method in ("spending", "paged")),
 )
 TRANSPORTS = ("inproc", "process", "fuse", "window:{folder}/window")
 BENCHES = (
@@ -51,12 +53,13 @@ DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
-from csd_firmware import InProcessDevice
+import csd_firmware
 from csd_spec import Flush, KvAppend, KvCrop, KvRead, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+InProcessDrive = getattr(csd_firmware, "InProcessDrive", None) or csd_firmware.InProcessDevice  # its old name
 folder, generator = Path(sys.argv[2]), np.random.default_rng(0)
 if sys.argv[1] == "write":
-    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder)
+    device = InProcessDrive(INSTCSD_ZYNQ7045_8CH, folder)
     for bits in (16, 4):
         seqs = tuple(device.submit(SeqCreate(2, 2, 2, 64, 1024, bits), 0).result().data[0].tolist())
         for layer in range(2):
@@ -65,7 +68,7 @@ if sys.argv[1] == "write":
             device.submit(KvCrop(seqs, layer, np.array([700, 600])), 0).result()
     device.submit(Flush(), 0).result()
 else:
-    device = InProcessDevice.reopen(folder)
+    device = InProcessDrive.reopen(folder)
 for layer in range(2):
     for seq in sorted(device.firmware.ftl.sequences):
         done = device.submit(KvRead((seq,), layer), 0).result()
@@ -113,10 +116,21 @@ class Tree:
         code, out, errors, cpu_s = json.loads(line) if line else (-1, "", "the process ended", 0.0)
         return code, out, errors, cpu_s
 
-    def has(self, option: str, command: Sequence[str]) -> bool:
-        """Whether a command has an option."""
-        self.begin([*command, "--help"])
-        return option in self.answer()[1]
+    def names(self, words: Sequence[str]) -> list[str]:
+        """A command in the names that this tree has: current ones, or those before release 0.2.0."""
+        if (self.folder / "vcsd_cli" / "renamed.py").exists():
+            return list(words)
+        group, name = words[:2]
+        old = {new: each for each, new in COMMANDS.get(group, {}).items()}
+        head = [group, old[name]] if name in old else list(words[: 1 if group == "run" else 2])
+        self.begin([*head, "--help"])
+        known = set(re.findall(r"--[a-z-]+", self.answer()[1]))
+        found = list[str]()
+        for word in words[len(head) :]:
+            names = [word, *(each for each, new in OPTIONS.items() if new == word)]
+            if not word.startswith("--") or (has := next((each for each in names if each in known), "")):
+                found.append(has if word.startswith("--") else word)
+        return [*head, *found]
 
     def close(self) -> None:
         self._worker.kill()
@@ -173,9 +187,7 @@ def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path, within:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         mine = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
-        if "--simulate-all-layers" in mine and not tree.has("--simulate-all-layers", mine[:2]):
-            mine.remove("--simulate-all-layers")  # it always took them all
-        tree.begin([*mine, "-o", "json"])
+        tree.begin([*tree.names(mine), "-o", "json"])
     answers = [old.answer(), new.answer()]
     for which, (code, _, errors, _) in zip(("before", "now"), answers, strict=True):
         if code:

@@ -37,7 +37,11 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "bloom": lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4)),
 }
 METHODS = "dense", "sparf", "ours"
-LIMITS = vcsd.TierLimits if "TierLimits" in vcsd.__all__ else vcsd.Tiers  # older revisions call it so
+LIMITS = vcsd.TierLimits if "TierLimits" in vcsd.__all__ else vcsd.Tiers  # older revisions have other names
+if "DriveSetConfig" in vcsd.__all__:
+    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSetConfig, vcsd.ServingConfig, "method", "max_batch_size"
+else:
+    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSet, vcsd.Serving, "attention", "slots"
 POLICIES = "ours", "orbitflow", "tierkv"
 
 
@@ -56,7 +60,7 @@ def tokens_of(make: Callable[[], Any]) -> dict[str, Any]:
     attached: dict[str, Any] = {}
     served: dict[str, Any] = {}
     for method in METHODS:
-        with vcsd.attach(model, drives=2, attention=method):
+        with vcsd.attach(model, drives=2, **{METHOD: method}):
             out = model.generate(
                 ids, max_new_tokens=NEW_TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True
             )
@@ -64,8 +68,8 @@ def tokens_of(make: Callable[[], Any]) -> dict[str, Any]:
         attached[method] = {"tokens": out.sequences.tolist(), "logits": hashlib.sha256(logits).hexdigest()}
     for policy in POLICIES:
         tiers = LIMITS(device=1 << 20, host=4 << 20)
-        setting = vcsd.Serving(policy=policy, tiers=tiers, drives=vcsd.DriveSet(count=2), slots=2, max_tokens=256)
-        with vcsd.serve(model, setting, background=False) as server:
+        serving = SERVING(policy=policy, tiers=tiers, drives=DRIVES(count=2), max_tokens=256, **{BATCH: 2})
+        with vcsd.serve(model, serving, background=False) as server:
             streams = [server.submit(row.tolist(), max_new_tokens=NEW_TOKENS) for row in ids]
             served[policy] = [list(stream) for stream in streams]
     return {"attach": attached, "serve": served}

@@ -12,7 +12,7 @@ from csd_link.connect import connect, find_server
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
-from csd_spec import Attention, Compression, ModelShape
+from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from vcsd.transport import FACTORY
@@ -69,7 +69,10 @@ def kill(name):
 
 def decoder(devices, tokens=50, **options):
     """A driver with a sequence of `tokens` tokens, and a function that runs one decode step and returns its output."""
-    driver, generator = Driver(devices, SHAPE, Attention("sparf", Compression(4)), **options), np.random.default_rng(0)
+    driver, generator = (
+        Driver(devices, SHAPE, AttentionConfig("sparf", CompressionBudget(4)), **options),
+        np.random.default_rng(0),
+    )
 
     def half(*shape):
         return generator.standard_normal(shape).astype(np.float16)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_spec import SeqCreate, Status
 from tests.conftest import missing
 from vcsd.transport import open_drives
@@ -119,10 +119,10 @@ def test_hosts_outside_of_the_container_reach_its_drive(tmp_path):
     (nqn,) = yaml.safe_load(content)["hosts"]
     with served(*words):
         address = f"nvme+tcp://127.0.0.1:{port}?hostnqn="
-        with open_drives(DriveSet(transport=address + nqn)) as (drive,):
+        with open_drives(DriveSetConfig(transport=address + nqn)) as (drive,):
             done = drive.submit(SeqCreate(1, 1, 1, 64, 64), 0).result()
             assert done.status is Status.SUCCESS
-        with pytest.raises(OSError, match="host"), open_drives(DriveSet(transport=address + "nqn.other:1")):
+        with pytest.raises(OSError, match="host"), open_drives(DriveSetConfig(transport=address + "nqn.other:1")):
             pytest.fail("connected")
 
 

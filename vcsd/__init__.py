@@ -1,6 +1,6 @@
 """vcsd: attention inside emulated computational storage drives.
 
-with vcsd.attach(model, drives=2, attention="sparf", compression=8) as csd:
+with vcsd.attach(model, drives=2, method="sparf", compression=8) as csd:
     out = model.generate(**inputs, max_new_tokens=64)
     print(csd.report())
 
@@ -16,91 +16,115 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # isort: off
     from attention_engine import (
         METHODS as METHODS,
-        Method as Method,
-        Step as Step,
+        AttentionMethod as AttentionMethod,
+        DecodeStep as DecodeStep,
         load_methods as load_methods,
     )
-    from csd_link.driveset import DriveSet as DriveSet
+    from csd_link.driveset import DriveSetConfig as DriveSetConfig
     from csd_spec import (
         LAYOUTS as LAYOUTS,
-        Attention as Attention,
-        Budget as Budget,
-        Compression as Compression,
-        Device as Device,
-        DeviceError as DeviceError,
+        AttentionConfig as AttentionConfig,
+        SparsityBudget as SparsityBudget,
+        CompressionBudget as CompressionBudget,
+        Drive as Drive,
+        DriveError as DriveError,
         DriveSpec as DriveSpec,
-        Fixed as Fixed,
-        KvView as KvView,
-        Layout as Layout,
-        PageForm as PageForm,
+        FixedBudget as FixedBudget,
+        KvSlotView as KvSlotView,
+        KvLayout as KvLayout,
+        PageFormat as PageFormat,
         SparFParams as SparFParams,
         load_layouts as load_layouts,
         presets as presets,
     )
-    from host_driver.hf.shape import Unsupported as Unsupported
+    from host_driver.hf.shape import UnsupportedModelError as UnsupportedModelError
     from kv_cache.limits import TierLimits as TierLimits
-    from vcsd.attached import (
-        Attached as Attached,
-        Setting as Setting,
+    from vcsd.session import (
+        DriveSession as DriveSession,
+        AttachConfig as AttachConfig,
         attach as attach,
-        attached as attached,
+        attach_with as attach_with,
     )
     from vcsd.report import Report as Report
-    from vcsd.sampling import Sampling as Sampling
+    from vcsd.sampling import SamplingParams as SamplingParams
     from vcsd.server import (
-        Rejected as Rejected,
+        RequestRejectedError as RequestRejectedError,
         Server as Server,
-        Stream as Stream,
+        RequestHandle as RequestHandle,
     )
     from vcsd.serving import (
-        Serving as Serving,
+        ServingConfig as ServingConfig,
         serve as serve,
     )
     from vcsd.tiered import (
-        Tiered as Tiered,
+        TierSession as TierSession,
         TierReport as TierReport,
-        TierSetting as TierSetting,
+        TierConfig as TierConfig,
     )
 
 _PLACES = {
-    "vcsd.attached": ("Attached", "Setting", "attach", "attached"),
+    "vcsd.session": ("DriveSession", "AttachConfig", "attach", "attach_with"),
     "vcsd.report": ("Report",),
-    "vcsd.tiered": ("TierReport", "TierSetting", "Tiered"),
-    "vcsd.serving": ("Serving", "serve"),
-    "vcsd.server": ("Rejected", "Server", "Stream"),
-    "vcsd.sampling": ("Sampling",),
+    "vcsd.tiered": ("TierReport", "TierConfig", "TierSession"),
+    "vcsd.serving": ("ServingConfig", "serve"),
+    "vcsd.server": ("RequestRejectedError", "Server", "RequestHandle"),
+    "vcsd.sampling": ("SamplingParams",),
     "kv_cache.limits": ("TierLimits",),
-    "host_driver.hf.shape": ("Unsupported",),
-    "csd_link.driveset": ("DriveSet",),
+    "host_driver.hf.shape": ("UnsupportedModelError",),
+    "csd_link.driveset": ("DriveSetConfig",),
     "csd_spec": (
-        "Attention",
-        "Budget",
-        "Compression",
-        "Device",
-        "DeviceError",
+        "AttentionConfig",
+        "SparsityBudget",
+        "CompressionBudget",
+        "Drive",
+        "DriveError",
         "DriveSpec",
-        "Fixed",
+        "FixedBudget",
         "LAYOUTS",
-        "Layout",
-        "KvView",
-        "PageForm",
+        "KvLayout",
+        "KvSlotView",
+        "PageFormat",
         "SparFParams",
         "load_layouts",
         "presets",
     ),
-    "attention_engine": ("METHODS", "Method", "Step", "load_methods"),
+    "attention_engine": ("METHODS", "AttentionMethod", "DecodeStep", "load_methods"),
 }
-_OLD = {"Tiers": "TierLimits"}  # deprecated names, removed in the next release
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
+_OLD = {  # see csd_spec.renamed
+    "Attached": "DriveSession",
+    "Attention": "AttentionConfig",
+    "Budget": "SparsityBudget",
+    "Compression": "CompressionBudget",
+    "Device": "Drive",
+    "DeviceError": "DriveError",
+    "DriveSet": "DriveSetConfig",
+    "Fixed": "FixedBudget",
+    "KvView": "KvSlotView",
+    "Layout": "KvLayout",
+    "Method": "AttentionMethod",
+    "PageForm": "PageFormat",
+    "Rejected": "RequestRejectedError",
+    "Sampling": "SamplingParams",
+    "Serving": "ServingConfig",
+    "Setting": "AttachConfig",
+    "Step": "DecodeStep",
+    "Stream": "RequestHandle",
+    "TierSetting": "TierConfig",
+    "Tiered": "TierSession",
+    "Tiers": "TierLimits",
+    "Unsupported": "UnsupportedModelError",
+    "attached": "attach_with",
+}
 
-__all__ = ["Attached", "attach", *(name for name in _PLACE if name not in ("Attached", "attach"))]
+__all__ = ["DriveSession", "attach", *(name for name in _PLACE if name not in ("DriveSession", "attach"))]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("vcsd")
     if name in _OLD:
-        import_module("warnings").warn(f"vcsd.{name} is now vcsd.{_OLD[name]}", DeprecationWarning, stacklevel=2)
+        import_module("csd_spec.renamed").warn_renamed(f"vcsd.{name}", f"vcsd.{_OLD[name]}")
         name = _OLD[name]
     if name not in _PLACE:
         raise AttributeError(f"module 'vcsd' has no attribute {name!r}")

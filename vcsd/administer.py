@@ -10,14 +10,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.folder import FolderLock
 from csd_link.connect import connect, find_server
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_link.run_dir import window_path
 from csd_link.served_drive import ADMIN, DEFAULT
 from csd_link.wire import ENTRY, PARAMETERS, WireError, WireRequest, decode
-from csd_spec import Device, DeviceError, DriveSpec, Flush, GetLog, LogPage, Status
+from csd_spec import Drive, DriveError, DriveSpec, Flush, GetLog, LogPage, Status
 from host_driver.prefixes.manifest import read_manifests
 
 
@@ -35,13 +35,13 @@ def folder_of(drive: str, created: Created) -> Path:
 
 
 @contextmanager
-def opened(drive: str, created: Created) -> Iterator[Device]:
+def opened(drive: str, created: Created) -> Iterator[Drive]:
     """Open a served drive through its admin window, or a private copy of an offline drive, which is not changed."""
     if find_server(drive):
         with closing(admin_window(drive)) as window:
             yield window
     else:
-        with closing(InProcessDevice.reopen(folder_of(drive, created), private=True)) as device:
+        with closing(InProcessDrive.reopen(folder_of(drive, created), private=True)) as device:
             yield device
 
 
@@ -56,13 +56,13 @@ def copy_drive(source: Path, target: Path) -> int:
     """
     if target.resolve().is_relative_to(source.resolve()):
         raise ValueError(f"{target}: must be outside of {source}")
-    with closing(FolderLock(source, shared=True)), closing(InProcessDevice.reopen(source, private=True)) as device:
+    with closing(FolderLock(source, shared=True)), closing(InProcessDrive.reopen(source, private=True)) as device:
         return device.snapshot(target)
 
 
 def size_namespace(folder: Path, nbytes: int) -> None:
     """Set the size of a drive's block namespace, in whole pages; raises ValueError if it is out of range."""
-    with closing(InProcessDevice.reopen(folder)) as device:
+    with closing(InProcessDrive.reopen(folder)) as device:
         geometry, blocks = device.spec.geometry, device.firmware.ftl.blocks
         pages = nbytes // geometry.page_bytes
         if not blocks.pages <= pages <= geometry.pages // 2:
@@ -71,7 +71,7 @@ def size_namespace(folder: Path, nbytes: int) -> None:
         blocks.resize(pages)
         done = device.submit(Flush(), 0).result()
         if done.status is not Status.SUCCESS:
-            raise DeviceError(device.name, done.status, done.reason)
+            raise DriveError(device.name, done.status, done.reason)
 
 
 def delete_drive(folder: Path) -> None:
@@ -80,7 +80,7 @@ def delete_drive(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def admin_window(drive: str) -> WindowDevice:
+def admin_window(drive: str) -> WindowDrive:
     """Connect to the admin window of a served drive."""
     return connect(window_path(drive, ADMIN))
 
@@ -101,15 +101,15 @@ def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[d
     folder = folder_of(drive, created)
     if tenant != DEFAULT:
         raise ValueError(f"drive {drive} is not served: only tenant {DEFAULT} can be read, vcsd serve gives the others")
-    with closing(InProcessDevice.reopen(folder, private=True)) as device:
+    with closing(InProcessDrive.reopen(folder, private=True)) as device:
         return read_manifests(device)
 
 
-def read_log(device: Device, page: LogPage) -> dict[str, Any]:
+def read_log(device: Drive, page: LogPage) -> dict[str, Any]:
     """Read a log page."""
     done = device.submit(GetLog(page), 0).result()
     if done.status is not Status.SUCCESS:
-        raise DeviceError(device.name, done.status, done.reason)
+        raise DriveError(device.name, done.status, done.reason)
     values: dict[str, Any] = json.loads(bytes(done.data[0]))
     return values
 

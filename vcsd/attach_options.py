@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypedDict
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.replication import Redundancy
-from csd_spec import Attention, Budget, Device, DriveSpec
-from csd_spec.attention import Storage
+from csd_spec import AttentionConfig, Drive, DriveSpec, SparsityBudget
+from csd_spec.attention import KvDtype
 from csd_spec.layouts import load_layouts, name_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Convention
+from csd_spec.sparf import BudgetConvention
 from kv_cache.limits import TierLimits
 from vcsd.transport import fleet_or_count
 
-IN_STORAGE = "in-storage"
+IN_STORAGE, METHOD = "in-storage", "sparf"  # defaults of policy and method
+
+
+OLD_OPTIONS = {
+    "attention": "method",
+    "convention": "budget_convention",
+    "flush_every": "flush_interval_steps",
+    "keep": "data_dir",
+    "layouts": "layouts_file",
+    "methods": "methods_file",
+    "mini_batches": "micro_batches",
+    "residency": "policy",
+    "restart": "restart_drives",
+    "storage": "kv_dtype",
+}
+"""New names of options by old ones, see `csd_spec.renamed`."""
 
 
 class DriveOptions(TypedDict, total=False):
@@ -28,16 +42,16 @@ class DriveOptions(TypedDict, total=False):
         spec: Description of each created drive.
         transport: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). All but
             `inproc` drives may be lost and return; KV data that is not flushed is kept in host memory until then.
-        restart: Whether a drive process is restarted when it dies.
-        keep: Folder for the files of created drives, one subfolder each; they outlive the process.
-        flush_every: Decode steps between flushes; 0: never (all KV data of drives that can be lost stays in host
-            memory).
-        mini_batches: Micro-batches of a decode step, so that model and drives overlap; default: 2 for a GPU, else 1.
-        compression, convention: See `csd_spec.Compression`; default: 8 and paper.
+        restart_drives: Whether a drive process is restarted when it dies.
+        data_dir: Folder for the files of created drives, one subfolder each; they outlive the process.
+        flush_interval_steps: Decode steps between flushes; 0: never (all KV data of drives that can be lost then
+            stays in host memory).
+        micro_batches: Micro-batches of a decode step, so that model and drives overlap; default: 2 for a GPU, else 1.
+        compression, budget_convention: See `csd_spec.CompressionBudget`; default: 8 and paper.
         budget: Replaces both.
         layout: Name of the KV layout in drives (docs/layouts.md); default: the method's own, or fp16.
-        storage: Stored data type, `fp16`, `bf16` or, in layout fp16, `fp8`; default: the model's (docs/models.md).
-        methods, layouts: Python files with custom methods or layouts, for created drives.
+        kv_dtype: Stored data type, `fp16`, `bf16` or, in layout fp16, `fp8`; default: the model's (docs/models.md).
+        methods_file, layouts_file: Python files with custom methods or layouts, for created drives.
         redundancy: Protection against lost drives (docs/fleet.md): `none`; `mirror`, KV heads are stored on two drives;
             `recompute`, they are recomputed from the tokens.
         spares: Number of spare drives, which replace lost ones.
@@ -47,17 +61,17 @@ class DriveOptions(TypedDict, total=False):
 
     spec: DriveSpec
     transport: str
-    restart: bool
-    keep: Path | None
-    flush_every: int
-    mini_batches: int | None
+    restart_drives: bool
+    data_dir: Path | None
+    flush_interval_steps: int
+    micro_batches: int | None
     compression: float | None
-    convention: Convention | None
-    budget: Budget | None
+    budget_convention: BudgetConvention | None
+    budget: SparsityBudget | None
     layout: str | None
-    storage: Storage | None
-    methods: Path | None
-    layouts: Path | None
+    kv_dtype: KvDtype | None
+    methods_file: Path | None
+    layouts_file: Path | None
     redundancy: Redundancy
     spares: int
     network: str | None
@@ -68,17 +82,17 @@ _WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Pa
 _OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, type, and its description
     "spec": (INSTCSD_ZYNQ7045_8CH, DriveSpec, "a DriveSpec"),
     "transport": ("inproc", str, "text"),
-    "restart": (True, bool, "True or False"),
-    "keep": (None, *_PATH),
-    "flush_every": (0, *_WHOLE),
-    "mini_batches": (None, Integral | None, "a whole number"),
+    "restart_drives": (True, bool, "True or False"),
+    "data_dir": (None, *_PATH),
+    "flush_interval_steps": (0, *_WHOLE),
+    "micro_batches": (None, Integral | None, "a whole number"),
     "compression": (None, Real | None, "a number"),
-    "convention": (None, *_TEXT),
-    "budget": (None, object, "a Compression, a Fixed or another Budget"),
+    "budget_convention": (None, *_TEXT),
+    "budget": (None, object, "a CompressionBudget, a FixedBudget or another SparsityBudget"),
     "layout": (None, str | Integral | None, "text"),
-    "storage": (None, *_TEXT),
-    "methods": (None, *_PATH),
-    "layouts": (None, *_PATH),
+    "kv_dtype": (None, *_TEXT),
+    "methods_file": (None, *_PATH),
+    "layouts_file": (None, *_PATH),
     "redundancy": ("none", str, "text"),
     "spares": (0, *_WHOLE),
     "network": (None, *_TEXT),
@@ -93,7 +107,7 @@ def _check_kind(name: str, value: Any, kind: Any, words: str) -> None:
         raise ValueError(f"{name} = {value!r}: must be {words}")
 
 
-def checked(drives: Any, attention: Any, options: dict[str, Any]) -> dict[str, Any]:
+def checked(drives: Any, method: Any, options: dict[str, Any]) -> dict[str, Any]:
     """All options by name, including defaults.
 
     Raises:
@@ -102,14 +116,14 @@ def checked(drives: Any, attention: Any, options: dict[str, Any]) -> dict[str, A
     """
     check_known(options)
     _check_kind("drives", drives, *_DRIVES)
-    _check_kind("attention", attention, str, "text")
+    _check_kind("method", method, str, "text")
     given = {name: options.get(name, default) for name, (default, _, _) in _OPTIONS.items()}
     for name, (_, kind, words) in _OPTIONS.items():
         _check_kind(name, given[name], kind, words)
     budget = given["budget"]
     if budget is not None and not callable(getattr(budget, "at", None)):
         raise ValueError(f"budget = {budget!r}: must be {_OPTIONS['budget'][2]}")
-    return {**given, "drives": drives, "attention": attention}
+    return {**given, "drives": drives, "method": method}
 
 
 def check_known(options: dict[str, Any]) -> None:
@@ -119,16 +133,16 @@ def check_known(options: dict[str, Any]) -> None:
             raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
 
 
-def attention_of(given: dict[str, Any]) -> Attention:
+def attention_of(given: dict[str, Any]) -> AttentionConfig:
     """Method, budget and layout of the options."""
-    load_layouts(given["layouts"])
+    load_layouts(given["layouts_file"])
     layout, code = given["layout"], given["embedding_bits"]
     given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
-    names = "attention", "compression", "convention", "budget", "layout", "storage"
-    return Attention.named(*(given[name] for name in names))
+    names = "method", "compression", "budget_convention", "budget", "layout", "kv_dtype"
+    return AttentionConfig.named(*(given[name] for name in names))
 
 
-def drives_of(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
+def drives_of(given: dict[str, Any]) -> DriveSetConfig | Sequence[Drive]:
     """Drives to create, served drives, or the caller's devices."""
     drives = given["drives"]
     if isinstance(drives, Sequence) and not isinstance(drives, str):
@@ -136,30 +150,18 @@ def drives_of(given: dict[str, Any]) -> DriveSet | Sequence[Device]:
             raise ValueError(f"spares = {given['spares']}: only with created or served drives, not with devices")
         return drives
     count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
-    names = "spec", "keep", "restart", "methods", "layouts", "spares"
-    return DriveSet(count=count, transport=transport, **{name: given[name] for name in names})
+    names = "spec", "data_dir", "restart_drives", "methods_file", "layouts_file", "spares"
+    return DriveSetConfig(count=count, transport=transport, **{name: given[name] for name in names})
 
 
-def renamed(policy: Any, residency: Any) -> Any:
-    """The policy under its current or deprecated name; raises ValueError if both are given."""
-    if residency is None:
-        return policy
-    if policy != IN_STORAGE:
-        raise ValueError(
-            f"residency = {residency!r} and policy = {policy!r}: two names of one option, give policy alone"
-        )
-    warnings.warn("residency is now policy", DeprecationWarning, stacklevel=3)
-    return residency
-
-
-def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, attention: Any, options: dict[str, Any]) -> None:
+def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, method: Any, options: dict[str, Any]) -> None:
     """Raise ValueError for drive options combined with tiers, or for tiers of another type."""
     check_known(options)
     if tiers is not None:
         _check_kind("tiers", tiers, TierLimits, "a TierLimits")
     if policy == IN_STORAGE:
         raise ValueError("tiers: drives hold the whole KV cache: with tiers set a policy, such as dual-blade or auto")
-    given = {"drives": (drives, 1), "attention": (attention, "sparf")}
+    given = {"drives": (drives, 1), "method": (method, METHOD)}
     for name, (value, default) in (given | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
         if value != default:
             raise ValueError(f"{name} is a drive option, and policy = {policy!r} attends on the device: remove one")

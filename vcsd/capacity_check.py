@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 
 from csd_io.cgroup import available_bytes, cgroup_of
-from csd_link.driveset import DriveSet
-from csd_spec import Attention, DriveSpec, ModelShape
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig, DriveSpec, ModelShape
 from ftl import maps_of
 from ftl.flash.spare import SPARE
 
@@ -17,7 +17,7 @@ OURS = ("inproc", "process", "fuse")  # transports whose drives are created for 
 MIB = 1 << 20
 
 
-def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, tokens: int) -> int:
+def flash_bytes(spec: DriveSpec, what: AttentionConfig, shape: ModelShape, rows: int, tokens: int) -> int:
     """Bytes of pages and spare areas that `rows` sequences of `tokens` tokens take in all drives together.
 
     With latent attention, where every drive stores all rows: in each drive.
@@ -29,7 +29,9 @@ def flash_bytes(spec: DriveSpec, what: Attention, shape: ModelShape, rows: int, 
     return rows * shape.layers * shape.kv_heads * pages * (page_bytes + SPARE.itemsize)
 
 
-def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int, tokens: int, copies: int = 1) -> None:
+def check_drives(
+    drives: DriveSetConfig, what: AttentionConfig, shape: ModelShape, rows: int, tokens: int, copies: int = 1
+) -> None:
     """Raise ValueError if drives created for a run do not fit in memory or on their disk.
 
     Args:
@@ -47,13 +49,13 @@ def check_drives(drives: DriveSet, what: Attention, shape: ModelShape, rows: int
         _check(
             needed, _of(rows, tokens), "in drives in memory", "--data-dir FOLDER --medium direct leaves them in files"
         )
-    if drives.keep:
-        path = next(path for path in (drives.keep, *drives.keep.absolute().parents) if path.exists())
+    if drives.data_dir:
+        path = next(path for path in (drives.data_dir, *drives.data_dir.absolute().parents) if path.exists())
         free = shutil.disk_usage(path).free
         if needed > free:
             raise ValueError(
-                f"{_of(rows, tokens)} take {_mib(needed)} on the disk of {drives.keep}, and there are {_mib(free)}: "
-                f"free some, or name a folder on another disk (--data-dir)"
+                f"{_of(rows, tokens)} take {_mib(needed)} on the disk of {drives.data_dir}, and there are "
+                f"{_mib(free)}: free some, or name a folder on another disk (--data-dir)"
             )
 
 

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from csd_io.death import end_with_parent
 from csd_link.fleet_table import FleetTable
 from csd_link.host_end import DriveLostError
-from csd_spec import DeviceError, LogPage
+from csd_spec import DriveError, LogPage
 from vcsd.administer import admin_window, read_log
 
 Logs = dict[LogPage, dict[str, Any]]
@@ -87,7 +87,7 @@ def read_logs(drive: str) -> Logs | None:
     try:
         with closing(admin_window(drive)) as device:
             return {page: read_log(device, page) for page in PAGES}
-    except (DriveLostError, OSError, DeviceError):
+    except (DriveLostError, OSError, DriveError):
         return None
 
 

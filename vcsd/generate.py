@@ -15,10 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec import ModelShape
 from host_driver.first_steps import FirstSteps
-from vcsd.attached import Attached
 from vcsd.loading import continuation
 from vcsd.progress import note
 from vcsd.redundancy_cost import Estimate
+from vcsd.session import DriveSession
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
 OnToken = Callable[[torch.Tensor], None]  # called with each step's new token ids, (B,)
@@ -27,7 +27,7 @@ OnToken = Callable[[torch.Tensor], None]  # called with each step's new token id
 class Attachable(Protocol):
     """Configuration of a place for the KV cache: drives or tiers."""
 
-    def attached(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
+    def attach(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
         """Attach a model; the context's value has a `report()`."""
         ...
 
@@ -58,7 +58,7 @@ class ReferenceMatch:
 
     tokens_equal: bool
     max_abs_logit_diff: float
-    top1_rate: float
+    top1_match_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ def continue_text(
 ) -> Continuation:
     """Decode greedily in drives or tiers; `recorder` is filled if there are drives."""
     began, estimate = time.perf_counter(), None
-    with setting.attached(model) as elsewhere:
-        if isinstance(elsewhere, Attached):
+    with setting.attach(model) as elsewhere:
+        if isinstance(elsewhere, DriveSession):
             elsewhere.driver.recorder = recorder
             rows, prompt_tokens = inputs["input_ids"].shape
             estimate = elsewhere.redundancy_estimate(rows, prompt_tokens + new_tokens - 1, new_tokens - 1)
-            if elsewhere.setting.redundancy != "none":
+            if elsewhere.config.redundancy != "none":
                 note(str(estimate))
         tokens, logits = generate(model, inputs, new_tokens, on_token)
         report = elsewhere.report()
@@ -123,12 +123,12 @@ def agreement(
     expected, wanted = generate(model, inputs, new_tokens, on_token)
     equal, logits = torch.equal(done.rows, expected), done.logits
     if not equal:
-        with setting.without_data_dir() as again, again.attached(model):
+        with setting.without_data_dir() as again, again.attach(model):
             logits = _force(model, inputs, expected)
     return ReferenceMatch(
         tokens_equal=equal,
         max_abs_logit_diff=float((logits - wanted).abs().max()),
-        top1_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
+        top1_match_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
     )
 
 

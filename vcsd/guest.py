@@ -17,9 +17,9 @@ import csd_io
 import csd_link
 import csd_spec
 import host_driver
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.connect import open_window
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.medium import MappedMedium
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
@@ -59,7 +59,7 @@ class GuestDecodeTest:
         console: File for the console output.
     """
 
-    drives: DriveSet
+    drives: DriveSetConfig
     prompt: int
     tokens: int
     module: Path | None = None
@@ -143,7 +143,7 @@ def in_process(run: GuestDecodeTest, max_bytes: int) -> dict[str, Any]:
     """The same decode on drives in this process, with the guest's maximum command size."""
     with open_drives(run.drives) as devices:
         for device in devices:
-            assert isinstance(device, InProcessDevice)
+            assert isinstance(device, InProcessDrive)
             device.max_bytes = max_bytes
         driver = Driver(devices, SHIPPED_SHAPE)
         expected = random_decode(driver, run.prompt, run.tokens)
@@ -163,7 +163,7 @@ def _passthrough_result(found: dict[str, Any] | None, layers: Layers, left_bytes
     }
 
 
-def _firmware(drives: DriveSet, backing: Path, at: int, folder: Path) -> Any:
+def _firmware(drives: DriveSetConfig, backing: Path, at: int, folder: Path) -> Any:
     """Serve the drives on the memory of the guest's device."""
     size = LAYOUT.blocks * BLOCK_BYTES
     names = [f"{folder.name}-{number}" for number in range(WAYS * drives.count)]

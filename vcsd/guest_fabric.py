@@ -18,7 +18,7 @@ import csd_link
 import csd_spec
 import host_driver
 from csd_link.medium import MappedMedium
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
@@ -160,7 +160,7 @@ def _place_drive(run: GuestDecodeTest, listen: Listen, name: str, path: Path | N
 
     hosted = run.drives.hosting_fields(run.drives.count)
     drive = ServedDrive(name=name, spec=run.drives.spec, path=path and path.absolute(), listen=listen, **hosted)
-    return ServerEndpoint(drive, partial(NvmeDevice, locate))
+    return ServerEndpoint(drive, partial(NvmeDrive, locate))
 
 
 def _program(name: str, package: str) -> Path:

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
 
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
-from csd_link.network import NetworkDevice, Port
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
+from csd_link.network import NetworkDrive, Port
 from csd_link.own_server import open_devices
-from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
+from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.spares import Spares
 from csd_link.transports import transport_of
-from csd_spec import Device
+from csd_spec import Drive
 from csd_spec.network import Network
 from host_driver.hf.replay import Replay
 from vcsd.transport import FACTORY, open_drives
@@ -24,19 +24,19 @@ DRAIN_LOOK_S = 30.0  # interval of polling for draining drives: a poll takes 0.5
 RECOVERY_S: dict[Redundancy, float] = {"mirror": 0, "recompute": 5.0}  # wait for a lost drive to return, seconds
 
 
-def _mirror_partner(drives: Sequence[Device], number: int) -> Device:
+def _mirror_partner(drives: Sequence[Drive], number: int) -> Drive:
     """The next drive on another machine, or the next one; it stores the same heads as drive `number`."""
     later = [*drives[number + 1 :], *drives[:number], drives[number]]
     node = getattr(drives[number], "node", None)
     return next((each for each in later if node and getattr(each, "node", None) != node), later[0])
 
 
-def _identity(device: Device) -> Device:
+def _identity(device: Drive) -> Drive:
     return device
 
 
 @contextmanager
-def _drain_watcher(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iterator[None]:
+def _drain_watcher(drives: DriveSetConfig, groups: Sequence[ReplicatedDrive]) -> Iterator[None]:
     """Move heads away from draining drives while the block runs."""
     ended, transport = Event(), transport_of(drives)
 
@@ -61,22 +61,22 @@ def _drain_watcher(drives: DriveSet, groups: Sequence[ReplicatedDevice]) -> Iter
 
 @contextmanager
 def open_redundant(
-    drives: DriveSet | Sequence[Device], redundancy: Redundancy, network: Network | None = None
-) -> Iterator[tuple[Sequence[Device], Replay | None]]:
+    drives: DriveSetConfig | Sequence[Drive], redundancy: Redundancy, network: Network | None = None
+) -> Iterator[tuple[Sequence[Drive], Replay | None]]:
     """Open drives, behind a simulated network if one is given, and tolerate their loss until the block ends.
 
     Yields:
         A device for each group of KV heads, and the log from which lost groups are recomputed (`recompute` only).
     """
     with ExitStack() as undo:
-        count = drives.count if isinstance(drives, DriveSet) else len(drives)
-        if isinstance(drives, DriveSet):
+        count = drives.count if isinstance(drives, DriveSetConfig) else len(drives)
+        if isinstance(drives, DriveSetConfig):
             recovery_s = RECOVERY_S.get(redundancy, drives.recovery_s)
             drives = replace(drives, recovery_s=recovery_s)
-            opened: Sequence[Device] = undo.enter_context(open_drives(drives))
+            opened: Sequence[Drive] = undo.enter_context(open_drives(drives))
         else:
             opened = drives
-        over = partial(NetworkDevice, port=Port(network)) if network else _identity
+        over = partial(NetworkDrive, port=Port(network)) if network else _identity
         opened = [over(device) for device in opened]
         if redundancy == "none":
             yield opened, None
@@ -84,25 +84,25 @@ def open_redundant(
         added = undo.enter_context(ExitStack())  # closed after the groups that use these drives
         active = opened[:count]
 
-        def more(known: Collection[str]) -> Device | None:
-            if not isinstance(drives, DriveSet) or not (connect := transport_of(drives).more(drives, known)):
+        def more(known: Collection[str]) -> Drive | None:
+            if not isinstance(drives, DriveSetConfig) or not (connect := transport_of(drives).more(drives, known)):
                 return None
             return over(added.enter_context(open_devices([connect], recovery_s))[0])
 
         spares = Spares(active, opened[count:], more)
         groups = [
-            ReplicatedDevice([device, _mirror_partner(active, number)][: COPIES[redundancy]], spares)
+            ReplicatedDrive([device, _mirror_partner(active, number)][: COPIES[redundancy]], spares)
             for number, device in enumerate(active)
         ]
         for group in groups:
             undo.callback(group.close)
-        if isinstance(drives, DriveSet) and transport_of(drives).draining(drives) is not None:
+        if isinstance(drives, DriveSetConfig) and transport_of(drives).draining(drives) is not None:
             undo.enter_context(_drain_watcher(drives, groups))
         if redundancy == "mirror":
             yield groups, None
             return
-        make = FACTORY.in_process(drives) if isinstance(drives, DriveSet) else None
+        make = FACTORY.in_process(drives) if isinstance(drives, DriveSetConfig) else None
         first = opened[0].spec
-        replay = Replay(groups, partial(make, None) if make else partial(InProcessDevice, first))
+        replay = Replay(groups, partial(make, None) if make else partial(InProcessDrive, first))
         with closing(replay):
             yield groups, replay

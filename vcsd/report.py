@@ -11,7 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from csd_link.replica import ReplicaError
-from csd_spec import DeviceError, LogPage
+from csd_spec import DriveError, LogPage
+from csd_spec.renamed import old_fields
 from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
@@ -25,6 +26,7 @@ _LEFT_OUT = {  # by key of a drive's log page of programs
 CONTEXTS = (4096, 32_768, 131_072)  # sequence lengths for which the KV fraction in drives is reported, tokens
 
 
+@old_fields(useful_byte_share="useful_read_fraction")
 @dataclass(frozen=True, slots=True)
 class Report:
     """Report of a run. Figures per decode step are means over the steps; times are simulated, ns."""
@@ -34,7 +36,7 @@ class Report:
     plain_offload_bytes_per_step: float
     pages_read: int
     pages_programmed: int
-    useful_byte_share: float | None  # of the bytes that crossed the flash channels; None if there were none
+    useful_read_fraction: float | None  # of the bytes that crossed the flash channels; None if there were none
     prefill_ns: int
     step_ns: float
     steady_step_ns: float | None  # mean of steps that did not wait for programs or the engine; None: no such step
@@ -71,7 +73,7 @@ class Report:
             plain_offload_bytes_per_step=total.plain_offload_bytes / steps,
             pages_read=traffic.flash.pages_read,
             pages_programmed=traffic.flash.pages_programmed,
-            useful_byte_share=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
+            useful_read_fraction=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
             prefill_ns=traffic.prefill_ns,
             step_ns=total.ns / steps,
             steady_step_ns=_mean(*(sum(each[k] for each in traffic.by_context.values()) for k in (3, 2))),
@@ -91,7 +93,7 @@ class Report:
                     "id": number,
                     "kv_heads": list(mine.kv_heads),
                     "q_heads": list(mine.q_heads),
-                    "modelled_busy_ns": busy,
+                    "simulated_busy_ns": busy,
                 }
                 for number, (mine, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
             ],
@@ -112,23 +114,23 @@ class Report:
         return {
             "link_bytes": {
                 "per_step": self.link_bytes_per_step,
-                "plain_offload_per_step": self.plain_offload_bytes_per_step,
+                "ssd_offload_baseline_per_step": self.plain_offload_bytes_per_step,
             },
             "flash": {
                 "pages_read": self.pages_read,
                 "pages_programmed": self.pages_programmed,
-                "useful_byte_share": self.useful_byte_share,
+                "useful_read_fraction": self.useful_read_fraction,
             },
-            "stored": {
+            "kv_layout": {
                 "layout": self.layout,
-                "bytes_per_token_and_layer": self.token_bytes,
-                "in_drives": self.copies,
+                "bytes_per_token_per_layer": self.token_bytes,
+                "drive_copies": self.copies,
             },
             "left_out": self.attended,
             "drives": self.drives,
             "losses": self.losses,
             "layers": self._layers(),
-            "modelled": {
+            "simulated_time": {
                 "step_ns": self.step_ns,
                 "steady_step_ns": self.steady_step_ns,
                 "by_context": self.by_context,
@@ -170,7 +172,7 @@ class Report:
             if self.attended.get(f"{key}_worst"):
                 mean, worst = self.attended[key], self.attended[f"{key}_worst"]
                 table.add_row(text, f"{mean:.2%}, worst row {worst:.1%}")
-        share = "nothing read" if self.useful_byte_share is None else f"{self.useful_byte_share:.1%}"
+        share = "nothing read" if self.useful_read_fraction is None else f"{self.useful_read_fraction:.1%}"
         table.add_row("useful share of the bytes fetched from flash", share)
         return table
 
@@ -195,7 +197,7 @@ class Report:
                 kind: [number for number, each in enumerate(self.placed.kinds) if each == kind]
                 for kind in sorted(set(self.placed.kinds) - {FULL})
             },
-            "kv_share_in_drives": {str(tokens): self.kv_share(tokens) for tokens in CONTEXTS},
+            "kv_fraction_in_drives": {str(tokens): self.kv_share(tokens) for tokens in CONTEXTS},
         }
 
     def _layer_table(self) -> Table:
@@ -225,7 +227,7 @@ class Report:
         table.add_column("modelled busy, ms", justify="right")
         for drive in self.drives:
             heads = [", ".join(map(str, drive[kind])) for kind in ("kv_heads", "q_heads")]
-            table.add_row(str(drive["id"]), *heads, f"{drive['modelled_busy_ns'] / 1e6:.2f}")
+            table.add_row(str(drive["id"]), *heads, f"{drive['simulated_busy_ns'] / 1e6:.2f}")
         return table
 
 
@@ -233,7 +235,7 @@ def method_statistics(driver: Driver) -> dict[str, float]:
     """Statistics of the driver's method from all drives that answer: means over rows, and the worst row."""
     method, programs = driver.attention.method, []
     for device in driver.devices:
-        with suppress(DeviceError, ReplicaError, OSError):
+        with suppress(DriveError, ReplicaError, OSError):
             programs.append(read_log(device, LogPage.PROGRAMS)["programs"])
     mine = [each for page in programs for each in page if each["name"] == method]
     rows = sum(each["rows"] for each in mine)

@@ -12,7 +12,7 @@ LEAST = 1e-4  # lowest temperature above 0; below it logits overflow, and the re
 
 
 @frozen_value
-class Sampling:
+class SamplingParams:
     """Sampling parameters. temperature 0: greedy. top_k 0: all tokens. The seed makes a request reproducible."""
 
     temperature: float = Field(default=0.0, ge=0, le=100)
@@ -24,7 +24,7 @@ class Sampling:
 class Sampler:
     """Samples the tokens of one request."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingParams) -> None:
         self._greedy = sampling.temperature == 0
         self._generator = torch.Generator().manual_seed(sampling.seed)
         self._warp = LogitsProcessorList()

@@ -9,40 +9,42 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
+from csd_spec.renamed import old_fields
 from host_driver.hf.rows import RowModel
 from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
 from vcsd.counters import ServerMetrics
-from vcsd.sampling import Sampler, Sampling
+from vcsd.sampling import Sampler, SamplingParams
 
 
-class Rejected(ValueError):
+class RequestRejectedError(ValueError):
     """A request that was not accepted; the message has the reason."""
 
 
-class Stream:
+@old_fields(ended="finish_reason", longest_idle="max_idle")
+class RequestHandle:
     """A request and its tokens. Iterate over it, in any thread, to get tokens as they are produced.
 
     Attributes:
         tokens: Tokens so far.
-        ended: Reason of its end: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty while
+        finish_reason: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty while it
             it is served.
         error: Exception of a failed request.
         idle: Iterations since its last token.
-        longest_idle: Maximum of `idle` so far.
+        max_idle: Maximum of `idle` so far.
     """
 
     def __init__(
-        self, server: Server, request: Request, prompt: Sequence[int], stop: Collection[int], sampling: Sampling
+        self, server: Server, request: Request, prompt: Sequence[int], stop: Collection[int], sampling: SamplingParams
     ) -> None:
         self._server, self.request, self.prompt, self.stop = server, request, list(prompt), frozenset(stop)
         self.tokens: list[int] = []
-        self.ended = ""
+        self.finish_reason = ""
         self.error: BaseException | None = None
         self.over = ""  # reason of its end, set before its resources are freed
         self.sampler = Sampler(sampling)
-        self.idle = self.longest_idle = 0
+        self.idle = self.max_idle = 0
         self.since_s = time.monotonic()  # arrival or last token
 
     @property
@@ -93,9 +95,9 @@ class Server:
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
         self.counters = ServerMetrics(rows.kv)
-        self.streams: dict[int, Stream] = {}
-        self._incoming: deque[Stream] = deque()
-        self._cancelled: deque[Stream] = deque()
+        self.handles: dict[int, RequestHandle] = {}
+        self._incoming: deque[RequestHandle] = deque()
+        self._cancelled: deque[RequestHandle] = deque()
         self._changed = threading.Condition()
         self._busy = threading.Lock()  # held during an iteration
         self._thread: threading.Thread | None = None
@@ -107,8 +109,8 @@ class Server:
         prompt: Sequence[int],
         max_new_tokens: int,
         stop: Collection[int] = (),
-        sampling: Sampling = Sampling(),
-    ) -> Stream:
+        sampling: SamplingParams = SamplingParams(),
+    ) -> RequestHandle:
         """Submit a request.
 
         Args:
@@ -129,39 +131,43 @@ class Server:
         with self._changed:
             self._count += 1
             request = Request(number=self._count, arrival=0.0, input_tokens=len(prompt), output_tokens=max_new_tokens)
-            stream = Stream(self, request, prompt, stop, sampling)
+            handle = RequestHandle(self, request, prompt, stop, sampling)
             try:
                 self._check(request)
-            except Rejected:
+            except RequestRejectedError:
                 self.counters.ended("rejected")
                 raise
-            self._incoming.append(stream)
+            self._incoming.append(handle)
             self._changed.notify_all()
-        return stream
+        return handle
 
     def _check(self, request: Request) -> None:
         """Raise Rejected if the server does not accept a request."""
         kv = self.kv
         if self._closed:
-            raise Rejected("the server is closed" + (f": {self._cause}" if self._cause else ""))
+            raise RequestRejectedError("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
-            raise Rejected(f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}")
+            raise RequestRejectedError(
+                f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}"
+            )
         room = kv.runner.machine.tiers["device"].limit_bytes
         if room is not None and request.tokens * kv.row_bytes > room:
-            raise Rejected(f"a layer's KV data at {request.tokens:,} tokens exceeds the device's {room:,} bytes")
+            raise RequestRejectedError(
+                f"a layer's KV data at {request.tokens:,} tokens exceeds the device's {room:,} bytes"
+            )
         try:
             self._engine.check(request)
         except ValueError as error:
-            raise Rejected(str(error)) from error
-        waiting = len(self._incoming) + sum(not stream.tokens for stream in self.streams.values())
+            raise RequestRejectedError(str(error)) from error
+        waiting = len(self._incoming) + sum(not handle.tokens for handle in self.handles.values())
         if waiting >= self.max_waiting:
-            raise Rejected(f"{waiting} requests wait already: try again later")
+            raise RequestRejectedError(f"{waiting} requests wait already: try again later")
 
-    def cancel(self, stream: Stream) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Cancel a request before the next iteration, or now if none is running."""
         with self._changed:
-            if not stream.ended:
-                self._cancelled.append(stream)
+            if not handle.finish_reason:
+                self._cancelled.append(handle)
                 self._changed.notify_all()
         if self._thread is None and self._busy.acquire(blocking=False):
             try:
@@ -169,11 +175,11 @@ class Server:
             finally:
                 self._busy.release()
 
-    def wait(self, stream: Stream, count: int) -> bool:
-        """Wait until a stream has more than `count` tokens; False if it ends before."""
+    def wait(self, handle: RequestHandle, count: int) -> bool:
+        """Wait until a request has more than `count` tokens; False if it ends before."""
 
         def there() -> bool:
-            return len(stream.tokens) > count or bool(stream.ended)
+            return len(handle.tokens) > count or bool(handle.finish_reason)
 
         while self._thread is None and not there():
             with self._busy:
@@ -181,7 +187,7 @@ class Server:
                     break
         with self._changed:
             self._changed.wait_for(there)
-        return len(stream.tokens) > count
+        return len(handle.tokens) > count
 
     def step(self) -> bool:
         """Run one iteration; False if there is no request."""
@@ -197,34 +203,36 @@ class Server:
             return False
         for number in output.preempted & self.kv.requests():
             self.kv.free(number)  # recomputed when it is scheduled again
-        made, took_s = list[Stream](), None
+        made, took_s = list[RequestHandle](), None
         prompts, decoding = self._split(output)
         ran: set[int] = set()
         try:
-            for stream, tokens, final in prompts:
-                if self._compute([stream], [tokens], output, made, final):
-                    ran.add(stream.number)
+            for handle, tokens, final in prompts:
+                if self._compute([handle], [tokens], output, made, final):
+                    ran.add(handle.number)
             began_s = time.monotonic()
-            if self._compute(decoding, [stream.tokens[-1:] for stream in decoding], output, made):
-                ran |= {stream.number for stream in decoding}
+            if self._compute(decoding, [handle.tokens[-1:] for handle in decoding], output, made):
+                ran |= {handle.number for handle in decoding}
             took_s = time.monotonic() - began_s if self._measured and decoding else None
         finally:  # also after an interruption
             self._engine.complete(output, ran, took_s, most=1)
             self._count_idle(made)
-            for stream in [each for each in made if each.over]:
-                self._finish_request(stream, stream.over)
+            for handle in [each for each in made if each.over]:
+                self._finish_request(handle, handle.over)
         return True
 
-    def _split(self, output: SchedulerOutput) -> tuple[list[tuple[Stream, list[int], bool]], list[Stream]]:
-        """Prompts with the tokens to compute now and whether these are the last, and streams that decode."""
-        prompts, decoding = [], list[Stream]()
+    def _split(
+        self, output: SchedulerOutput
+    ) -> tuple[list[tuple[RequestHandle, list[int], bool]], list[RequestHandle]]:
+        """Prompts with the tokens to compute now and whether these are the last, and requests that decode."""
+        prompts, decoding = [], list[RequestHandle]()
         for number, count in output.num_scheduled_tokens.items():
-            stream = self.streams[number]
-            known, stored = stream.prompt + stream.tokens, self.kv.tokens(number)
-            if stream.tokens and stored == len(known) - 1:
-                decoding.append(stream)
+            handle = self.handles[number]
+            known, stored = handle.prompt + handle.tokens, self.kv.tokens(number)
+            if handle.tokens and stored == len(known) - 1:
+                decoding.append(handle)
             else:
-                prompts.append((stream, known[stored : stored + count], stored + count >= len(known)))
+                prompts.append((handle, known[stored : stored + count], stored + count >= len(known)))
         return prompts, decoding
 
     def run(self) -> None:
@@ -245,8 +253,8 @@ class Server:
         if self._thread is not None:
             self._thread.join()
         with self._busy:
-            for stream in [*self._incoming, *self.streams.values()]:
-                self._end(stream, "cancelled")
+            for handle in [*self._incoming, *self.handles.values()]:
+                self._end(handle, "cancelled")
             self.kv.close()
 
     def _work(self) -> None:
@@ -258,37 +266,37 @@ class Server:
         except BaseException as error:  # an error of the policy or of the thread: fail all requests
             with self._changed:
                 self._closed, self._cause = True, error
-            for stream in [*self._incoming, *self.streams.values()]:
-                self._end(stream, "failed", error)
+            for handle in [*self._incoming, *self.handles.values()]:
+                self._end(handle, "failed", error)
 
     def _admit_and_cancel(self) -> None:
         """Admit queued requests and remove cancelled ones."""
         with self._changed:
             while self._incoming:
-                stream = self._incoming.popleft()
-                self.streams[stream.number] = stream
-                self._engine.add(stream.request)
+                handle = self._incoming.popleft()
+                self.handles[handle.number] = handle
+                self._engine.add(handle.request)
             cancelled, self._cancelled = self._cancelled, deque()
-        for stream in cancelled:
-            if not stream.ended:
-                self._finish_request(stream, "cancelled")
+        for handle in cancelled:
+            if not handle.finish_reason:
+                self._finish_request(handle, "cancelled")
 
     def _compute(
         self,
-        streams: list[Stream],
+        handles: list[RequestHandle],
         tokens: list[list[int]],
         output: SchedulerOutput,
-        made: list[Stream],
+        made: list[RequestHandle],
         final: bool = True,
     ) -> bool:
-        """Compute tokens of streams, and sample the next ones if these were the last of a prompt.
+        """Compute tokens of requests, and sample the next ones if these were the last of a prompt.
 
         Returns:
-            Whether they were computed. If not, the streams have failed.
+            Whether they were computed. If not, the requests have failed.
         """
-        if not streams:
+        if not handles:
             return False
-        given: dict[Hashable, list[int]] = {stream.number: each for stream, each in zip(streams, tokens, strict=True)}
+        given: dict[Hashable, list[int]] = {handle.number: each for handle, each in zip(handles, tokens, strict=True)}
 
         def homes(number: Any, layer: int) -> tuple[str, ...]:
             return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
@@ -297,50 +305,50 @@ class Server:
             self.kv.runner.memory["buffers"] = output.buffers
             logits = self._rows.forward(given, homes)
         except BaseException as error:  # other requests are not affected
-            for stream in streams:
-                self._finish_request(stream, "failed", error)
+            for handle in handles:
+                self._finish_request(handle, "failed", error)
             if not isinstance(error, Exception):
                 raise
             return False
-        for stream, row in zip(streams, logits if final else (), strict=final):
+        for handle, row in zip(handles, logits if final else (), strict=final):
             try:
-                self._emit(stream, stream.sampler.next(row, stream.prompt + stream.tokens))
-                made.append(stream)
+                self._emit(handle, handle.sampler.next(row, handle.prompt + handle.tokens))
+                made.append(handle)
             except Exception as error:
-                self._finish_request(stream, "failed", error)
+                self._finish_request(handle, "failed", error)
         return True
 
-    def _emit(self, stream: Stream, token: int) -> None:
+    def _emit(self, handle: RequestHandle, token: int) -> None:
         now_s = time.monotonic()
-        self.counters.token(now_s - stream.since_s, first=not stream.tokens)
+        self.counters.token(now_s - handle.since_s, first=not handle.tokens)
         with self._changed:
-            stream.since_s, stream.idle = now_s, 0
-            stream.tokens.append(token)
-            if token in stream.stop:
-                stream.over = "stop"
-            elif len(stream.tokens) == stream.request.output_tokens:
-                stream.over = "length"
+            handle.since_s, handle.idle = now_s, 0
+            handle.tokens.append(token)
+            if token in handle.stop:
+                handle.over = "stop"
+            elif len(handle.tokens) == handle.request.output_tokens:
+                handle.over = "length"
             self._changed.notify_all()
 
-    def _count_idle(self, made: list[Stream]) -> None:
-        for stream in self.streams.values():
-            if stream not in made:
-                stream.idle += 1
-                stream.longest_idle = max(stream.longest_idle, stream.idle)
-        longest = max((stream.longest_idle for stream in self.streams.values()), default=0)
-        self.counters.iteration(len(made), len(self.streams), longest)
+    def _count_idle(self, made: list[RequestHandle]) -> None:
+        for handle in self.handles.values():
+            if handle not in made:
+                handle.idle += 1
+                handle.max_idle = max(handle.max_idle, handle.idle)
+        longest = max((handle.max_idle for handle in self.handles.values()), default=0)
+        self.counters.iteration(len(made), len(self.handles), longest)
 
-    def _finish_request(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
+    def _finish_request(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:
         """Free all resources of a request and end it."""
-        self._engine.remove(stream.number)
-        self.kv.free(stream.number)
-        self._end(stream, how, error)
+        self._engine.remove(handle.number)
+        self.kv.free(handle.number)
+        self._end(handle, how, error)
 
-    def _end(self, stream: Stream, how: str, error: BaseException | None = None) -> None:
+    def _end(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:
         self.counters.ended(how)
         with self._changed:
-            self.streams.pop(stream.number, None)
-            stream.ended, stream.error = how, error
+            self.handles.pop(handle.number, None)
+            handle.finish_reason, handle.error = how, error
             self._changed.notify_all()
 
 

@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, cgroup_of
-from csd_link.driveset import DriveSet
-from csd_spec import Attention, Device, ModelShape
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig, Drive, ModelShape
+from csd_spec.renamed import old_fields
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement
@@ -41,21 +42,28 @@ PATIENCE = 64  # iterations after which a paused request is scheduled first
 _NUMBER = (int, "a whole number")
 _KINDS: dict[str, tuple[Any, str]] = {
     "tiers": (TierLimits, "a TierLimits"),
-    "drives": (DriveSet | list | tuple, "a whole number, a DriveSet, or devices"),
-    "attention": (Attention, "an Attention, or the name of one"),
-    "slots": _NUMBER,
-    "slice_tokens": _NUMBER,
+    "drives": (DriveSetConfig | list | tuple, "a whole number, a DriveSetConfig, or devices"),
+    "attention": (AttentionConfig, "an AttentionConfig, or the name of one"),
+    "max_batch_size": _NUMBER,
+    "time_slice_tokens": _NUMBER,
     "max_tokens": (int | None, "a whole number"),
-    "max_waiting": _NUMBER,
-    "chunk": _NUMBER,
+    "max_queued_requests": _NUMBER,
+    "prefill_chunk_tokens": _NUMBER,
     "cost": (ServingCost | None, "a ServingCost"),
     "slo_scale": (float | int, "a number"),
-    "measured": (bool, "True or False"),
+    "replan_on_drift": (bool, "True or False"),
 }
 
 
+@old_fields(
+    slots="max_batch_size",
+    slice_tokens="time_slice_tokens",
+    max_waiting="max_queued_requests",
+    chunk="prefill_chunk_tokens",
+    measured="replan_on_drift",
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServingConfig:
     """Configuration of `vcsd.serve`.
 
     Attributes:
@@ -63,34 +71,34 @@ class Serving:
         tiers: Limits of the KV cache by tier.
         drives: Drives for layers that are attended there; none if the policy does not use drives.
         attention: Method of the drives.
-        slots: Maximum number of requests that decode at once, for policies that place layers.
-        slice_tokens: Tokens per time slice, for time-slicing policies.
+        max_batch_size: Maximum number of requests that decode at once, for policies that place layers.
+        time_slice_tokens: Tokens per time slice, for time-slicing policies.
         max_tokens: Maximum length of a request, tokens; None: the model's context, at most 4096.
-        max_waiting: Maximum number of waiting requests; further ones are rejected.
-        chunk: Prompt tokens prefilled along with a decode step; 0: the whole prompt.
+        max_queued_requests: Maximum number of waiting requests; further ones are rejected.
+        prefill_chunk_tokens: Prompt tokens prefilled along with a decode step; 0: the whole prompt.
         cost: Cost model of the policy instead of an H100's; its device memory follows from the tiers.
         slo_scale: Objective, as a multiple of the step of the longest request that fits.
-        measured: Plan again if measured steps deviate from the cost model; decisions are then not reproducible.
+        replan_on_drift: Plan again if measured steps deviate from the cost model; decisions are then not reproducible.
     """
 
     policy: str | PolicyLike = "orbitflow"
     tiers: TierLimits = TierLimits()
-    drives: DriveSet | Sequence[Device] | int = ()
-    attention: Attention | str = Attention.named("dense")
-    slots: int = 4
-    slice_tokens: int = 32
+    drives: DriveSetConfig | Sequence[Drive] | int = ()
+    attention: AttentionConfig | str = AttentionConfig.named("dense")
+    max_batch_size: int = 4
+    time_slice_tokens: int = 32
     max_tokens: int | None = None
-    max_waiting: int = 128
-    chunk: int = 0
+    max_queued_requests: int = 128
+    prefill_chunk_tokens: int = 0
     cost: ServingCost | None = None
     slo_scale: float = 1.5
-    measured: bool = False
+    replan_on_drift: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.attention, str):
-            object.__setattr__(self, "attention", Attention.named(self.attention))
+            object.__setattr__(self, "attention", AttentionConfig.named(self.attention))
         if isinstance(self.drives, int) and not isinstance(self.drives, bool):
-            object.__setattr__(self, "drives", DriveSet(count=self.drives) if self.drives else ())
+            object.__setattr__(self, "drives", DriveSetConfig(count=self.drives) if self.drives else ())
         for name, (kind, words) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -100,7 +108,13 @@ class Serving:
             raise ValueError(f"policy = {self.policy!r}: a bound in simulated time, which cannot serve: choose another")
         if CSD in policy.tiers and not self.count:
             raise ValueError(f"policy = {self.policy!r}: attends in drives: set drives to at least 1")
-        for name, least in {"slots": 1, "slice_tokens": 1, "max_tokens": 1, "max_waiting": 1, "chunk": 0}.items():
+        for name, least in {
+            "max_batch_size": 1,
+            "time_slice_tokens": 1,
+            "max_tokens": 1,
+            "max_queued_requests": 1,
+            "prefill_chunk_tokens": 0,
+        }.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} = {value}: must be at least {least}")
@@ -112,7 +126,7 @@ class Serving:
         """Number of drives."""
         if isinstance(self.drives, int):
             return self.drives
-        return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
+        return self.drives.count if isinstance(self.drives, DriveSetConfig) else len(self.drives)
 
     def engine(self, shape: ModelShape, row_bytes: int, max_tokens: int, parameters: float) -> Engine:
         """Create the engine with the policy and the available memory.
@@ -129,14 +143,18 @@ class Serving:
         token_bytes = shape.layers * row_bytes
         device = UNLIMITED if self.tiers.device is None else self.tiers.device
         policy = policy_of(self.policy)
-        admission = AdmissionConfig(slots=self.slots, chunk=self.chunk, patience=PATIENCE)
+        admission = AdmissionConfig(
+            max_batch_size=self.max_batch_size,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
+            max_paused_steps=PATIENCE,
+        )
         if isinstance(policy, TimeSlices):
-            policy.slice_tokens = self.slice_tokens
+            policy.slice_tokens = self.time_slice_tokens
             levels = levels_of(replace(cost, token_bytes=row_bytes), self.tiers, max_tokens)
             return Engine(policy, cost, admission=admission, store=SequenceStore(levels))
         room = max(0, device - max_tokens * row_bytes)  # less one layer of a request in prefill
         fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
-        first = min(max_tokens // 2, room // (token_bytes * self.slots)) if policy.first_block else 0
+        first = min(max_tokens // 2, room // (token_bytes * self.max_batch_size)) if policy.first_block else 0
         if not first:
             policy.first_block = False
         return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, first_block=first)
@@ -159,7 +177,9 @@ def default_performance_model(shape: ModelShape, row_bytes: int, drives: int, pa
 
 
 @contextmanager
-def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool = True) -> Iterator[Server]:
+def serve(
+    model: PreTrainedModel, serving: ServingConfig = ServingConfig(), background: bool = True
+) -> Iterator[Server]:
     """Serve requests with a model until the block ends, then restore the model.
 
     Args:
@@ -169,7 +189,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
             `Server.step`.
 
     Raises:
-        ValueError: (Unsupported) The model or the configuration is not supported.
+        ValueError: (UnsupportedModelError) The model or the configuration is not supported.
     """
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     shape = placement(model).shape
@@ -187,7 +207,7 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
         engine = serving.engine(shape, kv_format.row_bytes, max_tokens, model.num_parameters())
         program = engine.policy.layers
         kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, program)
-        server = Server(RowModel(model, kv), engine, max_tokens, serving.max_waiting, serving.measured)
+        server = Server(RowModel(model, kv), engine, max_tokens, serving.max_queued_requests, serving.replan_on_drift)
         undo.callback(server.close)
         if background:
             server.start()
@@ -195,14 +215,14 @@ def serve(model: PreTrainedModel, serving: Serving = Serving(), background: bool
 
 
 @contextmanager
-def _driver(serving: Serving, shape: ModelShape, dtype: torch.dtype) -> Iterator[Driver]:
+def _driver(serving: ServingConfig, shape: ModelShape, dtype: torch.dtype) -> Iterator[Driver]:
     """Open the drives and create their driver. `dtype`: the model's dtype."""
     assign_heads(shape, serving.count)
     drives, attention = serving.drives, serving.attention
-    assert isinstance(attention, Attention) and not isinstance(drives, int), "converted in __post_init__"
+    assert isinstance(attention, AttentionConfig) and not isinstance(drives, int), "converted in __post_init__"
     attention = attention.for_model_dtype(dtype is torch.bfloat16, shape.latent)
     with ExitStack() as undo:
-        if isinstance(drives, DriveSet):
+        if isinstance(drives, DriveSetConfig):
             check_method(attention, methods_of(drives))
             devices = undo.enter_context(open_drives(drives))
         else:

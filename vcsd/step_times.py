@@ -20,9 +20,9 @@ from rich.console import Group
 from rich.text import Text
 
 from attention_engine import load_methods
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
-from csd_spec import LAYOUTS, NAMED, Attention, Compression, Fixed, KvRead, Status
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
+from csd_spec import LAYOUTS, NAMED, AttentionConfig, CompressionBudget, FixedBudget, KvRead, Status
 from csd_spec.arrays import F16
 from host_driver.driver import Batch, Driver
 from host_driver.first_steps import FirstSteps
@@ -34,8 +34,8 @@ PLAIN_SSD = "plain_ssd"
 TIMED = 3  # timed steps; the fastest counts, since two in a row may each fill a group, which is then programmed
 GROUPS = 8  # token groups per read of the plain SSD
 
-_DENSE = Attention("dense", Compression(1))
-Devices = list[InProcessDevice]
+_DENSE = AttentionConfig("dense", CompressionBudget(1))
+Devices = list[InProcessDrive]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class StepTimes:
         return Group(shown, *map(Text, notes))
 
 
-def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | None = None) -> StepTimes:
+def time_steps(recorded: FirstSteps, name: str, own: AttentionConfig, methods: Path | None = None) -> StepTimes:
     """Time a step and compare outputs with dense attention, SparF, `ours`, the run's own method and a plain SSD.
 
     Args:
@@ -91,7 +91,7 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
     latent, scale = recorded.shape.latent, recorded.shape.layers / len(recorded.layers)
     outputs = dict[str, NDArray[np.float32]]()
     ours = {} if own == NAMED["ours"] else {"ours": NAMED["ours"]}
-    for each, attention in ({"dense": _DENSE, "sparf": Attention(), **ours} | {name: own}).items():
+    for each, attention in ({"dense": _DENSE, "sparf": AttentionConfig(), **ours} | {name: own}).items():
         try:
             attention = attention.for_model_dtype(recorded.bf16, latent)
             with _drives(recorded, attention, methods) as (driver, devices, batch):
@@ -103,7 +103,7 @@ def time_steps(recorded: FirstSteps, name: str, own: Attention, methods: Path | 
     try:
         if latent:
             raise ValueError("every drive stores all rows of latent attention")
-        with _drives(recorded, Attention("dense", Compression(1), "opaque")) as (driver, devices, batch):
+        with _drives(recorded, AttentionConfig("dense", CompressionBudget(1), "opaque")) as (driver, devices, batch):
             ns = _read(recorded, driver, devices, batch)
     except ValueError as error:
         times.left_out[PLAIN_SSD] = str(error)
@@ -120,16 +120,16 @@ def _error(output: NDArray[np.float32], exact: NDArray[np.float32]) -> float:
     return float((np.linalg.norm(output - exact, axis=-1) / norms).mean())
 
 
-def _budget(attention: Attention) -> str:
+def _budget(attention: AttentionConfig) -> str:
     budget = attention.budget
-    if isinstance(budget, Compression):
+    if isinstance(budget, CompressionBudget):
         return "all" if budget.c == 1 else f"1/{budget.c:g} ({budget.convention})"
-    return f"k = {budget.params.k:,} tokens" if isinstance(budget, Fixed) else type(budget).__name__
+    return f"k = {budget.params.k:,} tokens" if isinstance(budget, FixedBudget) else type(budget).__name__
 
 
 @contextmanager
 def _drives(
-    recorded: FirstSteps, attention: Attention, methods: Path | None = None
+    recorded: FirstSteps, attention: AttentionConfig, methods: Path | None = None
 ) -> Iterator[tuple[Driver, Devices, Batch]]:
     """Create drives in memory and store the recorded prompt.
 
@@ -141,10 +141,10 @@ def _drives(
     known = load_methods(methods)
     if attention.kv_layout.attended:  # otherwise it is only read
         check_method(attention, list(known))
-    drives = DriveSet(count=len(recorded.specs), spec=recorded.specs[0])
+    drives = DriveSetConfig(count=len(recorded.specs), spec=recorded.specs[0])
     check_drives(drives, attention, shape, recorded.sequences, recorded.max_tokens)
     with ExitStack() as undo:
-        devices = [InProcessDevice(spec, methods=known) for spec in recorded.specs]
+        devices = [InProcessDrive(spec, methods=known) for spec in recorded.specs]
         for device in devices:
             undo.callback(device.close)
         driver = Driver(devices, shape, attention)

@@ -27,7 +27,7 @@ MAX_TOKENS = 4096  # default maximum length of a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TierSetting:
+class TierConfig:
     """Configuration of `attach` with tiers.
 
     Attributes:
@@ -66,7 +66,7 @@ class TierSetting:
         return self.policy if isinstance(self.policy, str) else self.made().name
 
     @contextmanager
-    def attached(self, model: PreTrainedModel) -> Iterator[Tiered]:
+    def attach(self, model: PreTrainedModel) -> Iterator[TierSession]:
         """Attach a model until the block ends, then restore it."""
         model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
         kinds = kinds_in_tiers(model)
@@ -78,18 +78,18 @@ class TierSetting:
         kv = TieredKv(tiers, policy, cache_bytes, kinds.count(FULL), model, max_tokens, self.record)
         try:
             with in_tiers(model, kv, kinds):
-                yield Tiered(kv, self.name, kinds)
+                yield TierSession(kv, self.name, kinds)
         finally:
             kv.close()
 
-    def stored(self, dtype: torch.dtype, latent: bool) -> TierSetting:
+    def stored(self, dtype: torch.dtype, latent: bool) -> TierConfig:
         """No effect: tiers store the model's dtype."""
         return self
 
     def check(self, shape: ModelShape) -> None:
         """No effect: tiers support all shapes."""
 
-    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> TierSetting:
+    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> TierConfig:
         """Copy for sequences of at most `max_tokens` tokens."""
         return replace(self, tiers=replace(self.tiers, max_tokens=max_tokens))
 
@@ -97,12 +97,12 @@ class TierSetting:
         """The attention is the model's own."""
         return {"attention": "the model's own"}
 
-    def without_data_dir(self) -> AbstractContextManager[TierSetting]:
+    def without_data_dir(self) -> AbstractContextManager[TierConfig]:
         """No effect: nothing is kept after a session."""
         return nullcontext(self)
 
 
-class Tiered:
+class TierSession:
     """A model with its KV cache in tiers."""
 
     def __init__(self, kv: TieredKv, policy: str, kinds: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ class TierReport:
 
     @classmethod
     def _of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
-        run, files, modelled = kv.runner, kv.files, kv.modelled_bytes()
+        run, files, modelled = kv.runner, kv.files, kv.simulated_bytes()
         used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
         limits = kv.machine.tiers
         return cls(
@@ -166,7 +166,7 @@ class TierReport:
                     "name": name,
                     "copies": counts.copies,
                     "bytes": kv.real.moved[name],
-                    "modelled_bytes": None if modelled is None else modelled.get(name, 0),
+                    "simulated_bytes": None if modelled is None else modelled.get(name, 0),
                     "stall_s": kv.real.stalls_s.get(name, 0.0),
                 }
                 for name, counts in sorted(run.traffic.items())
@@ -180,7 +180,7 @@ class TierReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report in the format of `vcsd run --policy P -o json`."""
-        return {"residency": asdict(self)}
+        return {"kv_cache": asdict(self)}
 
     def __rich__(self) -> Group:
         return Group(self._place_table(), self._path_table())

@@ -8,24 +8,24 @@ from contextlib import AbstractContextManager, closing
 from functools import partial
 
 from attention_engine import METHODS, load_methods
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.folder import DESCRIPTION, DriveFolder
 from csd_link import transports
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.transports.ray_fleet import RayFleet
 from csd_link.transports.transport import DriveFactory, Make
-from csd_spec import Attention, Device, LogPage
+from csd_spec import AttentionConfig, Drive, LogPage
 from vcsd.administer import read_log
 
 TRANSPORT_HELP = f"transport of the drives: {', '.join(each.form for each in transports.transports().values())}"
 
 
-def _in_process(drives: DriveSet) -> Make:
+def _in_process(drives: DriveSetConfig) -> Make:
     return partial(
-        InProcessDevice,
+        InProcessDrive,
         drives.spec,
-        methods=load_methods(drives.methods),
+        methods=load_methods(drives.methods_file),
         **drives.hosting_fields(drives.count),
     )
 
@@ -50,12 +50,12 @@ def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
     return found.count(where), drives
 
 
-def open_drives(drives: DriveSet) -> AbstractContextManager[list[Device]]:
+def open_drives(drives: DriveSetConfig) -> AbstractContextManager[list[Drive]]:
     """Open the drives until the block ends; see `csd_link.transports.open_drives`."""
     return transports.open_drives(drives, FACTORY)
 
 
-def check_drives(drives: DriveSet) -> None:
+def check_drives(drives: DriveSetConfig) -> None:
     """Raise ValueError if drives cannot be opened.
 
     The transport may lack something on this machine; a folder may be in use or hold another drive.
@@ -70,7 +70,7 @@ def check_drives(drives: DriveSet) -> None:
             DriveFolder(drives.spec, folder).close()
 
 
-def methods_of(drives: DriveSet) -> list[str]:
+def methods_of(drives: DriveSetConfig) -> list[str]:
     """Names of the methods that all drives of a set know; served drives are asked.
 
     Raises:
@@ -78,7 +78,7 @@ def methods_of(drives: DriveSet) -> list[str]:
         DriveLostError: A served drive does not answer.
     """
     served = transports.transport_of(drives).served(drives)
-    known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods))]
+    known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods_file))]
     return [name for name in known[0] if all(name in names for names in known)]
 
 
@@ -87,7 +87,7 @@ def _programs(connect: Connect) -> list[str]:
         return [each["name"] for each in read_log(device, LogPage.PROGRAMS)["programs"]]
 
 
-def check_method(what: Attention, known: Collection[str] | None) -> None:
+def check_method(what: AttentionConfig, known: Collection[str] | None) -> None:
     """Raise ValueError for a method that the drives do not know, or a built-in one that their layout does not support.
 
     Args:
@@ -97,11 +97,11 @@ def check_method(what: Attention, known: Collection[str] | None) -> None:
     """
     method, layout = what.method, what.kv_layout
     if known is not None and method not in known:
-        raise ValueError(f"attention = {method!r}: the drives know {', '.join(known)}")
+        raise ValueError(f"method = {method!r}: the drives know {', '.join(known)}")
     if not layout.attended:
         raise ValueError(f"layout = {layout.name!r}: cannot be attended, only read back: use another layout")
     if method == "progressive" and not layout.coarse:
-        raise ValueError(f"attention = {method!r}: layout {layout.name} has one precision, use layout progressive")
+        raise ValueError(f"method = {method!r}: layout {layout.name} has one precision, use layout progressive")
     if method in METHODS and method not in ("progressive", "dense") and not layout.keeps_rows:
         rows = "layout fp16" if layout.latent else f"{layout.name}-exact"
-        raise ValueError(f"attention = {method!r}: layout {layout.name} keeps no rows, use {rows}")
+        raise ValueError(f"method = {method!r}: layout {layout.name} keeps no rows, use {rows}")

@@ -127,15 +127,15 @@ def format_drive(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Erase all sequences and blocks of an offline drive; wear and counters are kept."""
-    from csd_firmware import InProcessDevice
+    from csd_firmware import InProcessDrive
     from vcsd.administer import folder_of
 
     folder = folder_of(drive, _created)
-    with closing(InProcessDevice.reopen(folder)) as device:
+    with closing(InProcessDrive.reopen(folder)) as device:
         if not yes and not (sys.stdin.isatty() and typer.confirm(f"Erase all data of {folder}?", err=True)):
             raise ValueError(f"{folder} was not formatted: say --yes")
         freed, took_ns = device.format()
-    show(f"format, {drive}", {"sequences_freed": freed, "modelled_ns": took_ns}, output)
+    show(f"format, {drive}", {"sequences_freed": freed, "simulated_ns": took_ns}, output)
 
 
 def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
@@ -191,7 +191,7 @@ def io_passthru(
         "status": f"{done.status:#05x}",
         "status_name": done.status.name.lower(),
         "reason": done.reason,
-        "modelled_ns": done.latency_ns,
+        "simulated_ns": done.latency_ns,
         "data_bytes": len(data),
         "data_begins": data[:64].hex(" ", 4),
     }

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import Finding
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
@@ -70,7 +70,7 @@ def guest_run(
     if fabric and (module or layers):
         raise ValueError("--fabric tcp: the guest has no NVMe drive: remove --module and --layers")
 
-    wanted = DriveSet(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
+    wanted = DriveSetConfig(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
     run = GuestDecodeTest(
         drives=wanted,
         prompt=prompt,

@@ -117,9 +117,9 @@ def _run() -> NoReturn:
     except Exception as error:
         if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
             sys.exit(_print_interrupted())
-        from csd_spec import DeviceError  # imports numpy and pydantic, which help does not need
+        from csd_spec import DriveError  # imports numpy and pydantic, which help does not need
 
-        if not isinstance(error, ValueError | OSError | DeviceError):
+        if not isinstance(error, ValueError | OSError | DriveError):
             raise
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.fleet_table import MAX_DRIVES
 from csd_link.hosted import HostingOptions
 from csd_link.replication import Redundancy
-from csd_spec import Attention, Budget, Compression, DriveSpec, Fixed, SparFParams
-from csd_spec.attention import Storage
+from csd_spec import AttentionConfig, CompressionBudget, DriveSpec, FixedBudget, SparFParams, SparsityBudget
+from csd_spec.attention import KvDtype
 from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Convention
+from csd_spec.sparf import BudgetConvention
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
 from vcsd.options import (
@@ -45,8 +45,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that s
 if TYPE_CHECKING:
     import torch
 
-    from vcsd.attached import Setting
     from vcsd.generate import Attachable, Continuation, OnToken, ReferenceMatch
+    from vcsd.session import AttachConfig
     from vcsd.step_times import StepTimes
 
 
@@ -95,7 +95,7 @@ class MethodOptions:
         float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data (default: 8; 1: dense)")
     ] = None
     budget_convention: Annotated[
-        Convention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")
+        BudgetConvention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")
     ] = None
     sparf_channels: Annotated[
         int | None,
@@ -108,7 +108,7 @@ class MethodOptions:
     ] = None
     layout: LayoutOption = None
     kv_dtype: Annotated[
-        Storage | None,
+        KvDtype | None,
         typer.Option(help="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)"),
     ] = None
 
@@ -117,25 +117,25 @@ class MethodOptions:
         names = (each.name for each in fields(self) if getattr(self, each.name) is not None)
         return next((f"--{name.replace('_', '-')}" for name in names), "")
 
-    def value(self, default: str) -> Attention:
+    def value(self, default: str) -> AttentionConfig:
         """Method, budget and layout of the options. `default`: the method without --method."""
         method = self.method or default
         asked = self.compression, self.budget_convention, self._budget(method), self.layout, self.kv_dtype
-        return Attention.named(method, *asked)
+        return AttentionConfig.named(method, *asked)
 
-    def _budget(self, method: str) -> Budget | None:
+    def _budget(self, method: str) -> SparsityBudget | None:
         """Budget of the --sparf options; None without them. Dense attention uses all KV data."""
         r, k, recent = self.sparf_channels, self.sparf_tokens, self.sparf_recent
         outright = [value is not None for value in (r, k, recent)]
         if any(outright) and self.compression is not None:
             raise ValueError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
         if method == "dense":
-            return Compression(1)
+            return CompressionBudget(1)
         if not any(outright):
             return None
         if r is None or k is None:
             raise ValueError("--sparf-channels and --sparf-tokens are needed together")
-        return Fixed(SparFParams(r, k, -(-k // 4) if recent is None else recent))
+        return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
 def _drives(text: object) -> str:
@@ -165,12 +165,14 @@ class DriveCliOptions:
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     layouts: LayoutsFile = None
-    flush_every: Annotated[int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")] = 0
+    flush_interval_steps: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
+    ] = 0
     redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
     spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
     network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
 
-    def value(self, hosting: HostingCliOptions) -> DriveSet:
+    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
         """The set of drives of the options."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
@@ -179,14 +181,14 @@ class DriveCliOptions:
         if not is_number and self.transport != "inproc":
             raise ValueError(f"--drives {self.drives} and --transport exclude each other")
         count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
-        return DriveSet(
+        return DriveSetConfig(
             count=count,
             spec=spec,
             transport=transport,
-            keep=self.keep,
-            restart=self.restart,
-            methods=self.methods,
-            layouts=self.layouts,
+            data_dir=self.keep,
+            restart_drives=self.restart,
+            methods_file=self.methods,
+            layouts_file=self.layouts,
             spares=self.spares,
             **hosting.override(HostingOptions(), count + self.spares),
         )
@@ -212,10 +214,10 @@ def run(
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
-            from vcsd.attached import Setting
             from vcsd.capacity_check import check_cache
             from vcsd.generate import agreement, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
+            from vcsd.session import AttachConfig
             from vcsd.step_times import time_steps
 
         setting: Attachable = in_tiers or _in_drives(what, drives, where, tiers)
@@ -244,7 +246,7 @@ def run(
         asked["residency"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
-    if recorder and recorder.steps and isinstance(setting, Setting):
+    if recorder and recorder.steps and isinstance(setting, AttachConfig):
         with status("timing other methods"):
             times = time_steps(recorder, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
@@ -254,17 +256,17 @@ def run(
         stdout().print(times)
 
 
-def _in_drives(what: MethodOptions, drives: DriveSet, where: DriveCliOptions, tiers: TierOptions) -> Setting:
+def _in_drives(what: MethodOptions, drives: DriveSetConfig, where: DriveCliOptions, tiers: TierOptions) -> AttachConfig:
     """Configuration of a run in drives; the default method with --policy in-storage is dense."""
-    from vcsd.attached import Setting
+    from vcsd.session import AttachConfig
 
     attention = what.value("dense" if tiers.policy else "sparf")
     check_method(attention, methods_of(drives))
     network = network_named(where.network) if where.network else None
-    return Setting(
+    return AttachConfig(
         attention=attention,
         drives=drives,
-        flush_every=where.flush_every,
+        flush_interval_steps=where.flush_interval_steps,
         redundancy=where.redundancy,
         network=network,
     )
@@ -290,7 +292,7 @@ def _show(done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | No
     compared = (
         (
             ("greedy tokens equal", "yes" if agreed.tokens_equal else "no"),
-            ("same best token, on the reference's text", f"{agreed.top1_rate:.1%}"),
+            ("same best token, on the reference's text", f"{agreed.top1_match_rate:.1%}"),
             ("largest logit difference", f"{agreed.max_abs_logit_diff:.4f}"),
         )
         if agreed

@@ -13,7 +13,7 @@ from kv_cache.policies import POLICIES, load_policies, moves_blocks
 from kv_cache.scheduler import Policy
 
 if TYPE_CHECKING:
-    from vcsd.tiered import TierSetting
+    from vcsd.tiered import TierConfig
 
 MAX_MIB = float(1 << 30)
 IN_STORAGE = "in-storage"
@@ -47,7 +47,7 @@ class TierOptions:
     policies: Annotated[Path | None, typer.Option("--policies-file", help="Python file with custom policies")] = None
     force: Annotated[bool, typer.Option("--allow-overwrite", help="write to a device that is not empty")] = False
 
-    def value(self) -> TierSetting | None:
+    def value(self) -> TierConfig | None:
         """Configuration of the options; None if the KV cache is in drives."""
         sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
         if self.policy in (None, IN_STORAGE):
@@ -60,6 +60,6 @@ class TierOptions:
             raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(moving)}, or FILE:NAME")
         device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
         tiers = TierLimits(device, host, cache, self.files, force=self.force)
-        from vcsd.tiered import TierSetting
+        from vcsd.tiered import TierConfig
 
-        return TierSetting(policy=self.policy, tiers=tiers, policies=known, record=True)
+        return TierConfig(policy=self.policy, tiers=tiers, policies=known, record=True)

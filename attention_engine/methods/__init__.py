@@ -22,13 +22,13 @@ from attention_engine.methods.quest import quest
 from attention_engine.methods.sparf import sparf, sparf_apart, sparq
 from attention_engine.methods.twilight import twilight
 from attention_engine.select import GroupScore
-from attention_engine.step import Method
+from attention_engine.step import AttentionMethod
 from csd_spec.commands import METHOD_BYTES
 from csd_spec.tables import Tables
 
-Methods = Mapping[str, Method]
+Methods = Mapping[str, AttentionMethod]
 
-METHODS: dict[str, Method] = {
+METHODS: dict[str, AttentionMethod] = {
     "dense": dense,
     "sparf": sparf,
     "sparf-apart": sparf_apart,
@@ -49,13 +49,13 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _checked(source: str, name: object, method: Any) -> Method:
+def _checked(source: str, name: object, method: Any) -> AttentionMethod:
     """Return a method from outside this package; raises ValueError if its name or type is invalid."""
     if not isinstance(name, str) or not name.isascii() or not name.isprintable() or not 0 < len(name) <= METHOD_BYTES:
         raise ValueError(f"{source}: method {name!r}: a name has 1 to {METHOD_BYTES} ASCII characters")
     if not callable(method):
-        raise ValueError(f"{source}: method {name}: {method!r} is not a function of a Step")
-    checked: Method = method
+        raise ValueError(f"{source}: method {name}: {method!r} is not a function of a DecodeStep")
+    checked: AttentionMethod = method
     return checked
 
 

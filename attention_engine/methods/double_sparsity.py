@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32, I64
 
 LEVELS = 15
 
 
-def double_sparsity(step: Step) -> F32:
+def double_sparsity(step: DecodeStep) -> F32:
     """Score the tokens with labels: r static channels of K in 4 bits, selected in the first step of a sequence.
 
     memory["channels"]: (H, r), the channels with the largest |q| times mean |K|.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32
 
 
-def h2o(step: Step) -> F32:
+def h2o(step: DecodeStep) -> F32:
     """Spend half of the budget on heavy hitters and half on the last tokens. An evicted token does not return.
 
     The first step of a sequence attends to all tokens, which gives the prompt tokens their first weights.

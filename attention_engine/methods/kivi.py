@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from attention_engine.values import to_half, widen
 from csd_spec.arrays import F32
 
@@ -13,7 +13,7 @@ MAX_MAGNITUDE = np.float32(2.0**126)  # half of the float32 range
 PAIR_BYTES = 4  # a scale and a minimum of 2 bytes each
 
 
-def kivi(step: Step, bits: int = 4) -> F32:
+def kivi(step: DecodeStep, bits: int = 4) -> F32:
     """Return softmax(q K^T / sqrt(d)) V of the codes; tokens of an incomplete group stay unquantized in drive DRAM.
 
     K has a scale and a minimum for each channel of a token group (groups of KIVI have 32 tokens, as does a 4 KiB page

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32
 
 SINKS = 4
 
 
-def local(step: Step) -> F32:
+def local(step: DecodeStep) -> F32:
     """Attend to the first SINKS tokens and the last tokens."""
     counts = step.rows_for(step.budget_bytes)
     index = np.arange(int(counts.max()), dtype=np.int32)[None, :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32
 
 # Share of the budget for low-bit scores. Half of it has about the same error but selects more tokens, and most of the
@@ -12,10 +12,10 @@ from csd_spec.arrays import F32
 SCORING = 0.6
 
 
-def spending(step: Step) -> F32:
+def spending(step: DecodeStep) -> F32:
     """Run SparF with a token count that spends the budget left after the scores.
 
-    A low-bit copy of K scores with more channels (`Step.scoring_channels`), and better scores need fewer tokens.
+    A low-bit copy of K scores with more channels (`DecodeStep.scoring_channels`), and better scores need fewer tokens.
     """
     weights = step.approximate(step.scoring_channels(SCORING))
     scores = step.weigh(weights)
@@ -23,7 +23,7 @@ def spending(step: Step) -> F32:
     return step.attend(step.best_tokens(scores, counts, np.minimum(step.recent, counts)), counts, weights)
 
 
-def paged(step: Step, top_p: float = 1.0) -> F32:
+def paged(step: DecodeStep, top_p: float = 1.0) -> F32:
     """Run `spending` with whole pages: all transferred tokens are attended, and the budget counts transferred bytes.
 
     The value of a page is the approximate weight of its tokens. top_p: take only as many of the best pages as hold this

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32
 
 LOST = 0.05
 LEAST = 1e-5
 
 
-def progressive(step: Step, lost: float = LOST, least: float = LEAST) -> F32:
+def progressive(step: DecodeStep, lost: float = LOST, least: float = LEAST) -> F32:
     """Attend to all tokens.
 
     Low-bit keys score them. A refined page is read if it reduces the error by at least `least` of a token's |V|^2,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32, I32, I64
 
 
-def choose_pages(step: Step) -> tuple[I32, I64]:
+def choose_pages(step: DecodeStep) -> tuple[I32, I64]:
     """Return tokens (N, k) and counts (N,) of the pages with the largest bounds; the budget includes the bounds."""
     n, d = step.view.layout.n, step.head_dim
     entries = step.seq_lens // n  # of pages in flash; an entry has the size of a row of keys and a row of values
@@ -29,6 +29,6 @@ def choose_pages(step: Step) -> tuple[I32, I64]:
     return step.best_pages(scores, np.maximum(1, step.rows_for(step.budget_bytes - 4 * d * entries) // n), step.each)
 
 
-def quest(step: Step) -> F32:
+def quest(step: DecodeStep) -> F32:
     """Attend to whole pages."""
     return step.attend(*choose_pages(step))

@@ -6,13 +6,13 @@ import numpy as np
 
 from attention_engine.methods.double_sparsity import in_four_bits
 from attention_engine.methods.quest import choose_pages
-from attention_engine.step import Step
+from attention_engine.step import DecodeStep
 from csd_spec.arrays import F32
 
 P = 0.9
 
 
-def twilight(step: Step, p: float = P) -> F32:
+def twilight(step: DecodeStep, p: float = P) -> F32:
     """Apply top-p to the selection of Quest, with weights from 4-bit K."""
     tokens, counts = choose_pages(step)
     every = np.arange(step.head_dim)[None].repeat(step.streams // len(step.memory), 0)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from csd_link.host_end import AttachedDevice, DriveLostError, HeartbeatTimeoutError, Pending, path_lost
+from csd_link.host_end import AttachedDrive, DriveLostError, HeartbeatTimeoutError, Pending, path_lost
 from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import ControllerTimeoutError, Reply, StatusError
@@ -53,7 +53,7 @@ class _SentCommand:
     frame: bytearray | None = None  # buffer of a completion that is fetched in two parts
 
 
-class NvmeDevice(AttachedDevice):
+class NvmeDrive(AttachedDrive):
     """A drive over a TCP connection. When it is lost, commands in flight and later ones complete with PATH_LOST.
 
     A lost connection is re-established; commands without a completion are sent again with their numbers, and the drive

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from csd_io.passthrough import Passthrough, VendorCommand
 from csd_io.queue import aligned
-from csd_link.host_end import AttachedDevice, DriveLostError, Pending, path_lost
+from csd_link.host_end import AttachedDrive, DriveLostError, Pending, path_lost
 from csd_link.nvmeof.pdu import Buffer
 from csd_link.nvmeof.sequences import (
     FRAME,
@@ -59,7 +59,7 @@ class _PendingCommand:
     future: Future[Completion]
 
 
-class NodeDevice(AttachedDevice):
+class NodeDrive(AttachedDrive):
     """A drive connected through Linux's initiator or as a local controller. One command is in flight at a time.
 
     While Linux reconnects, a command fails with a path-related status, and is submitted again with its number: the

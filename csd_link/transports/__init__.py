@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import cache
 from importlib.metadata import entry_points
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.transports.fuse import Fuse
 from csd_link.transports.inproc import InProcess
 from csd_link.transports.nvme_node import NvmeNode
@@ -16,7 +16,7 @@ from csd_link.transports.process import Process
 from csd_link.transports.ray_fleet import RayFleet
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_link.transports.window_path import WindowPath
-from csd_spec import Device
+from csd_spec import Drive
 
 OURS: tuple[Transport, ...] = (InProcess(), Process(), Fuse(), WindowPath(), NvmeTcp(), NvmeNode(), RayFleet())
 GROUP = "vcsd.transports"
@@ -29,7 +29,7 @@ def transports() -> dict[str, Transport]:
     return {each.name: each for each in (*OURS, *plugged_in)}
 
 
-def transport_of(drives: DriveSet) -> Transport:
+def transport_of(drives: DriveSetConfig) -> Transport:
     """Return the transport of a set of drives; raises ValueError if it is unknown."""
     found = transports().get(drives.kind)
     if found is None:
@@ -39,7 +39,7 @@ def transport_of(drives: DriveSet) -> Transport:
     return found
 
 
-def open_drives(drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+def open_drives(drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
     """Open drives for the duration of the block.
 
     Raises:

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import open_window
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
 from csd_link.own_server import ServerEndpoint, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport
-from csd_spec import Device
+from csd_spec import Drive
 
 
 class Fuse(Transport):
@@ -35,7 +35,7 @@ class Fuse(Transport):
         usable = os.access("/dev/fuse", os.R_OK | os.W_OK)
         return None if usable else MissingDependency("/dev/fuse is not accessible to this user", "chmod 666 /dev/fuse")
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return own_drives(drives, factory.server, mount_endpoint)
 
 

@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
 from csd_link.transports.transport import DriveFactory, Transport
-from csd_spec import Device
+from csd_spec import Drive
 
 
 class InProcess(Transport):
@@ -21,8 +21,8 @@ class InProcess(Transport):
         return None if importlib.util.find_spec("numba") else MissingDependency("numba is missing", "pip install numba")
 
     @contextmanager
-    def open(self, drives: DriveSet, factory: DriveFactory) -> Iterator[list[Device]]:
-        make, devices = factory.in_process(drives), list[Device]()
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> Iterator[list[Drive]]:
+        make, devices = factory.in_process(drives), list[Drive]()
         with ExitStack() as undo:
             for folder in drives.folders:
                 devices.append(make(folder))

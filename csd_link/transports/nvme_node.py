@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
-from csd_link.nvmeof.node import NodeDevice
+from csd_link.nvmeof.node import NodeDrive
 from csd_link.own_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
-from csd_spec import Device
+from csd_spec import Drive
 
 _NODES = Path("/dev")
 
@@ -36,12 +36,12 @@ class NvmeNode(Transport):
             "no /dev/ngXnY that this user may use", "as root: modprobe nvme-tcp, then nvme connect -t tcp"
         )
 
-    def served(self, drives: DriveSet) -> Sequence[Connect]:
+    def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
         paths = [Path(each) for each in drives.where.split(",")]
         if len(paths) != drives.total:
             raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.total} drives")
         check_served(drives, drives.where)
-        return [partial(NodeDevice, each) for each in paths]
+        return [partial(NodeDrive, each) for each in paths]
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return open_devices(self.served(drives), drives.recovery_s)

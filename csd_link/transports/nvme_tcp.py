@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.commands import MAX_NQN_BYTES, Code
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import discover, host_nqn
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import MAX_PORT, AllowedHost, Listen, nqn_of
@@ -23,7 +23,7 @@ from csd_link.own_server import ServerEndpoint, open_devices, own_drives
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served
-from csd_spec import Device
+from csd_spec import Drive
 
 _LOOPBACK = "127.0.0.1"
 _OPTIONS = ("hostnqn", "ctrl_loss_tmo", "tls", "cert", "key")
@@ -38,7 +38,7 @@ class _Where:
         nqn: NQN of the first drive; empty for any.
         host_nqn: NQN of this host; empty for the default.
         ctrl_loss_s: Reconnect timeout, seconds; None uses that of the set of drives.
-        tls: See `NvmeDevice`.
+        tls: See `NvmeDrive`.
     """
 
     host: str
@@ -58,7 +58,7 @@ class NvmeTcp(Transport):
         if where:
             _parsed(where)
 
-    def served(self, drives: DriveSet) -> Sequence[Connect]:
+    def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
         if not drives.where:
             return ()
         where = _parsed(drives.where)
@@ -75,11 +75,11 @@ class NvmeTcp(Transport):
             )
         loss_s = drives.ctrl_loss_s if where.ctrl_loss_s is None else where.ctrl_loss_s
         return [
-            partial(NvmeDevice, partial(_same, each), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
+            partial(NvmeDrive, partial(_same, each), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
             for each in chosen
         ]
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         connects = self.served(drives)
         if connects:
             return open_devices(connects, drives.recovery_s)
@@ -156,4 +156,4 @@ def _on_loopback(host: str, drive: ServedDrive, number: int, scratch: Path) -> S
     def locate() -> Endpoint:
         return Endpoint(_LOOPBACK, int(port_path(drive.name).read_text()), nqn_of(drive.name))
 
-    return ServerEndpoint(replace(drive, listen=listen), partial(NvmeDevice, locate, host))
+    return ServerEndpoint(replace(drive, listen=listen), partial(NvmeDrive, locate, host))

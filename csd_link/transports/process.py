@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
 from csd_link.own_server import ServerEndpoint, own_drives
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport
-from csd_spec import Device
+from csd_spec import Drive
 
 MIN_BYTES = 256 << 20  # shared memory that a few windows use
 
@@ -36,7 +36,7 @@ class Process(Transport):
             )
         return None
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return own_drives(drives, factory.server, in_shared_memory)
 
 

@@ -7,15 +7,15 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
 from csd_link.fleet_table import FleetTable, Member, find_cluster, missing_ray, read_table
-from csd_link.host_end import AttachedDevice, DriveLostError
-from csd_link.nvmeof.device import NvmeDevice
+from csd_link.host_end import AttachedDrive, DriveLostError
+from csd_link.nvmeof.device import NvmeDrive
 from csd_link.nvmeof.listen import nqn_of
 from csd_link.own_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
-from csd_spec import Device
+from csd_spec import Drive
 
 KEPT_S = 5.0  # how long a table is cached
 ASK_EVERY_S = 2.0  # interval of table reads while a drive does not answer
@@ -38,7 +38,7 @@ class RayFleet(Transport):
     def missing(self) -> MissingDependency | None:
         return missing_ray()
 
-    def served(self, drives: DriveSet) -> Sequence[Connect]:
+    def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
         check_served(drives, drives.transport)
         if drives.spares:
             raise ValueError(f"spares = {drives.spares}: a fleet has its own, vcsd fleet up --spares {drives.spares}")
@@ -51,7 +51,7 @@ class RayFleet(Transport):
             )
         return [self._connect(drives, found, each) for each in members[: drives.count]]
 
-    def more(self, drives: DriveSet, known: Collection[str]) -> Connect | None:
+    def more(self, drives: DriveSetConfig, known: Collection[str]) -> Connect | None:
         """Return a spare drive, or the empty successor of a lost one, from a fresh table."""
         found, used = self.table(drives.where, is_fresh=True), {nqn_of(name) for name in known}
         free = [each for each in (*found.usable(spares=True), *found.usable(spares=False)) if each.nqn not in used]
@@ -63,14 +63,14 @@ class RayFleet(Transport):
             raise DriveLostError("no drive of the fleet is up: vcsd fleet status shows why")
         return count
 
-    def draining(self, drives: DriveSet) -> Collection[str]:
+    def draining(self, drives: DriveSetConfig) -> Collection[str]:
         try:
             members = self.table(drives.where, is_fresh=True).members
         except DriveLostError:
             return ()
         return [each.nqn.rpartition(":")[2] for each in members if each.state == "draining"]
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return open_devices(self.served(drives), drives.recovery_s)
 
     def table(self, where: str, is_fresh: bool = False) -> FleetTable:
@@ -83,22 +83,22 @@ class RayFleet(Transport):
             self._kept[where] = time.monotonic(), kept
         return kept
 
-    def _connect(self, drives: DriveSet, found: FleetTable, member: Member) -> Connect:
+    def _connect(self, drives: DriveSetConfig, found: FleetTable, member: Member) -> Connect:
         return _FleetDrive(self, drives, found.host_nqn, member)
 
 
 class _FleetDrive:
     """A generation of a drive, whose endpoint never changes; the table shows whether it is lost."""
 
-    def __init__(self, fleet: RayFleet, drives: DriveSet, host_nqn: str, member: Member) -> None:
+    def __init__(self, fleet: RayFleet, drives: DriveSetConfig, host_nqn: str, member: Member) -> None:
         self._fleet, self._drives, self._host_nqn, self._member = fleet, drives, host_nqn, member
         self._asked_s, self._reason = 0.0, ""
         self.node = member.node
 
-    def __call__(self) -> AttachedDevice:
+    def __call__(self) -> AttachedDrive:
         """Attach; raises DriveLostError with the table's reason if the drive does not answer."""
         try:
-            return NvmeDevice(lambda: self._member.endpoint, self._host_nqn, ctrl_loss_s=self._drives.ctrl_loss_s)
+            return NvmeDrive(lambda: self._member.endpoint, self._host_nqn, ctrl_loss_s=self._drives.ctrl_loss_s)
         except DriveLostError as error:
             if time.monotonic() - self._asked_s > ASK_EVERY_S:
                 self._reason = self._ask()

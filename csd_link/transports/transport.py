@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_link.connect import Connect
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
-from csd_spec import Device
+from csd_spec import Drive
 
-Make = Callable[[Path | None], Device]
+Make = Callable[[Path | None], Drive]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class DriveFactory:
         server: Command that serves the drives in a file (`ServedDrives.to_json`); the file is its last argument.
     """
 
-    in_process: Callable[[DriveSet], Make]
+    in_process: Callable[[DriveSetConfig], Make]
     server: tuple[str, ...]
 
 
-def check_served(drives: DriveSet, where: str) -> None:
+def check_served(drives: DriveSetConfig, where: str) -> None:
     """Raise ValueError for options that cannot apply to drives that are already served; `where` is for messages."""
-    if drives.methods:
+    if drives.methods_file:
         raise ValueError(
-            f"methods = {drives.methods}: the drives at {where} are already served, and use the methods that their"
+            f"methods = {drives.methods_file}: the drives at {where} are already served, and use the methods that their"
             f" operator has loaded (vcsd serve --methods-file)"
         )
     if drives.has_overrides:
@@ -63,11 +63,11 @@ class Transport(ABC):
         """Return the requirement that this machine lacks; None if it has all."""
         return None
 
-    def served(self, drives: DriveSet) -> Sequence[Connect]:
+    def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
         """Return how to reach drives that are already served; empty if `open` creates the drives."""
         return ()
 
-    def more(self, drives: DriveSet, known: Collection[str]) -> Connect | None:
+    def more(self, drives: DriveSetConfig, known: Collection[str]) -> Connect | None:
         """Return how to reach a drive that may replace a lost one; None if there is none.
 
         Args:
@@ -75,10 +75,10 @@ class Transport(ABC):
         """
         return None
 
-    def draining(self, drives: DriveSet) -> Collection[str] | None:
+    def draining(self, drives: DriveSetConfig) -> Collection[str] | None:
         """Names of drives whose data hosts should move away; None if the transport does not support this."""
         return None
 
     @abstractmethod
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         """Open drives for the duration of the block; raises ConnectionError if one does not answer."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import Connect, find_live_drive, open_window
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.finding import MissingDependency
 from csd_link.host_end import DriveLostError
 from csd_link.medium import FileMedium, make_window_file
@@ -18,7 +18,7 @@ from csd_link.own_server import ServerEndpoint, open_devices, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_link.window import BLOCK_BYTES
-from csd_spec import Device
+from csd_spec import Drive
 
 
 class WindowPath(Transport):
@@ -33,14 +33,14 @@ class WindowPath(Transport):
     def missing(self) -> MissingDependency | None:
         return None if hasattr(os, "O_DIRECT") else MissingDependency("this system has no O_DIRECT", "use Linux")
 
-    def served(self, drives: DriveSet) -> Sequence[Connect]:
+    def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
         path = Path(drives.where)
         if not _is_served(path):
             return ()
         check_served(drives, str(path))
         return [partial(open_window, path, number) for number in range(drives.total)]
 
-    def open(self, drives: DriveSet, factory: DriveFactory) -> AbstractContextManager[list[Device]]:
+    def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         connects = self.served(drives)
         if connects:
             return open_devices(connects, drives.recovery_s)

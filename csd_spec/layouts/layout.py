@@ -22,7 +22,7 @@ class Group:
     """One map of a layout: the rows it holds and how they are packed into pages.
 
     Attributes:
-        name: Name of the map. Kernels read k, v and embedding_k; methods read others through `KvView.maps`.
+        name: Name of the map. Kernels read k, v and embedding_k; methods read others through `KvSlotView.maps`.
         source: Rows that it holds: "k", "v", or "kv" for both.
         packing: One of six packings of the FTL (`ftl.kv.layouts`): `rows`, token by token; `staged`, rows that stay in
             DRAM until a refined page holds them; `channels`, channel by channel; `refined`, `scores` and `values`, see
@@ -37,7 +37,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class KvLayout:
     """Storage of keys and values in a drive.
 
     Attributes:
@@ -85,7 +85,7 @@ class Layout:
     def _packs(self, packing: Packing) -> bool:
         return any(group.packing == packing for group in self.groups)
 
-    def form(self, page_bytes: int, head_dim: int, max_tokens: int) -> PageForm:
+    def form(self, page_bytes: int, head_dim: int, max_tokens: int) -> PageFormat:
         """Return the page format for sequences of about `max_tokens` tokens.
 
         Channel pages use the smallest m of 2, 4, 8 for which the sequence fills at least four groups: fewer channels
@@ -106,7 +106,7 @@ class Layout:
                 return form
         return self.paged(page_bytes, head_dim, 8)
 
-    def paged(self, page_bytes: int, head_dim: int, m: int) -> PageForm:
+    def paged(self, page_bytes: int, head_dim: int, m: int) -> PageFormat:
         """Return the page format with m channels per page; raises ValueError if rows do not fit."""
         at_least(1, head_dim=head_dim, m=m)
         row_bytes = self.rows.row_bytes(head_dim)
@@ -129,7 +129,7 @@ class Layout:
                 raise ValueError(f"m = {m}: must be 2, 4, 8 or all {head_dim} channels of a head")
             if T < 1:
                 raise ValueError(f"m = {m}: a page of {page_bytes} bytes has no room for one token's channels")
-        return PageForm(self, page_bytes, head_dim, m, n, T, row_bytes, run_bytes, scale_bytes, progressive)
+        return PageFormat(self, page_bytes, head_dim, m, n, T, row_bytes, run_bytes, scale_bytes, progressive)
 
     def _progressive(self, page_bytes: int, head_dim: int, m: int) -> Progressive | None:
         if self.coarse is None:
@@ -144,8 +144,8 @@ def _fitting(codec: Codec, nbytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PageForm:
-    """Page format of one head's keys and values (InstInfer, section IV-C); created by `Layout.form`.
+class PageFormat:
+    """Page format of one head's keys and values (InstInfer, section IV-C); created by `KvLayout.form`.
 
     A token page holds n consecutive tokens of K or of V, row after row. An embedding page holds m channels of K for T
     consecutive tokens, channel after channel. With fewer than 16 bits, a value is minimum + scale x code: the page
@@ -165,7 +165,7 @@ class PageForm:
         progressive: Format of score, value and refined pages; None if the layout has none.
     """
 
-    layout: Layout
+    layout: KvLayout
     page_bytes: int
     head_dim: int
     m: int

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from csd_spec.codecs import BF16, FP8, FP16, Codec
-from csd_spec.layouts.layout import Group, Layout
+from csd_spec.layouts.layout import Group, KvLayout
 from csd_spec.tables import Tables
 
 _K, _V, _COPY = Group("k", "k", "rows"), Group("v", "v", "rows"), Group("embedding_k", "k", "channels")
@@ -23,7 +23,7 @@ def _coded(bits: int) -> tuple[Group, ...]:
 _COARSE = {"progressive": (2.5, 2), "progressive4": (4.0, 4)}  # bits per value of K and of V, for all tokens
 
 
-def _progressive() -> list[Layout]:
+def _progressive() -> list[KvLayout]:
     """Build the progressive-precision layouts; the codes of a kind are consecutive."""
     staged = Group("k", "k", "staged"), Group("v", "v", "staged")
     lossy: dict[str, Any] = {"lossy": _8_BITS}
@@ -46,32 +46,32 @@ def _progressive() -> list[Layout]:
         )
         for number, (name, coarse) in enumerate(_COARSE.items()):
             what = dict(rows=rows, groups=(*stored, *pages), family=f"{name}{family}", coarse=coarse, **other)
-            made.append(Layout(name=f"{name}{suffix}", code=code + number, **what))
+            made.append(KvLayout(name=f"{name}{suffix}", code=code + number, **what))
     return made
 
 
 _OURS = (
-    Layout(name="fp16", code=16, rows=FP16, groups=_DUAL, family="fp16"),
-    Layout(name="bf16", code=3, rows=BF16, groups=_DUAL, family="fp16"),
-    Layout(name="fp8", code=6, rows=FP8, groups=_DUAL, family="fp16", lossy="4 significant bits, one scale per row"),
-    Layout(name="int8", code=8, rows=FP16, groups=_coded(8), family="int8"),
-    Layout(name="int4", code=4, rows=FP16, groups=_coded(4), family="int4"),
-    Layout(name="int8-bf16", code=72, rows=BF16, groups=_coded(8), family="int8"),
-    Layout(name="int4-bf16", code=68, rows=BF16, groups=_coded(4), family="int4"),
+    KvLayout(name="fp16", code=16, rows=FP16, groups=_DUAL, family="fp16"),
+    KvLayout(name="bf16", code=3, rows=BF16, groups=_DUAL, family="fp16"),
+    KvLayout(name="fp8", code=6, rows=FP8, groups=_DUAL, family="fp16", lossy="4 significant bits, one scale per row"),
+    KvLayout(name="int8", code=8, rows=FP16, groups=_coded(8), family="int8"),
+    KvLayout(name="int4", code=4, rows=FP16, groups=_coded(4), family="int4"),
+    KvLayout(name="int8-bf16", code=72, rows=BF16, groups=_coded(8), family="int8"),
+    KvLayout(name="int4-bf16", code=68, rows=BF16, groups=_coded(4), family="int4"),
     *_progressive(),
-    Layout(name="plain", code=1, rows=FP16, groups=(_K, _V)),
-    Layout(name="opaque", code=2, rows=FP16, groups=(_K, _V), attended=False),
-    Layout(name="latent", code=5, rows=FP16, groups=(_K, _COPY), family="fp16", latent=True),
-    Layout(name="latent-bf16", code=7, rows=BF16, groups=(_K, _COPY), family="fp16", latent=True),
+    KvLayout(name="plain", code=1, rows=FP16, groups=(_K, _V)),
+    KvLayout(name="opaque", code=2, rows=FP16, groups=(_K, _V), attended=False),
+    KvLayout(name="latent", code=5, rows=FP16, groups=(_K, _COPY), family="fp16", latent=True),
+    KvLayout(name="latent-bf16", code=7, rows=BF16, groups=(_K, _COPY), family="fp16", latent=True),
 )
-LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _OURS}
-_OF_FILES: dict[str, Layout] = {}
+LAYOUTS: dict[str, KvLayout] = {layout.name: layout for layout in _OURS}
+_OF_FILES: dict[str, KvLayout] = {}
 
 
-def _checked(source: str, name: object, layout: Any) -> Layout:
+def _checked(source: str, name: object, layout: Any) -> KvLayout:
     """Return a layout of a plug-in or a file; raises ValueError if it conflicts with another one."""
-    if not isinstance(layout, Layout) or layout.name != name:
-        raise ValueError(f"{source}: layout {name!r}: {layout!r} must be a csd_spec.Layout of that name")
+    if not isinstance(layout, KvLayout) or layout.name != name:
+        raise ValueError(f"{source}: layout {name!r}: {layout!r} must be a csd_spec.KvLayout of that name")
     codec = layout.rows
     if codec not in (FP16, BF16, FP8) and (codec.exact or codec.tag is not None):
         raise ValueError(f"{source}: layout {name}: codec {codec.name}: exact and tag are for FP16, BF16 and FP8 only")
@@ -89,7 +89,7 @@ _TABLES = Tables(LAYOUTS, "LAYOUTS", "vcsd.layouts", _checked, "docs/layouts.md"
 def load_layouts(file: Path | None) -> None:
     """Register the layouts of a Python file in this process; None does nothing.
 
-    The file is executed; its global LAYOUTS maps names to `Layout`.
+    The file is executed; its global LAYOUTS maps names to `KvLayout`.
 
     Raises:
         ValueError: The file fails, or a name or a code of its layouts is taken.
@@ -103,12 +103,12 @@ def load_layouts(file: Path | None) -> None:
         _OF_FILES.update(found)
 
 
-def layouts() -> dict[str, Layout]:
+def layouts() -> dict[str, KvLayout]:
     """All layouts known in this process, by name."""
     return LAYOUTS | _TABLES.plugged_in() | _OF_FILES
 
 
-def layout_named(name: str) -> Layout:
+def layout_named(name: str) -> KvLayout:
     """Return the layout with a name; raises ValueError, listing all names, if it is unknown."""
     known = layouts()
     if name not in known:
@@ -116,7 +116,7 @@ def layout_named(name: str) -> Layout:
     return known[name]
 
 
-def layout_of(code: int) -> Layout:
+def layout_of(code: int) -> KvLayout:
     """Return the layout with a code; raises ValueError, listing all codes, if it is unknown."""
     known = {layout.code: layout for layout in layouts().values()}
     if code not in known:
@@ -141,7 +141,7 @@ def name_of(layout: str | int, option: str = "layout") -> str:
     return name
 
 
-def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> Layout:
+def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayout:
     """Select the layout that stores a model's values: the member of a family with their format.
 
     A layout requested by the name of a format other than FP16 is returned unchanged.
@@ -164,5 +164,5 @@ def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> Layout:
         known = ", ".join(each.family for each in layouts().values() if each.latent and each.rows is FP16)
         raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {known}")
     if storage and storage not in formats:
-        raise ValueError(f"storage = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")
+        raise ValueError(f"kv_dtype = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")
     return formats.get(storage or ("bf16" if bf16 else "fp16")) or next(iter(formats.values()))

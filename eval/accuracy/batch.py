@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from eval.accuracy.contenders import Trial
 from eval.accuracy.plan import DENSE, Counts, Turn
 from eval.accuracy.prefilled import HostPrefill, Prefilled
@@ -38,18 +38,20 @@ class BatchRun:
         return self.task.score is None
 
     @contextmanager
-    def in_drives(self, drives: int, layout: str, methods: Path | None) -> Iterator[tuple[vcsd.Attached, Prefilled]]:
+    def in_drives(
+        self, drives: int, layout: str, methods: Path | None
+    ) -> Iterator[tuple[vcsd.DriveSession, Prefilled]]:
         """The prompts in new drives of a layout until the block ends."""
-        how: Any = {"attention": DENSE, "methods": methods}
+        how: Any = {"method": DENSE, "methods_file": methods}
         with vcsd.attach(self.model, drives, layout=layout, **how) as csd:
             yield csd, self.host.in_drives(csd)
 
-    def turn(self, number: int, trial: Trial, csd: vcsd.Attached, prefilled: Prefilled) -> Turn:
+    def turn(self, number: int, trial: Trial, csd: vcsd.DriveSession, prefilled: Prefilled) -> Turn:
         """Decode every sample by one trial; number: of the batch."""
         if self.forces and self._dense is None and not trial.is_dense:  # its turn was done by a run that was killed
-            csd.use(DENSE, Compression(1))
+            csd.set_method(DENSE, CompressionBudget(1))
             self._dense = _forced(prefilled, self.samples)
-        csd.use(trial.contender.method, trial.budget)
+        csd.set_method(trial.contender.method, trial.budget)
         total = csd.driver.traffic.total
         before = replace(total)
         if not self.forces:

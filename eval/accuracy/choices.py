@@ -9,9 +9,9 @@ import torch
 import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from attention_engine import METHODS, Queries, Step
+from attention_engine import METHODS, DecodeStep, Queries
 from attention_engine.reference import sparf, token_scores
-from csd_spec import LAYOUTS, Compression
+from csd_spec import LAYOUTS, CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.accuracy import texts
 from eval.accuracy.recorded import Recorded, record
@@ -79,10 +79,10 @@ def _choices(recorded: Recorded, tokens: int, compression: float) -> Any:
     for position in range(tokens, length):
         ftl.append(tuple(handles), 0, np.array([1]), k[position : position + 1], v[position : position + 1], 0)
         stored = position + 1
-        params = Compression(compression).at(stored, d)
+        params = CompressionBudget(compression).at(stored, d)
         q = recorded.q[0, :, position].astype(np.float32).reshape(heads, q_heads // heads, d)
         v_mean = v[:stored].astype(np.float32).mean(0)
-        step = Step(ftl.view(handles, 0), ftl, Queries.uniform(q, params, v_mean, [{}]))
+        step = DecodeStep(ftl.view(handles, 0), ftl, Queries.uniform(q, params, v_mean, [{}]))
         METHODS["sparf"](step)
         assert step.chosen is not None
         for head in range(heads):
@@ -103,7 +103,7 @@ def experiment(
     ] = 8,
 ) -> Outcome:
     """SparF's choice of tokens in every layer and head of recorded decode steps, against float64 Algorithm 1."""
-    Compression(compression)
+    CompressionBudget(compression)
     with status("loading the model"):
         written = texts.read(text)
         loaded, tokenizer = load(model or CHECKPOINT)

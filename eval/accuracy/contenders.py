@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attention_engine import METHODS, Methods
-from csd_spec import NAMED, Compression
-from csd_spec.sparf import Convention
+from csd_spec import NAMED, CompressionBudget
+from csd_spec.sparf import BudgetConvention
 from eval.accuracy.published import PUBLISHED
 
 DENSE = ("dense", "kivi", "kivi-2")  # attend to all tokens, without a budget
@@ -40,7 +40,7 @@ class Contender:
     similar: bool = False
     dense: bool = False
     ideal: bool = False
-    own: Compression | None = None
+    own: CompressionBudget | None = None
     arrays: bool = False
 
     def budgets(self, compressions: Sequence[float]) -> Sequence[float]:
@@ -48,7 +48,7 @@ class Contender:
         return [self.own.c] if self.own else [1.0] if self.dense else compressions
 
     @property
-    def conventions(self) -> tuple[Convention, ...]:
+    def conventions(self) -> tuple[BudgetConvention, ...]:
         """How its budget may be counted. Who spends bytes gets them in the `bytes` convention, to compare at equal
         bytes; SparF's k is a share of the tokens, and papers differ in which."""
         return ("bytes", "paper") if self.method in BY_CONVENTION and not self.arrays else ("bytes",)
@@ -60,12 +60,12 @@ class Trial:
 
     contender: Contender
     c: float
-    convention: Convention = "bytes"
+    convention: BudgetConvention = "bytes"
 
     @property
-    def budget(self) -> Compression:
+    def budget(self) -> CompressionBudget:
         """Budget passed to drives."""
-        return self.contender.own or Compression(self.c, self.convention)
+        return self.contender.own or CompressionBudget(self.c, self.convention)
 
     @property
     def is_dense(self) -> bool:
@@ -76,7 +76,7 @@ class Trial:
 def _named(name: str) -> Contender:
     """The method, layout and budget of a name in `NAMED`."""
     what = NAMED[name]
-    assert isinstance(what.budget, Compression)
+    assert isinstance(what.budget, CompressionBudget)
     return Contender(name, what.method, what.layout, own=what.budget)
 
 

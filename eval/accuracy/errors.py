@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
+from attention_engine import METHODS, AttentionMethod, DecodeStep, EngineClock, Memory, Methods, Queries, Read
 from csd_firmware.schedule import SCHEDULES, StepResources
 from csd_firmware.stopwatch import LatencyBreakdown
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -167,10 +167,10 @@ def _on_a_drive(trial: Trial, methods: Methods, layer: Layer) -> Tally:
         _append(ftl, handles, k[:, :tokens], v[:, :tokens])
         for position in range(tokens, length):
             _append(ftl, handles, k[:, position : position + 1], v[:, position : position + 1])
-            params = Compression(trial.c, trial.convention).at(position + 1, d)
+            params = CompressionBudget(trial.c, trial.convention).at(position + 1, d)
             v_mean = recorded.v[:, :, : position + 1].astype(np.float32).mean(2).reshape(B * H, d)
             queries = Queries.uniform(layer.queries(position), params, v_mean, memory)
-            step = Step(ftl.view(handles, 0), ftl, queries)
+            step = DecodeStep(ftl.view(handles, 0), ftl, queries)
             _count(tally, step, methods[contender.method], layer, position)
             for name, schedule in SCHEDULES.items():
                 watch = LatencyBreakdown(ftl.timing.idle_ns())
@@ -192,7 +192,7 @@ def _append(ftl: Ftl, handles: list[int], k: F16, v: F16) -> None:
     ftl.append(handles, 0, lengths, flat_k, flat_v, ftl.timing.idle_ns())
 
 
-def _count(tally: Tally, step: Step, method: Method, layer: Layer, position: int) -> None:
+def _count(tally: Tally, step: DecodeStep, method: AttentionMethod, layer: Layer, position: int) -> None:
     out = method(step)
     assert step.chosen is not None
     tokens, counts = step.chosen

@@ -15,7 +15,7 @@ import vcsd
 from eval.accuracy.refusals import confirmed
 from eval.accuracy.tiny import VOCABULARY, build
 from host_driver.hf.shape import FULL, kinds_in_tiers, placement
-from vcsd.tiered import TierReport, TierSetting
+from vcsd.tiered import TierConfig, TierReport
 
 PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
 MORE, AGAIN = 5, 8  # of a second turn: fed, and generated
@@ -93,7 +93,7 @@ def _try_family(name: str, policy: str) -> Row:
     refusal = None
     try:
         kinds_in_tiers(model) if policy else placement(model)
-    except vcsd.Unsupported as error:
+    except vcsd.UnsupportedModelError as error:
         refusal = error
     except Exception as error:  # any exception is a defect
         return replace(made, outcome="crashed", reason=_line(error))
@@ -128,7 +128,7 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
             with where as elsewhere:
                 got += [_decode(model, *each)[1] for each in zip(_inputs(), forced, strict=True)]
                 reports.append(elsewhere.report())
-    except vcsd.Unsupported as error:
+    except vcsd.UnsupportedModelError as error:
         if forced[0].begun:
             return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
         return _refused(made, model, error)
@@ -153,7 +153,7 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
         shape = placement(model).shape
         heads = shape.q_heads if shape.latent else shape.kv_heads
         for drives in sorted({min(drives, heads) for drives in DRIVES}):
-            yield vcsd.attach(model, drives=drives, attention="dense")
+            yield vcsd.attach(model, drives=drives, method="dense")
         return
     kinds = kinds_in_tiers(model)
     cache = DynamicCache() if set(kinds) == {FULL} else DynamicCache(config=model.config)
@@ -165,7 +165,7 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
     layer = token * longest
     device = min(DEVICE_LAYERS, max(1, len(full) - 1))  # so that not all are there
     tiers = vcsd.TierLimits(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
-    yield TierSetting(policy=policy, tiers=tiers, record=True).attached(model)
+    yield TierConfig(policy=policy, tiers=tiers, record=True).attach(model)
 
 
 def _not_elsewhere(report: Any, inputs: int) -> str:
@@ -177,12 +177,12 @@ def _not_elsewhere(report: Any, inputs: int) -> str:
         return f"{report.iterations} forwards were in tiers"
     if over := [each["name"] for each in report.tiers if (each["limit_bytes"] or torch.inf) < each["peak_bytes"]]:
         return f"more was at {over[0]} than may be"
-    if odd := [route["name"] for route in report.routes if route["bytes"] != route["modelled_bytes"]]:
+    if odd := [route["name"] for route in report.routes if route["bytes"] != route["simulated_bytes"]]:
         return f"other bytes took the route {odd[0]} than in modelled time"
     return ""
 
 
-def _refused(made: Row, model: PreTrainedModel, error: vcsd.Unsupported) -> Row:
+def _refused(made: Row, model: PreTrainedModel, error: vcsd.UnsupportedModelError) -> Row:
     checked = confirmed(str(error), model, _inputs()[0]["input_ids"])
     return replace(made, outcome="refused", reason=str(error), reason_checked=checked)
 

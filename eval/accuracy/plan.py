@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from attention_engine import METHODS, Methods
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from csd_spec.checked import frozen_value
 from csd_spec.layouts import layout_named
-from csd_spec.sparf import Convention
+from csd_spec.sparf import BudgetConvention
 from eval.accuracy.contenders import Contender, Trial, on_drives
 from eval.accuracy.tasks import TASKS
 
@@ -75,7 +75,7 @@ class MeasurementPlan:
                 f"convention = {self.convention!r}: must be one of {', '.join(get_args(ConventionChoice))}"
             )
         for c in self.compressions:
-            Compression(c)
+            CompressionBudget(c)
 
     def trials(self) -> list[Trial]:
         """Dense attention, then every method at every budget; those of one storage format together, FP16 first."""
@@ -109,7 +109,7 @@ class Turn:
     batch: int
     method: str
     compression: float
-    convention: Convention
+    convention: BudgetConvention
     samples: list[Counts]
     groups: list[str]
     useful_bytes: int

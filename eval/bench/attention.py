@@ -16,9 +16,9 @@ import numpy as np
 import torch
 import typer
 
-from attention_engine import METHODS, Memory, Queries, Step
+from attention_engine import METHODS, DecodeStep, Memory, Queries
 from attention_engine._dot4 import WAY
-from csd_spec import NAMED, Attention
+from csd_spec import NAMED, AttentionConfig
 from eval.bench.contest import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
@@ -87,7 +87,7 @@ def bench_attention(
         "speedup_vs_dense_worst": min(ratios),
         "scratch_mib": scratch_mib(replace(size, tokens=SCRATCH_TOKENS), method, layout=layout),
         "max_rel_error": error,
-        "tokens_chosen_otherwise": others,
+        "tokens_not_in_reference": others,
     }
 
 
@@ -132,7 +132,7 @@ def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None
 
     All sequences are the same one, so the pages of one sequence are enough.
     """
-    contest, what = Contest(size), Attention.named(method)
+    contest, what = Contest(size), AttentionConfig.named(method)
     one, times = contest.stored(what.layout if layout is None else layout), (sequences, 1)
     view = replace(
         one,
@@ -145,7 +145,7 @@ def scratch_mib(size: Size, method: str, sequences: int = 64, layout: str | None
     q, v_mean = np.tile(contest.q, (*times, 1)), np.tile(contest.v_mean, times)
     memory: list[Memory] = [{} for _ in range(sequences)]
     tracemalloc.start()
-    METHODS[what.method](Step(view, contest.ftl, Queries.uniform(q, contest.params_of(method), v_mean, memory)))
+    METHODS[what.method](DecodeStep(view, contest.ftl, Queries.uniform(q, contest.params_of(method), v_mean, memory)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 2**20

@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from csd_firmware import Firmware
-from csd_spec import Attend, BlockSsdSpec, Command, Completion, Compression, DeviceError, KvAppend, SeqCreate, Status
+from csd_spec import (
+    Attend,
+    BlockSsdSpec,
+    Command,
+    Completion,
+    CompressionBudget,
+    DriveError,
+    KvAppend,
+    SeqCreate,
+    Status,
+)
 from csd_spec.arrays import F16, I64, U32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench._trace_lines import FIELDS, MAX_DEVICE, MAX_LBA, MAX_NS, MAX_SECTORS, parse_lines
@@ -116,7 +126,7 @@ def record(path: Path, prompt: int, steps: int, method: str, compression: float)
     def done(command: Command, submit_ns: int) -> Completion:
         answer = firmware.step(command, submit_ns)
         if answer.status is not Status.SUCCESS:
-            raise DeviceError(firmware.spec.name, answer.status, answer.reason)
+            raise DriveError(firmware.spec.name, answer.status, answer.reason)
         return answer
 
     firmware.set_page_listener(note)
@@ -126,7 +136,7 @@ def record(path: Path, prompt: int, steps: int, method: str, compression: float)
         append = KvAppend(seqs, layer, np.array([prompt]), half(prompt, heads, dim), half(prompt, heads, dim))
         now = done(append, now).finish_ns
     for step in range(steps):
-        params = Compression(compression).at(prompt + step + 1, dim)
+        params = CompressionBudget(compression).at(prompt + step + 1, dim)
         for layer in range(layers):
             q, k, v = half(1, heads, group, dim), half(1, heads, dim), half(1, heads, dim)
             top_k, recent = np.array([params.k]), np.array([params.l])

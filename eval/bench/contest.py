@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import typer
 
-from attention_engine import METHODS, Compute, Memory, Queries, Read, Step, add_rows, reference
+from attention_engine import METHODS, Compute, DecodeStep, Memory, Queries, Read, add_rows, reference
 from attention_engine._parallel import over_streams
 from csd_io.compiled import njit
-from csd_spec import NAMED, Attention, KvView, SparFParams
+from csd_spec import NAMED, AttentionConfig, KvSlotView, SparFParams
 from csd_spec.arrays import F16, F32
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -98,8 +98,8 @@ class Contest:
         self.params = SparFParams(min(16, head_dim), top_k, -(-top_k // 4))
         self.ftl = Ftl(INSTCSD_ZYNQ7045_8CH)
         self.layouts: dict[str, str] = {}
-        self.views, self.handles = dict[str, KvView](), dict[str, int]()
-        self.view = self.stored(Attention().layout)
+        self.views, self.handles = dict[str, KvSlotView](), dict[str, int]()
+        self.view = self.stored(AttentionConfig().layout)
         self.v_mean: F32 = np.zeros((kv_heads, head_dim), np.float32)
         add_rows(self.v_mean, self.V.view(np.uint16))
         self.v_mean /= tokens
@@ -114,9 +114,9 @@ class Contest:
 
     def layout(self, method: str) -> str:
         """Layout in which a method attends."""
-        return self.layouts.get(method, Attention.named(method).layout)
+        return self.layouts.get(method, AttentionConfig.named(method).layout)
 
-    def stored(self, layout: str) -> KvView:
+    def stored(self, layout: str) -> KvSlotView:
         """View of the layer in a layout."""
         if layout not in self.views:
             form = layout_named(layout).form(self.ftl.spec.geometry.page_bytes, self.head_dim, self.tokens)
@@ -155,14 +155,14 @@ class Contest:
 
     def attend(self, method: str) -> F32:
         """Run our kernels; pages are located in the first call only, since `vcsd bench ftl` measures that part."""
-        run, queries = METHODS[Attention.named(method).method], self.asked(method)
+        run, queries = METHODS[AttentionConfig.named(method).method], self.asked(method)
         view = self.stored(self.layout(method))
         if method not in self.plans:  # the first step builds the tables
-            run(Step(view, self.ftl, queries))
+            run(DecodeStep(view, self.ftl, queries))
             self.plans[method] = Plans(self.ftl)
         plans = self.plans[method]
         plans.next = 0
-        step = Step(view, plans, queries, self.threads)
+        step = DecodeStep(view, plans, queries, self.threads)
         out = run(step)
         self.step, self.view_of_last = step, view
         return out

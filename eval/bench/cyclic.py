@@ -188,7 +188,7 @@ def run(job: CyclicRead) -> dict[str, Any]:
         "asked_bytes": asked,
         "kernel_bytes": kernel,
         "device_bytes": None if disk is None else disk - before[1],
-        "past_by": past.queue.how if past else None,
+        "direct_io_engine": past.queue.how if past else None,
         "wrong": wrong,
         "wall_s": wall_s,
     }

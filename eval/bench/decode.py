@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, QuantizedCache
 
 import vcsd
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.contest import read_rate
 from eval.experiment import Outcome
@@ -160,19 +160,19 @@ class DecodeBench:
         """Add drives in which the methods `names` attend, filled as `fills` stores its KV data."""
         model, count = self._model(), self.load.drives
         threads = max(1, self.load.threads // count)
-        devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH, threads=threads) for _ in range(count)]
+        devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH, threads=threads) for _ in range(count)]
         for device in devices:
             self.undo.callback(device.close)
-        attached = self.undo.enter_context(vcsd.attach(model, drives=devices, attention=fills))
+        attached = self.undo.enter_context(vcsd.attach(model, drives=devices, method=fills))
         layers = attached.placed.in_drives
         cache = CsdCache(attached.driver, model.config, model.config.max_position_embeddings, layers, layers)
         self._fill(lambda layer, k, v: _store(cache, layer, k, v), model.config)
         cache.valid = np.ones((self.batch, self.tokens), bool)
         for name in names:
-            known = vcsd.Attention.named(name)
+            known = vcsd.AttentionConfig.named(name)
 
-            def begin(name: str = name, known: vcsd.Attention = known) -> None:
-                attached.use(name, known.budget)
+            def begin(name: str = name, known: vcsd.AttentionConfig = known) -> None:
+                attached.set_method(name, known.budget)
 
             self.ways[name] = CacheVariant(_step(model, cache), begin)
 
@@ -306,7 +306,7 @@ def bench_decode(load: DecodeLoad, tick: Tick = no_tick) -> dict[str, Any]:
             "step_cpu_ms": cpu,
             "step_wall_ms": {name: statistics.median(way.wall_ms) for name, way in bench.ways.items()},
             "step_wall_p99_ms": {name: float(np.percentile(way.wall_ms, 99)) for name, way in bench.ways.items()},
-            "preallocated_is": rival,
+            "fastest_preallocated_cache": rival,
             "preallocated_bandwidth_share": moved / cpu[rival] * 1e3 / read_rate(load.threads),
             **{f"{name}_over_preallocated": cpu[name] / cpu[rival] for names in IN_DRIVES.values() for name in names},
             "dense_over_dynamic": cpu["dense"] / cpu["dynamic"],
@@ -325,7 +325,11 @@ def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict
     rival = min(ran, key=cpu.__getitem__)
     names = [f"{each}_over_llamacpp" for each in ("dense", "ours")]
     ratios = [cpu[each] / cpu[rival] for each in ("dense", "ours")]
-    return {"llamacpp_is": rival, **dict(zip(names, ratios, strict=True)), "llamacpp_logit_differences": differences}
+    return {
+        "fastest_llamacpp_cache": rival,
+        **dict(zip(names, ratios, strict=True)),
+        "llamacpp_logit_differences": differences,
+    }
 
 
 def fixed_us_per_layer(load: DecodeLoad, tick: Tick = no_tick) -> float:
@@ -353,7 +357,7 @@ def prefill_over_plain(load: DecodeLoad, tick: Tick = no_tick) -> dict[str, floa
         for name, times in taken.items():
             with ExitStack() as undo:
                 if name:
-                    undo.enter_context(vcsd.attach(model, drives=load.drives, attention=name))
+                    undo.enter_context(vcsd.attach(model, drives=load.drives, method=name))
                 began = time.process_time()
                 out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
                 times.append(time.process_time() - began)
@@ -370,7 +374,7 @@ def experiment(load: DecodeLoad) -> Outcome:
     with progress("turns", turns) as tick:
         result = bench_decode(load, tick)
     title = f"Decode step, {load.batch} x {load.tokens:,} tokens, {load.shape}, {load.dtype}, {load.threads} threads"
-    rival = result["step_cpu_ms"][result["preallocated_is"]]
+    rival = result["step_cpu_ms"][result["fastest_preallocated_cache"]]
     keys = "step_cpu_ms", "step_wall_ms", "step_wall_p99_ms"
     rows = [
         (name, *(f"{result[key][name]:.2f}" for key in keys), f"{ms / rival:.2f}x")

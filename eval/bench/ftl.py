@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from attention_engine import METHODS, Arithmetic, Compute, EngineClock, Queries, Read, Step
+from attention_engine import METHODS, Arithmetic, Compute, DecodeStep, EngineClock, Queries, Read
 from csd_firmware.schedule import SCHEDULES, StepResources
 from csd_firmware.stopwatch import LatencyBreakdown
-from csd_spec import LAYOUTS, DriveSpec, Geometry, KvView
+from csd_spec import LAYOUTS, DriveSpec, Geometry, KvSlotView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
@@ -187,7 +187,7 @@ class _Request:
         self.ftl, self.load, self.units = ftl, load, StepResources(ftl, EngineClock(ftl.spec.engine))
         self.counts = np.full(load.heads, load.tokens // load.compression, np.int64)
 
-    def __call__(self, view: KvView, picks: Picks, now: int) -> int:
+    def __call__(self, view: KvSlotView, picks: Picks, now: int) -> int:
         """Simulated time at which the request is complete, ns."""
         if self.load.schedule:
             watch = LatencyBreakdown(now)
@@ -199,11 +199,11 @@ class _Request:
             now = self.ftl.read(self.ftl.token_pages(view, slots, selected, self.counts), now)
         return now
 
-    def _work(self, view: KvView, picks: Picks) -> list[Read | Compute]:
+    def _work(self, view: KvSlotView, picks: Picks) -> list[Read | Compute]:
         """Flash reads and engine operations of SparF."""
         q = np.broadcast_to(np.zeros(1, np.float32), (self.load.heads, 1, 128))
         queries = Queries(q, picks[1].shape[1], self.counts, self.counts // 4, q[:, 0], [{}])
-        step = Step(view, self.ftl, queries, arithmetic=_Picked(*picks))
+        step = DecodeStep(view, self.ftl, queries, arithmetic=_Picked(*picks))
         METHODS["sparf"](step)
         return step.work
 

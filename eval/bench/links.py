@@ -25,9 +25,9 @@ from csd_io.death import end_with_parent
 from csd_link.connect import connect
 from csd_link.doorbell import ListeningDoorbell
 from csd_link.drive_end import WindowController, WindowServer
-from csd_link.host_end import AttachedDevice, DriveLostError
+from csd_link.host_end import AttachedDrive, DriveLostError
 from csd_link.medium import MappedMedium
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.sequences import SequenceNamespace
 from csd_link.nvmeof.subsystem import Smart, Subsystem
 from csd_link.nvmeof.target import Target
@@ -70,7 +70,7 @@ def measure_links(trips: int) -> dict[str, float]:
             window = _awaited(partial(connect, folder / "window"))
             ports = (int((folder / name).read_text()) for name in ("nvme", "socket"))
             nvme_port, socket_port = ports
-            nvme = NvmeDevice(lambda: Endpoint("127.0.0.1", nvme_port, _NQN))
+            nvme = NvmeDrive(lambda: Endpoint("127.0.0.1", nvme_port, _NQN))
             line = socket.create_connection(("127.0.0.1", socket_port))
             with line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -83,7 +83,7 @@ def measure_links(trips: int) -> dict[str, float]:
     return found
 
 
-def _measured(window: AttachedDevice, nvme: NvmeDevice, line: socket.socket, trips: int) -> dict[str, float]:
+def _measured(window: AttachedDrive, nvme: NvmeDrive, line: socket.socket, trips: int) -> dict[str, float]:
     """Figures of all links."""
     small, large = _command(OUT_BYTES), _command(LARGE_BYTES)
     echoes = {size: partial(_echo, line, bytearray(size), bytearray(BACK_BYTES)) for size in (OUT_BYTES, LARGE_BYTES)}
@@ -137,7 +137,7 @@ def _fill(line: socket.socket, into: bytearray) -> None:
         got += more
 
 
-def _awaited(connected: Callable[[], AttachedDevice]) -> AttachedDevice:
+def _awaited(connected: Callable[[], AttachedDrive]) -> AttachedDrive:
     deadline = time.monotonic() + START_S
     while True:
         try:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import pid_path
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import mooncake_guest
@@ -74,7 +74,7 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     )
     killer = RepeatedKiller(kills)
     with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as kept:
-        drives = DriveSet(count=1, spec=INSTCSD_ZYNQ7045_8CH, keep=Path(kept) / "drive")
+        drives = DriveSetConfig(count=1, spec=INSTCSD_ZYNQ7045_8CH, data_dir=Path(kept) / "drive")
         run = GuestDecodeTest(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)
         try:
             answer, accelerator = answer_over_fabric(run, work, killer.begin)

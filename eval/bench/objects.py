@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_firmware import Firmware, InProcessDevice
+from csd_firmware import Firmware, InProcessDrive
 from csd_io.medium import Medium
 from csd_spec import LAYOUTS, Command, Completion, Flush, KvAppend, KvFree, KvGather, SeqCreate, SeqFork, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -60,11 +60,11 @@ def gathered(load: ForkLoad, tick: Tick) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(dir=load.folder) as scratch:
         folder = Path(scratch, "drive")
-        with closing(InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))) as device:
+        with closing(InProcessDrive(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))) as device:
             seq = _stored(device.firmware, load, tick)
             _carried_out(device.firmware, Flush())
         forget(folder)
-        with closing(InProcessDevice.reopen(folder, medium=Medium("direct", CACHE_BYTES))) as device:
+        with closing(InProcessDrive.reopen(folder, medium=Medium("direct", CACHE_BYTES))) as device:
             counts = device.firmware.ftl.nand.page_store.counts
             before, began_s = counts.asked, time.perf_counter()
             gather = KvGather((seq,), np.zeros(1, np.int64), np.array([load.tokens]), 0, load.layers)
@@ -80,7 +80,7 @@ def gathered(load: ForkLoad, tick: Tick) -> dict[str, Any]:
         "queue_depth": counts.depth,
         "requests": counts.requests,
         "wall_mib_per_s": asked / MIB / took_s,
-        "modelled_ms": done.latency_ns / 1e6,
+        "simulated_ms": done.latency_ns / 1e6,
     }
 
 
@@ -99,8 +99,8 @@ def among_relatives(load: ForkLoad, tick: Tick) -> dict[str, Any]:
     medians = {name: statistics.median(each) for name, each in taken.items()}
     return medians | {
         "relatives": load.relatives,
-        "fork_over_alone": medians["fork_us"] / medians["fork_us_alone"],
-        "free_over_alone": medians["free_us"] / medians["free_us_alone"],
+        "fork_slowdown_with_many_forks": medians["fork_us"] / medians["fork_us_alone"],
+        "free_slowdown_with_many_forks": medians["free_us"] / medians["free_us_alone"],
     }
 
 

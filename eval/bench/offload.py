@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io.cgroup import Cgroup, temporary_cgroup
 from csd_spec import Flush, KvAppend, SeqCreate, Status
-from csd_spec.attention import NAMED, Attention
+from csd_spec.attention import NAMED, AttentionConfig
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench import child
 from eval.bench.offload_way import RAW, RIVALS, SPARSE, OffloadJob, SequenceShape, rows_of
@@ -35,7 +35,7 @@ from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 
 MIB = 1 << 20
-LAYOUTS = {"fp16": Attention().kv_layout.code, "ours": NAMED["ours"].kv_layout.code}
+LAYOUTS = {"fp16": AttentionConfig().kv_layout.code, "ours": NAMED["ours"].kv_layout.code}
 METHODS = ("dense", *SPARSE, "ours")
 CHUNK = 4096  # tokens of an append
 BESIDE_CACHE = 400 * MIB  # part of the limit reserved for the drive's tables and command buffers
@@ -168,9 +168,9 @@ def _fill(shape: SequenceShape, load: OffloadLoad, place: Path, tick: Tick) -> d
 
 
 @contextmanager
-def _made(folder: Path, shape: SequenceShape, code: int) -> Iterator[InProcessDevice]:
+def _made(folder: Path, shape: SequenceShape, code: int) -> Iterator[InProcessDrive]:
     """A drive with an empty sequence; it is flushed at the end."""
-    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
+    device = InProcessDrive(INSTCSD_ZYNQ7045_8CH, folder, medium=Medium("mapped"))
     shaped = {"layers": shape.layers, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
     _done(device, SeqCreate(count=1, **shaped, max_tokens=shape.tokens + 4096, layout=code))
     yield device
@@ -178,7 +178,7 @@ def _made(folder: Path, shape: SequenceShape, code: int) -> Iterator[InProcessDe
     device.close()
 
 
-def _done(device: InProcessDevice, command: Any) -> None:
+def _done(device: InProcessDrive, command: Any) -> None:
     done = device.submit(command, device.firmware.free_ns).result()
     if done.status is not Status.SUCCESS:
         raise OSError(f"{device.name}: {done.reason}")

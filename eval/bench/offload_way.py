@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io.direct import open_queue
 from csd_io.queue import IoRequest, aligned, carry_out
-from csd_spec import Attend, Attention, Status
+from csd_spec import Attend, AttentionConfig, Status
 from csd_spec.arrays import F16
 from eval.bench.cyclic import kernel_bytes
 from ftl import Medium
@@ -151,11 +151,11 @@ class FileBackedDrive:
     def __init__(self, job: OffloadJob) -> None:
         kind, _, name = job.way.partition("-")
         method, compression = SPARSE.get(name, (name, None))
-        self.shape, self.planned, self._what = job.shape, 0, Attention.named(method, compression)
+        self.shape, self.planned, self._what = job.shape, 0, AttentionConfig.named(method, compression)
         self._draw = np.random.default_rng(0)
         began = time.perf_counter(), kernel_bytes()
         medium = Medium("mapped" if kind == "mapped" else "direct", job.cache_bytes)
-        self.device = InProcessDevice.reopen(Path(job.folder), medium=medium)
+        self.device = InProcessDrive.reopen(Path(job.folder), medium=medium)
         self.opened = {"open_s": time.perf_counter() - began[0], "open_bytes": kernel_bytes() - began[1]}
         (self._handle,) = self.device.firmware.ftl.sequences
 

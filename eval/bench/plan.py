@@ -91,7 +91,7 @@ def bench_plan(load: PlannerLoad, tick: Tick = no_tick) -> dict[str, Any]:
     return {
         "instances": load.instances,
         "wrong": wrong,
-        "infeasible_wrongly": infeasible,
+        "false_infeasible": infeasible,
         "sizes": sizes,
         "median_ms_32x4": sizes["32x4"]["ilp"]["median_ms"],
         "spread": _spread(generator),
@@ -169,8 +169,8 @@ def experiment(load: PlannerLoad) -> Outcome:
     ]
     more = result["spread"]
     lines = [
-        f"{result['wrong']} of {load.instances} plans are not the best, {result['infeasible_wrongly']} were missed",
+        f"{result['wrong']} of {load.instances} plans are not the best, {result['false_infeasible']} were missed",
         f"with any count of layers away {more['better_share']:.0%} are better, median {more['median_faster']:.1%}",
     ]
-    failed = bool(result["wrong"] or result["infeasible_wrongly"])
+    failed = bool(result["wrong"] or result["false_infeasible"])
     return Outcome(result, [table("Plans", columns, rows, left=("way",))], lines, failed)

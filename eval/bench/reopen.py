@@ -43,7 +43,7 @@ class RecoveryLoad:
     kv_heads: Annotated[int, typer.Option(min=1, max=64, help="KV heads per layer, 128 channels each")] = 8
     queries: Annotated[int, typer.Option("--q-heads-per-kv-head", min=1, max=16, help="query heads per KV head")] = 4
     steps: Annotated[int, typer.Option(min=2, max=10_000, help="tokens to decode")] = 16
-    flush_every: Annotated[int, typer.Option(min=1, max=10_000, help="decode steps between flushes")] = 3
+    flush_interval_steps: Annotated[int, typer.Option(min=1, max=10_000, help="decode steps between flushes")] = 3
     kills: Annotated[int, typer.Option(min=1, max=1000, help="number of kills of the drive (SIGKILL)")] = 1
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for the times of the kills")] = 0
     folder: Annotated[
@@ -111,7 +111,7 @@ def _job(load: RecoveryLoad, place: Path, fill: bool, known: list[int]) -> Recov
         queries=load.queries,
         tokens=load.tokens,
         steps=load.steps,
-        flush_every=load.flush_every,
+        flush_interval_steps=load.flush_interval_steps,
         fill=fill,
         known=list(known),
     )

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from csd_firmware import InProcessDevice
-from csd_spec import Attend, Attention, Command, Completion, Flush, KvAppend, KvCrop, KvFree, SeqCreate, Status
+from csd_firmware import InProcessDrive
+from csd_spec import Attend, AttentionConfig, Command, Completion, Flush, KvAppend, KvCrop, KvFree, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl import Medium
 
@@ -49,7 +49,7 @@ class RecoveryJob:
     queries: int
     tokens: int
     steps: int
-    flush_every: int
+    flush_interval_steps: int
     fill: bool
     known: list[int]
 
@@ -58,13 +58,13 @@ class DriveDecoder:
     """A drive, and the synthetic model that uses it."""
 
     def __init__(self, job: RecoveryJob) -> None:
-        self.job, self.what = job, Attention.named(job.method)
+        self.job, self.what = job, AttentionConfig.named(job.method)
         medium, path = Medium(job.medium, job.cache_bytes), Path(job.folder)
         began = time.perf_counter()
         if job.fill:
-            self.device = InProcessDevice(INSTCSD_ZYNQ7045_8CH, path, medium=medium, durability="host")
+            self.device = InProcessDrive(INSTCSD_ZYNQ7045_8CH, path, medium=medium, durability="host")
         else:
-            self.device = InProcessDevice.reopen(path, medium=medium)
+            self.device = InProcessDrive.reopen(path, medium=medium)
         self.open_s = time.perf_counter() - began
 
     def ask(self, command: Command) -> Completion:
@@ -137,7 +137,7 @@ class DriveDecoder:
         for number in range(begun, self.job.steps):
             token = self.step(handle, token)
             yield token
-            if flush and (number + 1) % self.job.flush_every == 0:
+            if flush and (number + 1) % self.job.flush_interval_steps == 0:
                 self.ask(Flush())
 
 

@@ -20,7 +20,7 @@ import torch
 import typer
 from transformers import PreTrainedModel
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
@@ -37,9 +37,9 @@ from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
-from vcsd.sampling import Sampling
-from vcsd.server import Rejected, Server, Stream
-from vcsd.serving import Serving, default_performance_model, serve
+from vcsd.sampling import SamplingParams
+from vcsd.server import RequestHandle, RequestRejectedError, Server
+from vcsd.serving import ServingConfig, default_performance_model, serve
 from vcsd.tables import table
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ class ServingLoad:
         int, typer.Option(min=1, max=100_000, help="number of requests, from the start of the trace")
     ] = 64
     policies: Annotated[str, typer.Option(help="all, or comma-separated names")] = "all"
-    slots: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
+    max_batch_size: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
     share: Annotated[
         float,
         typer.Option(
@@ -108,7 +108,7 @@ class ServingRequest:
     prompt: list[int]
     new: int
     stop: tuple[int, ...]
-    sampling: Sampling
+    sampling: SamplingParams
     cancelled: bool
 
 
@@ -116,7 +116,7 @@ class ServingRequest:
 class Answers:
     """Output of a server: token streams in the order of the requests, and the number of iterations."""
 
-    streams: list[Stream]
+    streams: list[RequestHandle]
     iterations: int
     wall_s: float
 
@@ -157,7 +157,7 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
         (max(1, int(each.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(each.output_tokens * scale)))
         for each in trace.requests
     ]
-    steps_each = sum(new for _, new in lengths) / len(lengths) / load.slots
+    steps_each = sum(new for _, new in lengths) / len(lengths) / load.max_batch_size
     found = []
     for number, ((given, new), at) in enumerate(zip(lengths, _arrivals(trace), strict=True)):
         start = draw.randrange(max(1, len(text) - given))
@@ -167,7 +167,7 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
                 prompt=(text[start:] + text * (given // len(text) + 1))[:given],
                 new=new,
                 stop=(NEWLINE,) if number % STOPPED == 0 else (),
-                sampling=Sampling(temperature=0.0 if number % SAMPLED else 0.8, top_p=0.95, seed=number),
+                sampling=SamplingParams(temperature=0.0 if number % SAMPLED else 0.8, top_p=0.95, seed=number),
                 cancelled=number % CANCELLED == CANCELLED - 1,
             )
         )
@@ -183,7 +183,7 @@ def _arrivals(trace: Trace) -> list[float]:
 def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:
     """Answers of a server that serves one request at a time, with its whole KV cache on the device."""
     found = []
-    with _served(Serving(slots=1, drives=DriveSet() if drives else ())) as server:
+    with _served(ServingConfig(max_batch_size=1, drives=DriveSetConfig() if drives else ())) as server:
         for each in asked:
             found.append(_submit(server, each).result())
             tick(None)
@@ -206,9 +206,9 @@ def run(
         "policy": name,
         "right": sum(_right(*each) for each in zip(streams, wanted, strict=True)),
         "wrong": sum(not _right(*each) for each in zip(streams, wanted, strict=True)),
-        "cancelled": sum(stream.ended == "cancelled" for stream in streams),
-        "stopped": sum(stream.ended == "stop" for stream in streams),
-        "failed": sum(stream.ended == "failed" for stream in streams),
+        "cancelled": sum(stream.finish_reason == "cancelled" for stream in streams),
+        "stopped": sum(stream.finish_reason == "stop" for stream in streams),
+        "failed": sum(stream.finish_reason == "failed" for stream in streams),
         "over_limit": sum(limit is not None and peak.get(place, 0) > limit for place, limit in limits.items()),
         "left_bytes": left,
         "limit_bytes": {place: limits[place] for place in (DEVICE, HOST)},
@@ -220,15 +220,15 @@ def run(
     }
 
 
-def _right(stream: Stream, wanted: list[int]) -> bool:
+def _right(stream: RequestHandle, wanted: list[int]) -> bool:
     """Whether the tokens match those of the request served alone, up to the point where it was stopped."""
-    whole = stream.ended == "cancelled" or len(stream.tokens) == len(wanted)
+    whole = stream.finish_reason == "cancelled" or len(stream.tokens) == len(wanted)
     return whole and stream.tokens == wanted[: len(stream.tokens)]
 
 
 def setting(
     load: ServingLoad, name: str, asked: Sequence[ServingRequest], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
-) -> Serving:
+) -> ServingConfig:
     """A policy, and tiers that hold a fraction of the KV cache of the longest requests, one per slot; at least one
     request.
     """
@@ -236,8 +236,8 @@ def setting(
     model = _model()
     shape = placement(model).shape
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
-    longest = sorted(len(each.prompt) + each.new for each in asked)[-load.slots :]
-    tokens = int(load.share * load.slots * sum(longest) / len(longest))
+    longest = sorted(len(each.prompt) + each.new for each in asked)[-load.max_batch_size :]
+    tokens = int(load.share * load.max_batch_size * sum(longest) / len(longest))
     least = (
         -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
     )  # minimum for one request, plus a layer for its prefill
@@ -247,21 +247,21 @@ def setting(
     rate = DRIVES_OVER_LINK * shape.layers * row_bytes / fetch_token_s
     drives = replace(cost.drives, bytes_per_s=rate, call_s=0.0) if cost.drives else None
     cost = replace(cost, fetch_token_s=fetch_token_s, drives=drives)
-    return Serving(
+    return ServingConfig(
         policy=name,
         tiers=TierLimits(device=size, host=size),
-        drives=DriveSet(count=load.drives, spec=spec) if with_drives else (),
-        slots=load.slots,
+        drives=DriveSetConfig(count=load.drives, spec=spec) if with_drives else (),
+        max_batch_size=load.max_batch_size,
         max_tokens=longest[-1],
-        max_waiting=len(asked) + 1,
-        chunk=load.chunk,
+        max_queued_requests=len(asked) + 1,
+        prefill_chunk_tokens=load.chunk,
         cost=cost,
     )
 
 
 def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Answers:
     """Serve requests with their arrivals, cancellations and completions."""
-    streams, began_s = list[Stream](), time.perf_counter()
+    streams, began_s = list[RequestHandle](), time.perf_counter()
     coming = iter(asked)
     following = next(coming, None)
     for iteration in count():
@@ -270,7 +270,7 @@ def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Ans
             following = next(coming, None)
         busy = server.step()
         for stream, each in zip(streams, asked, strict=False):
-            if each.cancelled and len(stream.tokens) >= AFTER and not stream.ended:
+            if each.cancelled and len(stream.tokens) >= AFTER and not stream.finish_reason:
                 stream.cancel()
         if not busy and not following:
             break
@@ -279,11 +279,13 @@ def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Ans
     return Answers(streams, iteration, time.perf_counter() - began_s)
 
 
-def _submit(server: Server, asked: ServingRequest) -> Stream:
+def _submit(server: Server, asked: ServingRequest) -> RequestHandle:
     try:
         return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
-    except Rejected as error:
-        raise ValueError(f"{error}: increase --tier-fraction or --slots, or reduce --max-request-tokens") from error
+    except RequestRejectedError as error:
+        raise ValueError(
+            f"{error}: increase --tier-fraction or --max-batch-size, or reduce --max-request-tokens"
+        ) from error
 
 
 @cache
@@ -291,7 +293,7 @@ def _model() -> PreTrainedModel:
     return load_model(CHECKPOINT)[0]
 
 
-def _served(serving: Serving) -> AbstractContextManager[Server]:
+def _served(serving: ServingConfig) -> AbstractContextManager[Server]:
     return serve(_model(), serving, background=False)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from csd_link.connect import connect
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import SHARED, ServedDrive
@@ -53,7 +53,7 @@ class TenantLoad:
 class Victim:
     """A tenant within its quota. refused: reasons of its refused commands."""
 
-    device: WindowDevice
+    device: WindowDrive
     load: TenantLoad
     refused: list[str] = field(default_factory=list)
     seqs: tuple[int, ...] = ()

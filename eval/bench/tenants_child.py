@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from csd_link.connect import connect
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_spec import (
     Command,
     Completion,
@@ -49,7 +49,7 @@ REFUSED = 2000
 class Hostile:
     """A tenant that tries to monopolize a drive. counts: commands by kind and by whether they were refused."""
 
-    def __init__(self, device: WindowDevice) -> None:
+    def __init__(self, device: WindowDrive) -> None:
         self.device = device
         self.counts: Counter[str] = Counter()
         self._asked: deque[tuple[Command, Future[Completion]]] = deque()

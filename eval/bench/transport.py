@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.connect import connect
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
-from csd_spec import Attend, Command, Device, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
+from csd_spec import Attend, Command, Drive, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.links import measure_links
 from eval.experiment import Outcome, flat
@@ -97,7 +97,7 @@ def _fio(file: Path, load: str, block: str, depth: int, seconds: int, size_mb: i
     return float(result["iops"] if load.startswith("rand") else result["bw_bytes"] / 1e6)
 
 
-def _round_trips(device: WindowDevice, trips: int) -> dict[str, float]:
+def _round_trips(device: WindowDrive, trips: int) -> dict[str, float]:
     created = device.submit(SeqCreate(1, 1, 1, 64, 1024), 0).result()
     seqs, row = tuple(created.data[0].tolist()), np.ones((1, 1, 64), np.float16)
     device.submit(KvAppend(seqs, 0, np.array([1]), row, row), 0).result()
@@ -110,14 +110,14 @@ def _round_trips(device: WindowDevice, trips: int) -> dict[str, float]:
     }
 
 
-def measure_attends(process: Device, trips: int) -> dict[str, float]:
+def measure_attends(process: Drive, trips: int) -> dict[str, float]:
     """Microseconds of an Attend through a link and in this process, in turns, and their ratio."""
-    inproc, generator = InProcessDevice(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
+    inproc, generator = InProcessDrive(INSTCSD_ZYNQ7045_8CH), np.random.default_rng(0)
     rows = generator.standard_normal((TOKENS, KV_HEADS, CHANNELS)).astype(np.float16)
     q = generator.standard_normal((1, KV_HEADS, GROUP, CHANNELS)).astype(np.float16)
     budget, recent, length = np.array([TOKENS // 8]), np.zeros(1, np.int64), np.array([TOKENS])
     times = dict[str, list[float]]()
-    commands = dict[str, tuple[Device, Attend]]()
+    commands = dict[str, tuple[Drive, Attend]]()
     for name, device in (("process", process), ("inproc", inproc)):
         create = SeqCreate(1, 1, KV_HEADS, CHANNELS, TOKENS + trips)
         seqs = tuple(device.submit(create, 0).result().data[0].tolist())
@@ -135,7 +135,7 @@ def measure_attends(process: Device, trips: int) -> dict[str, float]:
     }
 
 
-def _times(device: Device, command: Command, status: Status, trips: int) -> list[float]:
+def _times(device: Drive, command: Command, status: Status, trips: int) -> list[float]:
     """Microseconds of each round trip."""
     times = []
     for _ in range(trips):

@@ -66,7 +66,7 @@ class DeadlineRuns:
         if key not in self._met:
             policy = partial(OrbitFlow, drives=cost.drives is not None, late=1.0 if system == PRINTED else 0.0)
             served = simulate(case.trace, cost, Policy.of(policy), machines.A5000.slo_s(scale))
-            self._met[key] = float(summary(served)["deadlines_met"])
+            self._met[key] = float(summary(served)["deadline_attainment"])
         self.tick(None)
         return self._met[key]
 

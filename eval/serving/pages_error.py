@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attention_engine import reference
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_spec import Attend, KvAppend, SeqCreate
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -21,7 +21,7 @@ def output_error(layout: str, seed: int = 0) -> float:
     generator = np.random.default_rng(seed)
     k, v = (generator.standard_normal((TOKENS, HEADS, CHANNELS)).astype(np.float16) for _ in range(2))
     q = (3 * generator.standard_normal((1, HEADS, QUERIES, CHANNELS))).astype(np.float16)
-    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH)
+    device = InProcessDrive(INSTCSD_ZYNQ7045_8CH)
     try:
         created = device.submit(SeqCreate(1, 1, HEADS, CHANNELS, 2 * TOKENS, layout_named(layout).code), 0).result()
         seqs = (int(created.data[0][0]),)

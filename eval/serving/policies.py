@@ -57,10 +57,10 @@ class PolicyOptions:
         float | None, typer.Option(min=0, max=1e6, help="page cache for files, GB (default: unlimited)")
     ] = None
     drives: Annotated[int, typer.Option(min=1, max=64, help="number of drives, for policies that attend in drives")] = 1
-    slots: Annotated[
+    max_batch_size: Annotated[
         int, typer.Option(min=1, max=256, help="largest number of concurrent requests, in prefill or decode")
     ] = 4
-    slice_tokens: Annotated[
+    time_slice_tokens: Annotated[
         int, typer.Option(min=1, max=1 << 20, help="length of a time slice, tokens, for policies with time slices")
     ] = 32
     slo_scale: Annotated[
@@ -103,10 +103,10 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
     """
     cost, tiers = given.machine()
     if isinstance(policy, TimeSlices):
-        policy.slice_tokens = given.slice_tokens
+        policy.slice_tokens = given.time_slice_tokens
     if CSD in policy.tiers:
         cost = replace(cost, drives=drives(given.drives))
-    admission = AdmissionConfig(slots=given.slots, reject=True)
+    admission = AdmissionConfig(max_batch_size=given.max_batch_size, reject=True)
     engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers, given.events)
     ended = 0
 

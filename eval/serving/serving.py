@@ -29,19 +29,26 @@ from vcsd.tables import table
 LENGTHS = (96, 9216)  # tokens of generated requests
 GENERATED_PER_S = 0.01  # at load 1
 MANY = 5_000  # requests of all runs, for which processes are worth their start
-WORTH = ("deadlines_met", "tbt_attained", "tbt_attained_by_gaps", "tpot_attained", "end_to_end_s", "requests_per_min")
+WORTH = (
+    "deadline_attainment",
+    "tbt_slo_attainment_step",
+    "tbt_slo_attainment",
+    "tpot_slo_attainment_step",
+    "end_to_end_s",
+    "requests_per_min",
+)
 TAILS = {"ttft_s": 1.0, "tpot_s": 1e3, "tbt_s": 1e3}
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Letting:
+class AdmissionOptions:
     """Admission options."""
 
-    slots: Annotated[
+    max_batch_size: Annotated[
         int, typer.Option(min=1, max=256, help="largest number of concurrent requests, in prefill or decode")
     ] = 4
-    chunk: Annotated[
+    prefill_chunk_tokens: Annotated[
         int,
         typer.Option(
             min=0, max=1 << 24, help="prefill chunk per decode step, tokens; 0: whole prompts, decoding waits"
@@ -50,13 +57,13 @@ class Letting:
     order: Annotated[
         Literal["fcfs", "srtf"], typer.Option(help="admission order: by arrival, or shortest remaining time first")
     ] = "fcfs"
-    aging: Annotated[
+    aging_factor: Annotated[
         float,
         typer.Option(
             min=0, max=1e9, help="srtf: aging limit on overtaking, in multiples of a request's own service time"
         ),
     ] = 10.0
-    queue: Annotated[
+    max_queued_requests: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 20, help="queue length limit, further requests are rejected (default: unlimited)"),
     ] = None
@@ -64,7 +71,7 @@ class Letting:
         bool, typer.Option("--reject", help="reject a request that is too long, instead of ending the run")
     ] = False
 
-    patience: Annotated[
+    max_paused_steps: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 20, help="longest pause of a request by a policy, steps (default: unlimited)"),
     ] = None
@@ -72,13 +79,13 @@ class Letting:
     @property
     def admission(self) -> AdmissionConfig:
         return AdmissionConfig(
-            slots=self.slots,
-            chunk=self.chunk,
+            max_batch_size=self.max_batch_size,
+            prefill_chunk_tokens=self.prefill_chunk_tokens,
             order=self.order,
-            aging=self.aging,
-            queue=self.queue,
+            aging_factor=self.aging_factor,
+            max_queued_requests=self.max_queued_requests,
             reject=self.reject,
-            patience=self.patience,
+            max_paused_steps=self.max_paused_steps,
         )
 
 
@@ -132,7 +139,7 @@ class TraceLoad:
             return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
         return _faster(traces.load(self.trace).head(self.requests), load)
 
-    def kept(self, letting: Letting) -> ResultCache:
+    def kept(self, letting: AdmissionOptions) -> ResultCache:
         """Rows of an earlier run with the same options that was killed."""
         asked = replace(self, picture=None, jobs=None, ray=None, progress_dir=None), letting
         files = [self.trace] if self.trace else []
@@ -178,7 +185,7 @@ def _faster(trace: Trace, load: float) -> Trace:
     return replace(trace, requests=requests)
 
 
-def experiment(load: TraceLoad, letting: Letting = Letting()) -> Outcome:
+def experiment(load: TraceLoad, letting: AdmissionOptions = AdmissionOptions()) -> Outcome:
     """Requests that come and go, served by several systems: deadlines, tails, throughput."""
     if load.engine not in COSTS:
         raise ValueError(f"engine = {load.engine!r}: must be one of {', '.join(COSTS)}")
@@ -229,7 +236,7 @@ def _picture(rows: Sequence[Row]) -> Any:
     several = len({row["slo_scale"] for row in rows}) > 1
     names = [f"{row['system']}, x {row['slo_scale']:g}" if several else row["system"] for row in rows]
     named = [{**row, "name": name} for row, name in zip(rows, names, strict=True)]
-    figure = lines(named, "load", "deadlines_met", "name")
+    figure = lines(named, "load", "deadline_attainment", "name")
     figure.axes[0].set(xlabel="load, over the trace's rate", ylabel="share of tokens that meet their deadlines")
     figure.axes[0].set_ylim(0, 1.02)
     return figure
@@ -265,7 +272,7 @@ def _paths(rows: Sequence[Row]) -> Any:
             *_at(row),
             f"{row['tokens_per_s']:,.1f}",
             *(f"{row['path_bytes'][path] / 1e9:,.1f}" for path in ("host_link", "drives")),
-            *(f"{row[key]:,.1f}" for key in ("longest_wait_s", "longest_pause_s")),
+            *(f"{row[key]:,.1f}" for key in ("max_queue_wait_s", "max_token_gap_s")),
             f"{row['rejected']:,}",
         )
         for row in rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.folder import encode_description
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -120,7 +120,7 @@ def make_folder(folder: Path) -> None:
     """Write all files into an existing folder."""
     (folder / "home").mkdir(mode=0o700)
     for where in (folder / "kept", folder / "home" / "one"):
-        InProcessDevice(DRIVE, where).close()
+        InProcessDrive(DRIVE, where).close()
     for name, (text, _) in DOCUMENTS.items():
         (folder / name).write_text(text)
     (folder / "binary").write_bytes(bytes(range(256)) * 64)

@@ -64,7 +64,7 @@ CUT = (
     "eval.fair.tierkv:headline",
     "eval.fair.dual_blade:headline",
 )
-PRELOADED = ("vcsd.attached", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
+PRELOADED = ("vcsd.session", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
 HANG_S = 60.0  # CPU time: on a busy machine, compiling kernels takes longer than this in wall-clock time
 WAIT_S = 5 * HANG_S  # wall-clock time
 TRACEBACK = 70

@@ -17,7 +17,7 @@ import typer
 from numpy.typing import NDArray
 
 from csd_io.medium import Kind
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
 from eval.experiment import Outcome, flat
@@ -186,7 +186,7 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
     return rows.view(np.float16)
 
 
-def _all_of(ftl: Ftl, handle: int, layer: int) -> KvView:
+def _all_of(ftl: Ftl, handle: int, layer: int) -> KvSlotView:
     """View of a layer with all its pages resident."""
     view = ftl.view([handle], layer)
     ftl.store.page_in(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))

@@ -19,17 +19,17 @@ import torch
 import typer
 
 from csd_io.medium import Medium
-from csd_link.driveset import DriveSet
-from csd_link.recovery import RecoveringDevice
+from csd_link.driveset import DriveSetConfig
+from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
-from csd_spec import Attention, Compression
+from csd_spec import AttentionConfig, CompressionBudget
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
-from vcsd.attached import Setting, attached
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd.session import AttachConfig, attach_with
 
 CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
 MAX_PAUSE_S = 0.4  # between two kills
@@ -45,7 +45,7 @@ class KillLoad:
         int,
         typer.Option(min=1, max=512, help="length of a decode, tokens; decodes are repeated until all kills are done"),
     ] = 128
-    flush_every: Annotated[
+    flush_interval_steps: Annotated[
         int, typer.Option(min=0, max=512, help="decode steps between flushes; 0 disables flushing")
     ] = 8
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the kill times")] = 0
@@ -93,16 +93,18 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
     model, tokenizer = load(CHECKPOINT)
     tokens = asked.tokens
     inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, asked.seed)
-    what = Setting(attention=Attention("sparf", Compression(8)), flush_every=asked.flush_every)
-    with attached(model, replace(what, drives=DriveSet(count=asked.drives))):
+    what = AttachConfig(
+        attention=AttentionConfig("sparf", CompressionBudget(8)), flush_interval_steps=asked.flush_interval_steps
+    )
+    with attach_with(model, replace(what, drives=DriveSetConfig(count=asked.drives))):
         expected, _ = generate(model, inputs, tokens, None)
     lost = wrong = runs = 0
     with tempfile.TemporaryDirectory() as scratch:
-        kept = DriveSet(
-            count=asked.drives, transport="process", keep=Path(scratch), medium=Medium(asked.medium, CACHE_BYTES)
+        kept = DriveSetConfig(
+            count=asked.drives, transport="process", data_dir=Path(scratch), medium=Medium(asked.medium, CACHE_BYTES)
         )
-        with attached(model, replace(what, drives=kept)) as csd:
-            devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDevice)]
+        with attach_with(model, replace(what, drives=kept)) as csd:
+            devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
             killer = Killer([device.name for device in devices], asked.kills, asked.seed, tick)
             killer.start()
             while not killer.over.is_set():
@@ -127,7 +129,7 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _delays(devices: Sequence[RecoveringDevice], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
+def _delays(devices: Sequence[RecoveringDrive], moments: dict[str, list[float]]) -> tuple[list[float], list[float]]:
     """Seconds from the first kill to the start and to the end of each recovery."""
     notices, recoveries = [], []
     for device in devices:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
 from eval import sweep
@@ -94,7 +94,7 @@ def judge(kept: FlushedFolder) -> str:
     """Open the damaged drive and compare: `harmless`, `corrected`, `reported` or `silent`."""
     try:
         secret = secret_of(kept.folder)
-        device = InProcessDevice.reopen(kept.folder)
+        device = InProcessDrive.reopen(kept.folder)
     except ValueError:
         return "reported"
     try:

@@ -19,16 +19,16 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 
-from csd_link.driveset import DriveSet
-from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
+from csd_link.driveset import DriveSetConfig
+from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.run_dir import pid_path
-from csd_spec import Attention, Compression, DeviceError
+from csd_spec import AttentionConfig, CompressionBudget, DriveError
 from eval.experiment import Outcome
-from vcsd.attached import Setting, attached
 from vcsd.generate import Inputs, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd.session import AttachConfig, attach_with
 from vcsd.tables import table
 
 DRIVES, NODES = 4, 2
@@ -101,14 +101,14 @@ def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
     """Lose drives and nodes in decodes with each redundancy; one loss with none."""
     model, tokenizer = load(CHECKPOINT)
     inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, asked.tokens, asked.seed)
-    what = Setting(attention=Attention("sparf", Compression(8)), drives=DriveSet(count=DRIVES))
-    with attached(model, what):
+    what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=DRIVES))
+    with attach_with(model, what):
         expected, _ = generate(model, inputs, asked.tokens, None)
     draw, result = random.Random(asked.seed), dict[str, Any]()
     plan: dict[Redundancy, int] = {"none": 1, "mirror": asked.kills, "recompute": asked.kills}
     for redundancy, kills in plan.items():
         tally = LossTally()
-        undisturbed = DriveSet(count=DRIVES, transport=asked.transport, restart=False)
+        undisturbed = DriveSetConfig(count=DRIVES, transport=asked.transport, restart_drives=False)
         decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), asked.tokens)
         for number in range(kills):
             is_node = number % 3 == 2
@@ -117,7 +117,7 @@ def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
                 drive for drive in range(DRIVES) if drive == first or (is_node and drive % NODES == first % NODES)
             ]
             spares = 0 if redundancy == "none" else len(killed)
-            drives = DriveSet(count=DRIVES, spares=spares, transport=asked.transport, restart=False)
+            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=asked.transport, restart_drives=False)
             setting = replace(what, drives=drives, redundancy=redundancy)
             _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
             tally.nodes += is_node
@@ -133,9 +133,9 @@ def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
     }
 
 
-def _decode_s(model: Any, inputs: Inputs, setting: Setting, tokens: int) -> float:
+def _decode_s(model: Any, inputs: Inputs, setting: AttachConfig, tokens: int) -> float:
     """Wall-clock seconds of a decode without a loss."""
-    with attached(model, setting):
+    with attach_with(model, setting):
         generate(model, inputs, 2, None)
         began = time.perf_counter()
         generate(model, inputs, tokens, None)
@@ -145,7 +145,7 @@ def _decode_s(model: Any, inputs: Inputs, setting: Setting, tokens: int) -> floa
 def _lose(
     model: Any,
     inputs: Inputs,
-    setting: Setting,
+    setting: AttachConfig,
     killed: Sequence[int],
     delay_s: float,
     expected: torch.Tensor,
@@ -153,8 +153,8 @@ def _lose(
 ) -> None:
     """One decode, in which drives are lost after `delay_s`."""
     tokens = expected.shape[1]
-    with attached(model, setting) as csd:
-        groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDevice)]
+    with attach_with(model, setting) as csd:
+        groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDrive)]
         names = [device.name for device in csd.driver.devices]
         loss = Loss([names[number] for number in killed], delay_s)
         loss.start()
@@ -163,7 +163,7 @@ def _lose(
             loss.join()
             if not any(event.kind == "lost" for group in groups for event in group.events):
                 got, _ = generate(model, inputs, tokens, None)  # the decode was over: this one notices
-        except DeviceError:
+        except DriveError:
             loss.join()
             tally.refused += 1
             tally.lost += 0 if setting.redundancy == "none" else tokens

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.logs import smart
 from csd_io.medium import KINDS, Kind, Medium
 from csd_spec import LAYOUTS, Command, Completion, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
@@ -43,7 +43,7 @@ class FolderHost:
     """A host of one drive in a folder."""
 
     def __init__(self, path: Path, medium: Kind, seed: int) -> None:
-        self.device = InProcessDevice(DRIVE, path, medium=Medium(medium, CACHE_BYTES))
+        self.device = InProcessDrive(DRIVE, path, medium=Medium(medium, CACHE_BYTES))
         self._generator = np.random.default_rng(seed)
 
     def do(self, command: Command) -> Completion:
@@ -88,7 +88,7 @@ def make(scratch: Path, layout: str, medium: Kind, seed: int) -> Copies:
     return Copies(old, new, rows)
 
 
-def read_rows(device: InProcessDevice) -> Rows:
+def read_rows(device: InProcessDrive) -> Rows:
     """Rows of each sequence, read by commands."""
     found: Rows = {}
     for handle in list(device.firmware.ftl.sequences):
@@ -106,7 +106,7 @@ def judge(path: Path, medium: Kind, copies: Copies, older: tuple[str, ...]) -> s
         refused with another reason; `harmless`: it holds what it has to; `silent`: something else.
     """
     try:
-        device = InProcessDevice(DRIVE, path, medium=Medium(medium, CACHE_BYTES))
+        device = InProcessDrive(DRIVE, path, medium=Medium(medium, CACHE_BYTES))
     except ValueError as error:
         return "reported" if all(f"{name} is older" in str(error) for name in older) else "unnamed"
     try:

@@ -20,25 +20,25 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import host_nqn
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.pdu import Digests
 from csd_link.own_server import ServerEndpoint, own_server
 from csd_link.run_dir import port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive
-from csd_spec import Attention, Command, Completion, Compression, DeviceError, GetLog, LogPage
+from csd_spec import AttentionConfig, Command, Completion, CompressionBudget, DriveError, GetLog, LogPage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from eval.verify.faulty_proxy import FAULTS, FaultyProxy
 from vcsd.administer import admin_window, read_log
-from vcsd.attached import Setting, attached
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import FACTORY
 
 DIGESTS = Digests(header=True, data=True)
@@ -48,7 +48,7 @@ REFUSALS = 10  # of each kind
 _LOOPBACK = "127.0.0.1"
 
 
-class CountingDevice(NvmeDevice):
+class CountingDevice(NvmeDrive):
     """A drive over NVMe/TCP that counts the commands it is given, by name, without those that read logs."""
 
     def __init__(self, locate: Callable[[], Endpoint], name: str) -> None:
@@ -73,7 +73,7 @@ def _drives(count: int, seed: int) -> Iterator[tuple[list[CountingDevice], list[
             )
             for name in names
         ]
-        placed = [ServerEndpoint(each, partial(NvmeDevice, partial(_direct, each), host)) for each in drives]
+        placed = [ServerEndpoint(each, partial(NvmeDrive, partial(_direct, each), host)) for each in drives]
         undo.enter_context(own_server(placed, folder, FACTORY.server))
         proxies, devices = list[FaultyProxy](), list[CountingDevice]()
         for number, drive in enumerate(drives):
@@ -110,8 +110,8 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
     """
     model, tokenizer = load(CHECKPOINT)
     inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-    what = Setting(attention=Attention("sparf", Compression(8)))
-    with attached(model, replace(what, drives=DriveSet(count=drives))):
+    what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)))
+    with attach_with(model, replace(what, drives=DriveSetConfig(count=drives))):
         expected, _ = generate(model, inputs, tokens, None)
     lost = wrong = runs = 0
     reason = ""
@@ -121,11 +121,11 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
             _set(proxies, True)
             runs += 1
             try:
-                with attached(model, replace(what, drives=devices)):
+                with attach_with(model, replace(what, drives=devices)):
                     got, _ = generate(model, inputs, tokens, None)
                 lost += tokens - got.shape[1]
                 wrong += int((got != expected[:, : got.shape[1]]).sum())
-            except DeviceError as error:
+            except DriveError as error:
                 lost, reason = lost + tokens, str(error)
             _set(proxies, False)
             for _ in range(min(cuts, sum(each.count for each in proxies)) - done):
@@ -158,7 +158,7 @@ def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
         for _ in range(REFUSALS):
             for kind, nqn, name in (("nqn", f"{at.nqn}x", host), ("host", at.nqn, host_nqn())):
                 try:
-                    NvmeDevice(partial(Endpoint, at.host, at.port, nqn), name, DIGESTS).close()
+                    NvmeDrive(partial(Endpoint, at.host, at.port, nqn), name, DIGESTS).close()
                 except DriveLostError:
                     refused[kind] += 1
     missed = 2 * REFUSALS * len(drives) - refused.total()

@@ -23,7 +23,7 @@ from csd_firmware.namespace import Namespace
 from csd_firmware.process.listen import BLOCKS_NSID, SEQUENCES_NSID, subsystem_of
 from csd_firmware.process.turns import FifoLock
 from csd_link.nvmeof.commands import Code, Sqe
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
@@ -56,7 +56,7 @@ class Honest:
         with ExitStack() as undo:
             self._host = NvmeHost("127.0.0.1", port, nqn)
             undo.callback(self._host.close)
-            self._device = NvmeDevice(lambda: Endpoint("127.0.0.1", port, nqn))
+            self._device = NvmeDrive(lambda: Endpoint("127.0.0.1", port, nqn))
             undo.callback(self._device.close)
             self._store(draw)
             self.stored = self.read()

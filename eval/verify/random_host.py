@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from csd_spec import LAYOUTS, DriveSpec, Geometry, PageForm
+from csd_spec import LAYOUTS, DriveSpec, Geometry, PageFormat
 from csd_spec.arrays import F16, U8
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl import Ftl, Nand, OutOfSpaceError, round_to_codec
@@ -68,7 +68,7 @@ FORMS = [
 ]
 
 
-def as_stored(form: PageForm, before: int, k: F16, v: F16) -> tuple[F16, F16]:
+def as_stored(form: PageFormat, before: int, k: F16, v: F16) -> tuple[F16, F16]:
     """Keys and values (S, H, d) as a layout stores them.
 
     Groups that were not full at `before` tokens are rounded to 8 bits; encoded layouts round all rows. If V is a part

@@ -20,7 +20,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io.medium import KINDS, Kind, Medium
 from csd_spec import (
     Attend,
@@ -76,7 +76,7 @@ class SignalHost:
         since_flush: States of each sequence since the last flush: after a loss of power it is in one of them.
     """
 
-    def __init__(self, device: InProcessDevice, seed: int) -> None:
+    def __init__(self, device: InProcessDrive, seed: int) -> None:
         self.device, self._draw, self._generator = device, random.Random(seed), np.random.default_rng(seed)
         self.rows: dict[int, Rows] = {}
         self.since_flush: dict[int, list[Rows | None]] = {}
@@ -150,7 +150,7 @@ class SignalHost:
         return Flush(), self.rows
 
 
-def read(device: InProcessDevice) -> dict[int, Rows]:
+def read(device: InProcessDrive) -> dict[int, Rows]:
     """K of all sequences of a drive; NaN if V does not fit K, or if they cannot be read."""
     found: dict[int, Rows] = {}
     device.submit(GetLog(LogPage.SMART), 0).result()  # an interrupted command may still be in the queue
@@ -203,7 +203,7 @@ def live(life: DriveLife, tick: Tick) -> Counter[str]:
     """Use a drive under signals, and open its folder again: after a flush in every other life."""
     with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
         path, medium = Path(scratch) / "drive", Medium(life.medium, CACHE_BYTES)
-        device = InProcessDevice(DRIVE, path, medium=medium)
+        device = InProcessDrive(DRIVE, path, medium=medium)
         host = SignalHost(device, life.seed)
         with signalled(life.signum, life.seed) as armed:
             for _ in range(COMMANDS):
@@ -213,7 +213,7 @@ def live(life: DriveLife, tick: Tick) -> Counter[str]:
         if flushed:
             host.wrong += device.submit(Flush(), 0).result().status is not Status.SUCCESS
         device.close()
-        again = InProcessDevice(DRIVE, path, medium=medium)
+        again = InProcessDrive(DRIVE, path, medium=medium)
         found = read(again)
         again.close()
     lost, wrong = judge(host, found, flushed)

@@ -27,17 +27,17 @@ import numpy as np
 import torch
 import typer
 
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.transports import transports
 from csd_spec import (
-    Attention,
+    AttentionConfig,
     Command,
     Completion,
-    Compression,
-    Device,
-    DeviceError,
+    CompressionBudget,
+    Drive,
+    DriveError,
     Flush,
     Geometry,
     KvAppend,
@@ -52,11 +52,11 @@ from csd_spec.arrays import F16
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome, flat
 from vcsd.administer import admin_window, copy_drive, read_log
-from vcsd.attached import Setting, attached
 from vcsd.generate import Inputs, OnToken, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import open_drives
 
 WAYS = "inproc", "process", "fuse"
@@ -148,21 +148,21 @@ def by_tenth(rounds: Sequence[Sequence[ProcessUsage]]) -> list[int]:
     return [int(median(usage.anonymous_bytes for usage in samples)) for samples in ends]
 
 
-def _done(device: Device, command: Command) -> Completion:
+def _done(device: Drive, command: Command) -> Completion:
     done = device.submit(command, 0).result()
     if done.status is not Status.SUCCESS:
-        raise DeviceError(device.name, done.status, done.reason)
+        raise DriveError(device.name, done.status, done.reason)
     return done
 
 
-def _store(device: Device, rows: F16) -> tuple[int, ...]:
+def _store(device: Drive, rows: F16) -> tuple[int, ...]:
     """Create a sequence with rows (tokens, H, d) as both keys and values."""
     seqs = tuple(_done(device, SeqCreate(1, 1, HEADS, HEAD_DIM, MAX_ROWS)).data[0].tolist())
     _done(device, KvAppend(seqs, 0, np.array([len(rows)]), rows, rows))
     return seqs
 
 
-def _holds(device: Device, seqs: tuple[int, ...], rows: F16) -> bool:
+def _holds(device: Drive, seqs: tuple[int, ...], rows: F16) -> bool:
     k, v = _done(device, KvRead(seqs, 0)).data
     return np.array_equal(k, rows) and np.array_equal(v, rows)
 
@@ -172,7 +172,7 @@ def _rows(draw: random.Random) -> F16:
     return generator.standard_normal((draw.randrange(1, MAX_ROWS), HEADS, HEAD_DIM)).astype(np.float16)
 
 
-def churn(device: Device, draw: random.Random) -> int:
+def churn(device: Drive, draw: random.Random) -> int:
     """Create, append, crop, read and free a sequence; returns 1 if it read back wrong data."""
     rows = _rows(draw)
     seqs, left = _store(device, rows), draw.randrange(len(rows) + 1)
@@ -182,11 +182,11 @@ def churn(device: Device, draw: random.Random) -> int:
     return not right
 
 
-def administer(device: Device, draw: random.Random) -> int:
+def administer(device: Drive, draw: random.Random) -> int:
     """Read log pages, through the administrator's window if the drive has one."""
     pages = LogPage.ERROR, LogPage.SMART, LogPage.WEAR, LogPage.LATENCY, LogPage.PROGRAMS, LogPage.NAMESPACE
     with ExitStack() as undo:
-        if not isinstance(device, InProcessDevice):
+        if not isinstance(device, InProcessDrive):
             device = undo.enter_context(closing(admin_window(device.name)))
         for page in pages:
             read_log(device, page)
@@ -221,12 +221,12 @@ class Soak:
             self._expected = self._generate(devices)
 
     @contextmanager
-    def standing(self) -> Iterator[list[list[Device]]]:
+    def standing(self) -> Iterator[list[list[Drive]]]:
         """Drives of every transport, alive until the block ends."""
         with ExitStack() as undo:
             yield [undo.enter_context(open_drives(self._drives(way))) for way in self.ways]
 
-    def round(self, standing: Sequence[Sequence[Device]], sample: Callable[[], None]) -> None:
+    def round(self, standing: Sequence[Sequence[Drive]], sample: Callable[[], None]) -> None:
         """Use all transports once; sample: called when nothing is in flight."""
         for way, devices in zip(self.ways, standing, strict=True):
             self._side_by_side(devices)
@@ -234,22 +234,24 @@ class Soak:
             self._kept(way)
             sample()
 
-    def _drives(self, way: str, keep: Path | None = None) -> DriveSet:
-        return DriveSet(count=self._count, spec=SPEC, transport=way, keep=keep)
+    def _drives(self, way: str, keep: Path | None = None) -> DriveSetConfig:
+        return DriveSetConfig(count=self._count, spec=SPEC, transport=way, data_dir=keep)
 
-    def _generate(self, devices: Sequence[Device], on_token: OnToken | None = None) -> torch.Tensor:
-        setting = Setting(attention=Attention("sparf", Compression(8)), drives=devices, flush_every=4)
-        with attached(self._model, setting):
+    def _generate(self, devices: Sequence[Drive], on_token: OnToken | None = None) -> torch.Tensor:
+        setting = AttachConfig(
+            attention=AttentionConfig("sparf", CompressionBudget(8)), drives=devices, flush_interval_steps=4
+        )
+        with attach_with(self._model, setting):
             return generate(self._model, self._inputs, self._length, on_token)[0]
 
-    def _decode(self, devices: Sequence[Device], on_token: OnToken | None = None) -> None:
+    def _decode(self, devices: Sequence[Drive], on_token: OnToken | None = None) -> None:
         got = self._generate(devices, on_token)
         self.tokens += got.numel()
         self.wrong_tokens += self._expected.numel() - int((got == self._expected).sum())
 
-    def _side_by_side(self, devices: Sequence[Device]) -> None:
+    def _side_by_side(self, devices: Sequence[Drive]) -> None:
         """A decode while sequences come and go, logs are read and blocks are written."""
-        files = [] if isinstance(devices[0], InProcessDevice) else sorted(run_dir().glob("run-*/mount*/namespace"))
+        files = [] if isinstance(devices[0], InProcessDrive) else sorted(run_dir().glob("run-*/mount*/namespace"))
         loads: list[tuple[Any, Any]] = [(act, each) for act in (churn, administer) for each in devices]
         loads += [(use_namespace, each) for each in files]
         over = Event()
@@ -283,7 +285,7 @@ class Soak:
                     self._decode(devices, self._killer(own) if own else None)
                     _done(devices[0], Flush())
             copy_drive(keep / "drive0", copy)
-            with closing(InProcessDevice.reopen(copy)) as device:
+            with closing(InProcessDrive.reopen(copy)) as device:
                 self.wrong_reads += not _holds(device, tuple(device.firmware.ftl.sequences), rows)
             self.snapshots += 1
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_spec import Attend, KvView
+from csd_spec import Attend, KvSlotView
 from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
@@ -128,10 +128,10 @@ class DecodePlan:
         groups = -(-max(self.stored()) // self.layout.T)
         return k, v, np.full((k.shape[0], 1, groups), UNMAPPED) if copy is None else copy
 
-    def view(self) -> KvView:
+    def view(self) -> KvSlotView:
         """Return a view of the layer at the sequences' current lengths."""
         seq_lens = np.array(self.stored()).repeat(self.heads)
-        return KvView(self.layout, self.banks, seq_lens, *self._view_slots, self._slots, self.page_plans)
+        return KvSlotView(self.layout, self.banks, seq_lens, *self._view_slots, self._slots, self.page_plans)
 
 
 def _signature(command: Attend) -> list[Any]:

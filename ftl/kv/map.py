@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.errors import OutOfSpaceError, UncorrectableReadError, UnknownSequenceError
@@ -96,7 +96,7 @@ class KvMap(Referrer):
             raise UncorrectableReadError([handle])
         return seq
 
-    def create(self, count: int, layers: int, heads: int, layout: PageForm, label: int = 0) -> list[int]:
+    def create(self, count: int, layers: int, heads: int, layout: PageFormat, label: int = 0) -> list[int]:
         """Create empty sequences with a label; returns their handles."""
         if len(self.owners.sharers) + count > tag.MAX_OWNERS // 2:  # the other half is for truncations
             raise OutOfSpaceError(

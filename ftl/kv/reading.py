@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from csd_spec import KvView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F16, I32, I64, U32, Bools
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
@@ -24,7 +24,7 @@ class Reader:
         self.kv, self.store = kv, kv.store
         self._word_bytes = kv.store.spec.timing.codeword_bytes or 0  # transfer unit of a channel; 0: whole pages
 
-    def view(self, handles: Seq[int], layer: int, alone: bool = True) -> KvView:
+    def view(self, handles: Seq[int], layer: int, alone: bool = True) -> KvSlotView:
         """Return the slots of one layer of sequences that share a layout; zero-copy for a single sequence.
 
         Args:
@@ -34,17 +34,17 @@ class Reader:
             self.store.nand.page_store.begin()
         return self.kv.plan(handles, layer).view()
 
-    def token_pages(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+    def token_pages(self, view: KvSlotView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         """Pages of `slots` (k_slots or v_slots) for ascending tokens (N, k); the first counts[n] of a row are valid."""
         if counts is view.seq_lens and (slots is view.k_slots or slots is view.v_slots):
             return self._whole_map(view, "k" if slots is view.k_slots else "v", slots, tokens)
         return self._tokens(view, slots, tokens, counts)
 
-    def _tokens(self, view: KvView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
+    def _tokens(self, view: KvSlotView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         row_bytes = view.layout.row_bytes
         return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
-    def _whole_map(self, view: KvView, name: str, slots: U32, tokens: I32) -> PagePlan:
+    def _whole_map(self, view: KvSlotView, name: str, slots: U32, tokens: I32) -> PagePlan:
         """All pages of K or V; the plan is cached until a group is full."""
         plan: PagePlan | None = view.kept.get(name)
         if plan is None:
@@ -53,7 +53,7 @@ class Reader:
             self.store.page_in(plan.ppns)
         return plan
 
-    def embedding_pages(self, view: KvView, channels: I32) -> PagePlan:
+    def embedding_pages(self, view: KvSlotView, channels: I32) -> PagePlan:
         """Pages for ascending channels (N, r): embedding pages, or pages of K for groups without them.
 
         Hits in the drive's page cache are left out.
@@ -66,14 +66,14 @@ class Reader:
         self.store.counters.cached += plan.ppns.size - int(missed.sum())
         return plan.only(missed)
 
-    def refined_pages(self, view: KvView, tokens: I32, counts: I64) -> PagePlan:
+    def refined_pages(self, view: KvSlotView, tokens: I32, counts: I64) -> PagePlan:
         """Pages of INT8 rows for ascending tokens (N, k), read as whole pages."""
         row_bytes = (2 - view.layout.latent) * view.layout.head_dim
         slots = view.maps["refined"][:, 0]
         ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
         return self._whole(ppns, useful, ends)
 
-    def coarse_pages(self, view: KvView, name: str, groups: Bools | None = None) -> PagePlan:
+    def coarse_pages(self, view: KvSlotView, name: str, groups: Bools | None = None) -> PagePlan:
         """Pages of the map `scores` or `values`, read as whole pages; `groups` (N, groups) selects, None means all.
 
         Tokens without a score page get exact scores from their refined pages, which are made resident here, too.

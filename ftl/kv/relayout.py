@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import U16, U32
 from ftl.errors import OutOfSpaceError
 from ftl.kv.append import pack_full_groups
@@ -17,7 +17,7 @@ from ftl.kv.sequence import Sequence
 COPY = "embedding_k"
 
 
-def relayout(reader: Reader, handle: int, layout: PageForm, start_ns: int) -> int:
+def relayout(reader: Reader, handle: int, layout: PageFormat, start_ns: int) -> int:
     """Read K of a sequence and rewrite its embedding-indexed copy in another page format with the same rows.
 
     Forks keep the copy that they share.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import F32, I64, U16, U32
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, maps_of
@@ -21,7 +21,7 @@ class Sequence:
     entry is the current owner.
     """
 
-    def __init__(self, handle: int, layout: PageForm, layers: int, heads: int, writer: Writer) -> None:
+    def __init__(self, handle: int, layout: PageFormat, layers: int, heads: int, writer: Writer) -> None:
         self.handle, self.layout, self.layers, self.heads = handle, layout, layers, heads
         self.lengths: I64 = np.zeros(layers, np.int64)
         self.maps: dict[str, GroupMap] = maps_of(layout, layers, heads)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from ftl.kv.sequence import Sequence
 
 
@@ -40,7 +40,7 @@ class Usage:
         self.tails += times * other.tails
 
 
-def table_bytes(layers: int, heads: int, layout: PageForm) -> int:
+def table_bytes(layers: int, heads: int, layout: PageFormat) -> int:
     """Bytes of a sequence's tables in drive DRAM: sums of V (unless opaque), and a slot and a buffer per stream."""
     coarse = layout.progressive is not None  # low-bit pages of K and V, and an INT8 page
     streams = 2 + layout.embedding_pages * (1 + coarse) + coarse

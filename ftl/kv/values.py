@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import LAYOUTS, PageForm
+from csd_spec import LAYOUTS, PageFormat
 from csd_spec.arrays import F16
 from ftl.errors import FtlError
 from ftl.kv import edit
@@ -26,7 +26,7 @@ def is_value(label: int) -> bool:
     return bool(label & VALUES)
 
 
-def form_of_values(page_bytes: int) -> PageForm:
+def form_of_values(page_bytes: int) -> PageFormat:
     """Page format of all values of a drive: a row is a page."""
     return LAYOUTS["opaque"].form(page_bytes, page_bytes // 2, 1)
 

@@ -19,13 +19,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from attention_engine import all_finite
-from csd_spec import DeviceError
+from csd_spec import DriveError
 from csd_spec.arrays import F16
 from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.cache import IMPLEMENTATION, CsdLayer
 from host_driver.hf.device import attend_on_device
-from host_driver.hf.shape import Unsupported
+from host_driver.hf.shape import UnsupportedModelError
 from host_driver.hf.staging import stage, unstage
 
 ROUNDING = 1e-9  # tolerance of a scale in double precision, far below the precision of q
@@ -68,11 +68,11 @@ def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Seque
     """Raise Unsupported if a model's attention needs something that drives do not support."""
     for name in unserved:
         if kwargs.get(name) is not None:
-            raise Unsupported(f"{type(module).__name__} attends with {name}, which drives do not support")
+            raise UnsupportedModelError(f"{type(module).__name__} attends with {name}, which drives do not support")
     if kwargs.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise Unsupported(f"{type(module).__name__} attends to later tokens, which drives do not support")
+        raise UnsupportedModelError(f"{type(module).__name__} attends to later tokens, which drives do not support")
     if module.training:
-        raise Unsupported("attention in drives has no gradients (inference only): call model.eval() first")
+        raise UnsupportedModelError("attention in drives has no gradients (inference only): call model.eval() first")
 
 
 def register() -> None:
@@ -102,7 +102,7 @@ def _attend(
     """Attention output (B, new tokens, q_heads, d); stores the new k and v in the drives."""
     cache, (batch, _, new, _) = layer.cache, key.shape
     if cache.pending is not layer:
-        raise Unsupported(
+        raise UnsupportedModelError(
             f"{type(module).__name__} attends twice to keys that it caches once, which drives do not support"
         )
     cache.pending = None
@@ -111,7 +111,7 @@ def _attend(
         mask = mask[..., : past + new]  # the mask of a static cache covers its whole size
     admitted = cache.admit(mask, batch, past, new)
     if asked["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
-        raise Unsupported(
+        raise UnsupportedModelError(
             "padding after tokens: ALiBi distances would depend on the model's implementation: pad on the left"
         )
     latent = layer.latent_space(module, key) if cache.driver.shape.latent else None
@@ -157,21 +157,23 @@ def _decode(
     """Decode one token per sequence, (B, heads, 1, d) each; a row of padding is not stored and attends to nothing."""
     cache = layer.cache
     assert cache.batch is not None
-    if cache.mini_batch is None:
-        raise Unsupported("this forward did not go through the model that vcsd.attach was given: call that model")
+    if cache.micro_batch is None:
+        raise UnsupportedModelError(
+            "this forward did not go through the model that vcsd.attach was given: call that model"
+        )
     bf16, together = cache.driver.bf16, torch.cat((q, k, v), dim=1)
     (rows16,) = stage(together, bf16=bf16)()  # one staging of all three: small steps are dominated by overhead
     of_q, of_k = q.shape[1], k.shape[1]
     q16, k16, v16 = rows16[:, :of_q, 0], rows16[:, of_q : of_q + of_k, 0], rows16[:, of_q + of_k :, 0]
     try:
         if all(admitted.tolist()):
-            out = cache.driver.decode(cache.batch, cache.rows, cache.mini_batch, layer.number, q16, k16, v16)
+            out = cache.driver.decode(cache.batch, cache.rows, cache.micro_batch, layer.number, q16, k16, v16)
         else:
             out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
             if rows.size:
                 new = (each[admitted] for each in (q16, k16, v16))
-                out[admitted] = cache.driver.decode(cache.batch, rows, cache.mini_batch, layer.number, *new)
-    except DeviceError:
+                out[admitted] = cache.driver.decode(cache.batch, rows, cache.micro_batch, layer.number, *new)
+    except DriveError:
         check_range(cache.driver, layer.index, together, rows16)
         raise
     return unstage(out[:, None], q, bf16)
@@ -181,7 +183,9 @@ def check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> N
     """Raise Unsupported if values are beyond the range of FP16, with the value and the layer."""
     if not driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
         largest = float(given.abs().max())
-        raise Unsupported(f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: use storage='bf16'")
+        raise UnsupportedModelError(
+            f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: use kv_dtype='bf16'"
+        )
 
 
 def _ship(layer: CsdLayer, key: torch.Tensor, value: torch.Tensor, admitted: NDArray[np.bool_]) -> None:

@@ -19,7 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from host_driver.driver import Batch, Driver, MiniBatch
 from host_driver.hf.external_cache import ExternalCache, NotCopyable
 from host_driver.hf.latent import Latent
-from host_driver.hf.shape import Unsupported
+from host_driver.hf.shape import UnsupportedModelError
 
 IMPLEMENTATION = "csd"
 
@@ -56,7 +56,7 @@ class CsdLayer(NotCopyable, CacheLayerMixin):
         of_v = shape.v_head_dim or shape.head_dim
         for name, states, channels in (("key", key_states, shape.head_dim), ("value", value_states, of_v)):
             if states.shape[1] != shape.kv_heads or states.shape[3] != channels:
-                raise Unsupported(
+                raise UnsupportedModelError(
                     f"layer {self.index} caches {name}s of {states.shape[1]} heads x {states.shape[3]} channels; "
                     f"drives serve {shape.kv_heads} x {channels}, the same in every layer"
                 )
@@ -137,7 +137,7 @@ class CsdCache(ExternalCache):
         self.driver, self.config, self.max_tokens, self.in_drives = driver, config, max_tokens, in_drives
         self.batch: Batch | None = None
         self.rows = slice(None)
-        self.mini_batch: MiniBatch | None = None
+        self.micro_batch: MiniBatch | None = None
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: CsdLayer | None = None
         self._seen: tuple[torch.Tensor | None, NDArray[np.bool_]] | None = None
@@ -181,7 +181,7 @@ class CsdCache(ExternalCache):
         if layer == 0 or not self._in_forward:  # once per forward: reading the config is slow
             implementation = self.config._attn_implementation
             if implementation != IMPLEMENTATION:
-                raise Unsupported(
+                raise UnsupportedModelError(
                     f"this cache's KV data is in drives, and the model now uses attention {implementation!r}: "
                     "use the cache inside vcsd.attach"
                 )
@@ -191,21 +191,23 @@ class CsdCache(ExternalCache):
     def end_forward(self) -> None:
         if self.pending is not None:
             layer = self.pending.index
-            raise Unsupported(f"the model did not pass the cached keys of layer {layer} to its attention unchanged")
+            raise UnsupportedModelError(
+                f"the model did not pass the cached keys of layer {layer} to its attention unchanged"
+            )
 
     @contextmanager
-    def whole(self, mini_batch: MiniBatch) -> Iterator[None]:
+    def whole(self, micro_batch: MiniBatch) -> Iterator[None]:
         """Run a decode step of all sequences as one micro-batch."""
-        self.mini_batch = mini_batch
+        self.micro_batch = micro_batch
         try:
             yield
         finally:
-            self.mini_batch = None
+            self.micro_batch = None
 
-    def part(self, rows: slice, mini_batch: MiniBatch) -> CsdCache:
+    def part(self, rows: slice, micro_batch: MiniBatch) -> CsdCache:
         """View of the sequences in `rows`, for one micro-batch of one decode step."""
         part = CsdCache(self.driver, self.config, self.max_tokens, self.layers, self.in_drives)
-        part.batch, part.rows, part.mini_batch, part.valid = self.batch, rows, mini_batch, self.valid[rows]
+        part.batch, part.rows, part.micro_batch, part.valid = self.batch, rows, micro_batch, self.valid[rows]
         part._in_forward = True
         for mine, theirs in zip(self.own_layers, part.own_layers, strict=True):
             theirs.length, theirs.is_initialized, theirs._latent = mine.length, True, mine._latent
@@ -227,12 +229,14 @@ class CsdCache(ExternalCache):
                 self.valid = row = np.concatenate([self.valid[:, :past], np.ones((batch, new), bool)], axis=1)
             else:
                 if mask.dtype != torch.bool:
-                    raise Unsupported(f"an attention mask of {mask.dtype}: only boolean padding masks are supported")
+                    raise UnsupportedModelError(
+                        f"an attention mask of {mask.dtype}: only boolean padding masks are supported"
+                    )
                 row = mask[:, 0, -1].expand(batch, past + new).to("cpu", torch.bool).numpy()
             self._seen = mask, row
         row = self._seen[1]
         if row is not self.valid and not np.array_equal(row[:, :past], self.valid[:, :past]):
-            raise Unsupported("the attention mask changed for earlier tokens: start a new cache")
+            raise UnsupportedModelError("the attention mask changed for earlier tokens: start a new cache")
         self.valid = row
         return row[:, past:]
 

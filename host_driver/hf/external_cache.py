@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
 
-from host_driver.hf.shape import Unsupported
+from host_driver.hf.shape import UnsupportedModelError
 
 C = TypeVar("C", bound="ExternalCache")
 
@@ -23,7 +23,9 @@ class NotCopyable:
     where, where_to = "in drives", "into drives"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise Unsupported(f"this cache's data is {self.where} and cannot be copied: feed the tokens to a new cache")
+        raise UnsupportedModelError(
+            f"this cache's data is {self.where} and cannot be copied: feed the tokens to a new cache"
+        )
 
 
 class ExternalCache(NotCopyable, Cache):
@@ -50,7 +52,7 @@ class ExternalCache(NotCopyable, Cache):
         }
         if lacking := [number for number, length in lengths.items() if length == before]:
             names = ", ".join(map(str, lacking))
-            raise Unsupported(f"layers {names} cache no keys and values: only attention layers are supported")
+            raise UnsupportedModelError(f"layers {names} cache no keys and values: only attention layers are supported")
         self._torn = False
 
     def end_forward(self) -> None:
@@ -62,17 +64,17 @@ class ExternalCache(NotCopyable, Cache):
         Layers of the model's own (sliding windows) may have executed it already; then the cache is unusable.
         """
         self._torn |= any(not hasattr(layer, "where") for layer in self.layers)
-        raise Unsupported(reason)
+        raise UnsupportedModelError(reason)
 
     def check_whole(self) -> None:
         """Raise Unsupported if a forward on this cache has failed."""
         if self._torn:
-            raise Unsupported("a forward on this cache has failed half way: start a new cache")
+            raise UnsupportedModelError("a forward on this cache has failed half way: start a new cache")
 
     def check_in_forward(self) -> None:
         """Raise Unsupported outside a forward of the attached model."""
         if not self._in_forward:
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"the KV data of this cache is {self.where}: pass the cache to the model that vcsd.attach was given"
             )
 
@@ -112,7 +114,7 @@ def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C
     cache: Any = given if isinstance(given, ExternalCache) else getattr(given, "csd_cache", None)
     if cache is not None:
         if cache.owner is not owner:
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"this cache is {cache.where} of another session, or of one that was closed: start a new cache"
             )
         found: C = cache
@@ -122,7 +124,9 @@ def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C
         return own
     if type(given) not in (DynamicCache, StaticCache):
         kind = type(given).__name__
-        raise Unsupported(f"a cache of type {kind} cannot move {own.where_to}: use DynamicCache()")
+        raise UnsupportedModelError(f"a cache of type {kind} cannot move {own.where_to}: use DynamicCache()")
     if given.get_seq_length():
-        raise Unsupported(f"a cache that was filled outside of vcsd.attach cannot move {own.where_to}: fill it inside")
+        raise UnsupportedModelError(
+            f"a cache that was filled outside of vcsd.attach cannot move {own.where_to}: fill it inside"
+        )
     return own

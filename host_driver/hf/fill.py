@@ -40,7 +40,7 @@ def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, cache
 
     Raises:
         Unsupported: A value is beyond FP16's range.
-        DeviceError: A drive refuses the rows.
+        DriveError: A drive refuses the rows.
     """
     config = model.config.get_text_config(decoder=True)
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # sets logit terms

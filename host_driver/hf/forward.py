@@ -22,7 +22,7 @@ from host_driver.hf.cache import IMPLEMENTATION, CsdCache
 from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layers
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
-from host_driver.hf.shape import LayerPlacement, Unsupported
+from host_driver.hf.shape import LayerPlacement, UnsupportedModelError
 from host_driver.turnstile import OrderBrokenError
 
 _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # inputs of cross-attention
@@ -31,23 +31,27 @@ _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")
 def check_not_attached(model: PreTrainedModel) -> None:
     """Raise Unsupported if a model is attached already."""
     if getattr(vars(model).get("forward"), "is_in_tiers", False):
-        raise Unsupported("this model is attached already, with the KV cache in tiers: close that session first")
+        raise UnsupportedModelError(
+            "this model is attached already, with the KV cache in tiers: close that session first"
+        )
     if model.config._attn_implementation == f"{IMPLEMENTATION}-rows":
-        raise Unsupported("this model serves already: close its server first")
+        raise UnsupportedModelError("this model serves already: close its server first")
     if model.config._attn_implementation == IMPLEMENTATION:
         if "forward" in vars(model):
-            raise Unsupported("this model is attached to drives already: close that session first")
-        raise Unsupported(
+            raise UnsupportedModelError("this model is attached to drives already: close that session first")
+        raise UnsupportedModelError(
             "this model shares its config with one that is attached to drives: load it with its own config"
         )
     for name, part in model.named_modules():
         if name and (hasattr(part, "_orig_mod") or part._compiled_call_impl is not None):
-            raise Unsupported(f"{name} is compiled separately: attach the model before its parts are compiled")
+            raise UnsupportedModelError(
+                f"{name} is compiled separately: attach the model before its parts are compiled"
+            )
 
 
 @contextmanager
 def in_drives(
-    model: PreTrainedModel, driver: Driver, placed: LayerPlacement, mini_batches: int, replay: Replay | None = None
+    model: PreTrainedModel, driver: Driver, placed: LayerPlacement, micro_batches: int, replay: Replay | None = None
 ) -> Iterator[None]:
     """Run layers of a model in drives until the block ends, then restore the model.
 
@@ -55,7 +59,7 @@ def in_drives(
         model: The model.
         driver: Driver of the attached drives.
         placed: Placement of the model's layers.
-        mini_batches: Micro-batches of a decode step.
+        micro_batches: Micro-batches of a decode step.
         replay: Records every forward, to recompute lost heads.
     """
     check_not_attached(model)
@@ -65,8 +69,8 @@ def in_drives(
     try:
         with use_attention_interface(model, IMPLEMENTATION, csd_attention):
             if replay:
-                replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, mini_batches)
-            model.forward = csd_forward(model, model.forward, placed, mini_batches, driver, replay)
+                replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, micro_batches)
+            model.forward = csd_forward(model, model.forward, placed, micro_batches, driver, replay)
             yield
     finally:
         model.__dict__.pop("forward", None)
@@ -97,7 +101,7 @@ def csd_forward(
     model: PreTrainedModel,
     forward: Callable[..., Any],
     placed: LayerPlacement,
-    mini_batches: int,
+    micro_batches: int,
     driver: Driver,
     replay: Replay | None = None,
 ) -> Callable[..., Any]:
@@ -105,7 +109,7 @@ def csd_forward(
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     if placed.is_mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
-        mini_batches = 1  # the model keeps per-sequence state between forwards
+        micro_batches = 1  # the model keeps per-sequence state between forwards
 
     def make(given: Cache | None) -> CsdCache:
         layers = own_layers(model, given, len(placed.kinds), placed.in_drives)
@@ -113,7 +117,7 @@ def csd_forward(
 
     def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
         with replay.recorded(cache, given) if replay else nullcontext():
-            return _run(forward, driver, mini_batches, cache, given)
+            return _run(forward, driver, micro_batches, cache, given)
 
     return own_forward(model, forward, driver, make, run)
 
@@ -142,7 +146,9 @@ def own_forward(
         if own is None and not (config.use_cache if use_cache is None else use_cache):
             return uncompiled_forward(**given)
         if other := [name for name in _OTHERS if given.get(name) is not None]:
-            raise Unsupported(f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens")
+            raise UnsupportedModelError(
+                f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens"
+            )
         cache = cache_for(own, owner, make)
         with cache.forward():
             out = run(uncompiled_forward, cache, given | {"past_key_values": cache})
@@ -162,7 +168,9 @@ def _replace_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
     return out.to_tuple() if given.get("return_dict") is False else out
 
 
-def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: CsdCache, given: dict[str, Any]) -> Any:
+def _run(
+    forward: Callable[..., Any], driver: Driver, micro_batches: int, cache: CsdCache, given: dict[str, Any]
+) -> Any:
     ids = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     assert ids is not None, "a forward has input_ids or inputs_embeds"
     batch, new = ids.shape[:2]
@@ -171,14 +179,14 @@ def _run(forward: Callable[..., Any], driver: Driver, mini_batches: int, cache: 
         out = forward(**given)
         driver.settle()
         return out
-    count = min(mini_batches, batch)
+    count = min(micro_batches, batch)
     with driver.step(count) as each:
         if count == 1:
             with cache.whole(each[0]):
                 return forward(**given)
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
-        parts = [cache.part(mine, mini_batch) for mine, mini_batch in zip(rows, each, strict=True)]
+        parts = [cache.part(mine, micro_batch) for mine, micro_batch in zip(rows, each, strict=True)]
         outs = _run_micro_batches(forward, given, parts, batch)
         cache.merge(parts)
     return _concatenate(outs)
@@ -191,7 +199,7 @@ def _run_micro_batches(
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def run(part: CsdCache) -> ModelOutput:
-        assert part.mini_batch is not None
+        assert part.micro_batch is not None
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
@@ -200,9 +208,9 @@ def _run_micro_batches(
             failed = False
             return out
         finally:
-            part.mini_batch.leave(failed)
+            part.micro_batch.leave(failed)
 
-    with ThreadPoolExecutor(len(parts), thread_name_prefix="mini-batch") as pool:
+    with ThreadPoolExecutor(len(parts), thread_name_prefix="micro-batch") as pool:
         futures = [pool.submit(run, part) for part in parts]
         errors = [error for future in futures if (error := future.exception())]
     if errors:
@@ -228,5 +236,7 @@ def _concatenate(outs: list[ModelOutput]) -> ModelOutput:
         if isinstance(first, torch.Tensor) and first.dim():
             joined[name] = torch.cat([out[name] for out in outs])
         elif name != "past_key_values":
-            raise Unsupported(f"output {name!r} cannot be joined from mini-batches: attach with mini_batches=1")
+            raise UnsupportedModelError(
+                f"output {name!r} cannot be joined from micro-batches: attach with micro_batches=1"
+            )
     return type(outs[0])(**joined)

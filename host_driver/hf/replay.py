@@ -20,8 +20,8 @@ import torch
 
 from csd_link.cutting import Deferred
 from csd_link.replica import Replica, stored_part
-from csd_link.replication import ReplicatedDevice
-from csd_spec import Attend, Attention, Command, Completion, Device, DriveSpec, FlashCounters, KvAppend, SeqCreate
+from csd_link.replication import ReplicatedDrive
+from csd_spec import Attend, AttentionConfig, Command, Completion, Drive, DriveSpec, FlashCounters, KvAppend, SeqCreate
 from host_driver.driver import Driver
 from host_driver.hf.cache import CsdCache
 
@@ -39,10 +39,10 @@ class Forward:
     given: dict[str, Any]
     past: int
     new: int
-    attention: Attention
+    attention: AttentionConfig
 
     @classmethod
-    def of(cls, given: dict[str, Any], past: int, new: int, attention: Attention) -> Forward:
+    def of(cls, given: dict[str, Any], past: int, new: int, attention: AttentionConfig) -> Forward:
         """Copy the arguments of a forward."""
         kept = {name: value for name, value in given.items() if name not in _DROPPED}
         mask = kept.get("attention_mask")
@@ -76,10 +76,10 @@ class Forward:
         return mask if before is None else torch.cat([before, mask], dim=1)
 
 
-class HostDevice:
+class HostDrive:
     """A drive in this process that represents the host: its commands take no simulated time and no link traffic."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Drive) -> None:
         self._device, self.name, self.spec = device, "host", device.spec
         self._stored: list[tuple[Command, list[int]]] | None = []  # commands and the handles they create; None: taken
 
@@ -125,7 +125,7 @@ class Replay:
         forward_on: Returns the model's forward with its cache in a driver's drives. Set when the model is attached.
     """
 
-    def __init__(self, groups: Sequence[ReplicatedDevice], make: Callable[[], Device]) -> None:
+    def __init__(self, groups: Sequence[ReplicatedDrive], make: Callable[[], Drive]) -> None:
         """Set `rebuild` of each group.
 
         Args:
@@ -181,7 +181,7 @@ class Replay:
     def _computed(self) -> dict[int, Replica]:
         """Recompute all groups from every log."""
         assert self.forward_on is not None, "no model is attached"
-        devices = [HostDevice(self._make()) for _ in self._groups]
+        devices = [HostDrive(self._make()) for _ in self._groups]
         replicas = {number: Replica(device, is_temporary=True) for number, device in enumerate(devices)}
         if not self._logs:
             return replicas

@@ -25,7 +25,7 @@ from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.device import apply_cap_and_bias, attend_on_device
 from host_driver.hf.forward import check_not_attached, use_attention_interface
 from host_driver.hf.latent import Latent
-from host_driver.hf.shape import FULL, SLIDING, Unsupported, placement
+from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.hf.staging import stage, unstage
 from host_driver.request_cache import RowKv
 from kv_cache.carry_out import Homes
@@ -107,13 +107,17 @@ class RowModel:
         self._positions = "position_ids" in takes
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
         if kind := next((kind for kind in _BY_LONGEST if kind in _kinds_of_rope(model.config)), None):
-            raise Unsupported(f"{name} scales positions by the longest sequence of a batch (rope of kind {kind})")
+            raise UnsupportedModelError(
+                f"{name} scales positions by the longest sequence of a batch (rope of kind {kind})"
+            )
         adapter = ADAPTERS.get(model.config.get_text_config(decoder=True).model_type)
         if not self._positions and not (adapter and adapter.by_distance):
-            raise Unsupported(f"{name} takes no position_ids: requests of different lengths need them")
+            raise UnsupportedModelError(f"{name} takes no position_ids: requests of different lengths need them")
         placed = placement(model)
         if other := sorted(set(placed.kinds) - {FULL, SLIDING}):
-            raise Unsupported(f"{name} has layers of kind {', '.join(other)}: only full attention and windows work")
+            raise UnsupportedModelError(
+                f"{name} has layers of kind {', '.join(other)}: only full attention and windows work"
+            )
         self._latents: Latents = {}
         windows = iter(placed.windows)
         self._windows = [0 if kind == FULL else next(windows).tokens for kind in placed.kinds]

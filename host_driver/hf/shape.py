@@ -20,7 +20,7 @@ WINDOWS = SLIDING, "chunked_attention"
 STAYING = (*WINDOWS, "linear_attention", "conv", "dummy")  # kinds of layers that use the model's own cache
 
 
-class Unsupported(ValueError):
+class UnsupportedModelError(ValueError):
     """A model or operation that attention in drives does not support; the message has the reason."""
 
 
@@ -77,13 +77,13 @@ def placement(model: PreTrainedModel) -> LayerPlacement:
         or _unsupported_cache_reason(model)
         or _missing_config_reason(config, "num_hidden_layers", "num_attention_heads")
     ):
-        raise Unsupported(f"{name} {reason}")
+        raise UnsupportedModelError(f"{name} {reason}")
     kinds, windows = _kinds(config)
     _check_kinds(name, kinds, "drives")
     each = [config] * len(kinds) if _decoder_layers(config) else config.per_layer_config
     shapes = [_heads(of_layer) for of_layer in each]
     if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
-        raise Unsupported(f"{name} has layers of several shapes: drives serve the same heads in every layer")
+        raise UnsupportedModelError(f"{name} has layers of several shapes: drives serve the same heads in every layer")
     q_heads, kv_heads, head_dim, of_v = shapes[kinds.index(FULL)]
     shape = ModelShape(
         name=getattr(config, "name_or_path", "") or name,
@@ -116,7 +116,7 @@ def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
         or _unsupported_cache_reason(model)
         or _missing_config_reason(config, "num_hidden_layers")
     ):
-        raise Unsupported(f"{name} {reason}")
+        raise UnsupportedModelError(f"{name} {reason}")
     kinds, _ = _kinds(config)
     _check_kinds(name, kinds, "tiers")
     return tuple(kinds)
@@ -124,15 +124,21 @@ def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _decoder(model: PreTrainedModel) -> PreTrainedConfig:
     if not isinstance(model, PreTrainedModel):
-        raise Unsupported(f"{type(model).__name__} is not a transformers model: pass a PreTrainedModel to attach")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is not a transformers model: pass a PreTrainedModel to attach"
+        )
     return model.config.get_text_config(decoder=True)
 
 
 def _check_kinds(name: str, kinds: Sequence[str], where: str) -> None:
     if other := sorted(set(kinds) - {FULL, *STAYING}):
-        raise Unsupported(f"{name} has layers of kind {', '.join(other)}: that is neither full attention nor a window")
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {', '.join(other)}: that is neither full attention nor a window"
+        )
     if FULL not in kinds:
-        raise Unsupported(f"{name} has layers of kind {', '.join(sorted(set(kinds)))} alone: nothing is for {where}")
+        raise UnsupportedModelError(
+            f"{name} has layers of kind {', '.join(sorted(set(kinds)))} alone: nothing is for {where}"
+        )
 
 
 def _kinds(config: PreTrainedConfig) -> tuple[list[str], list[int]]:

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from host_driver.hf.external_cache import ExternalCache, NotCopyable, own_layers
 from host_driver.hf.forward import check_not_attached, own_forward
-from host_driver.hf.shape import FULL, Unsupported
+from host_driver.hf.shape import FULL, UnsupportedModelError
 from host_driver.tiers import Shape, TieredKv
 from kv_cache.block_table import BlockKey
 
@@ -55,7 +55,7 @@ class TieredLayer(TieredObject, CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         if key_states.shape[:3] != value_states.shape[:3] or key_states.dtype != value_states.dtype:
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"layer {self.index} caches keys and values of different heads, which tiers do not support"
             )
         self.cache.open(key_states, value_states)
@@ -161,11 +161,11 @@ class TieredCache(TieredObject, ExternalCache):
     def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Raise Unsupported if keys and values, (B, H, new, ...), differ from the first ones in shape or dtype."""
         if keys.device != self.kv.device:
-            raise Unsupported(f"keys are on {keys.device}, this session's tiers are for {self.kv.device}")
+            raise UnsupportedModelError(f"keys are on {keys.device}, this session's tiers are for {self.kv.device}")
         given = _shape_of(keys, values)
         if given != self._states:
             was, is_now = ("{} x {} x {} and {} of {}".format(*each) for each in (self._states, given))
-            raise Unsupported(
+            raise UnsupportedModelError(
                 f"this cache holds keys and values of {was} (sequences, heads, channels), and is given {is_now}"
             )
 
@@ -214,7 +214,7 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
     """
     check_not_attached(model)
     if kv.device.type == "meta":
-        raise Unsupported("the model is on the meta device, which has no data: load it to a real device")
+        raise UnsupportedModelError("the model is on the meta device, which has no data: load it to a real device")
     numbers = [number for number, kind in enumerate(kinds) if kind == FULL]
 
     def make(given: Cache | None) -> TieredCache:
@@ -236,7 +236,7 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
 
 def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any]) -> Any:
     if cache.kv.training():
-        raise Unsupported("a KV cache in tiers has no gradients (inference only): call model.eval() first")
+        raise UnsupportedModelError("a KV cache in tiers has no gradients (inference only): call model.eval() first")
     if (mask := given.get("attention_mask")) is not None:
         given = given | {"attention_mask": _cut(mask, cache.get_seq_length())}
     return forward(**given)

@@ -12,7 +12,7 @@ from typing import Any
 
 from csd_link.connect import Connect
 from csd_link.host_end import TakenError
-from csd_spec import Device, DeviceError, Status
+from csd_spec import Drive, DriveError, Status
 from csd_spec.arrays import F16
 from host_driver.prefixes.names import PrefixNames
 from host_driver.prefixes.store import PrefixStore
@@ -48,7 +48,7 @@ class AsyncPrefixStore:
         """Open the store.
 
         Args:
-            open_store: Connects to the drives. Raises OSError or DeviceError if they do not answer; here this is
+            open_store: Connects to the drives. Raises OSError or DriveError if they do not answer; here this is
                 raised, later the connection is retried.
             stores_in_flight: Maximum number of queued stores; each holds its rows in memory.
         """
@@ -162,7 +162,7 @@ class AsyncPrefixStore:
         began, found = time.perf_counter_ns(), None
         try:
             found = self._store.load(keys, first) if self._store else None
-        except (DeviceError, OSError) as error:
+        except (DriveError, OSError) as error:
             self._disconnect(str(error))
         finally:
             tokens = found[0].shape[1] if found else 0
@@ -177,9 +177,9 @@ class AsyncPrefixStore:
         except ValueError as error:  # no space besides pinned blocks
             failed = 1
             _LOG.debug("prefixes: %s", error)
-        except (DeviceError, OSError) as error:
+        except (DriveError, OSError) as error:
             failed = 1
-            if not isinstance(error, DeviceError) or error.status is Status.PATH_LOST:
+            if not isinstance(error, DriveError) or error.status is Status.PATH_LOST:
                 self._disconnect(str(error))
             else:
                 _LOG.warning("prefixes: not stored: %s", error)
@@ -191,7 +191,7 @@ class AsyncPrefixStore:
         try:
             went = bool(self._store and self._store.remove(keys))
             self._note_changes()
-        except (DeviceError, OSError) as error:
+        except (DriveError, OSError) as error:
             self._disconnect(str(error))
         finally:
             future.set_result(went)
@@ -201,7 +201,7 @@ class AsyncPrefixStore:
         try:
             if self._store:
                 self._store.flush()
-        except (DeviceError, OSError) as error:
+        except (DriveError, OSError) as error:
             self._disconnect(str(error))
 
     def _disconnect(self, reason: str) -> None:
@@ -222,7 +222,7 @@ class AsyncPrefixStore:
             return
         try:
             self._store = self._open()
-        except (DeviceError, OSError) as error:
+        except (DriveError, OSError) as error:
             _LOG.debug("prefixes: %s", error)
             return
         self._note_changes()
@@ -247,20 +247,20 @@ class AsyncPrefixStore:
 
 
 def connected(connects: Sequence[Connect], names: PrefixNames, max_blocks: int | None = None) -> PrefixStore:
-    """Open a store on served drives; raises OSError or DeviceError if they do not answer."""
-    devices: list[Device] = []
+    """Open a store on served drives; raises OSError or DriveError if they do not answer."""
+    devices: list[Drive] = []
     try:
         for connect in connects:
             devices.append(connect())
         store = PrefixStore(devices, names, max_blocks)
         _LOG.info("prefixes: %s, identity %s: %d blocks", names.model.name, names.model.digest, store.blocks)
         return store
-    except (DeviceError, OSError):
+    except (DriveError, OSError):
         _close(devices)
         raise
 
 
-def _close(devices: Sequence[Device]) -> None:
+def _close(devices: Sequence[Drive]) -> None:
     for device in devices:
         try:
             device.close()

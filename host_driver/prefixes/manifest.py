@@ -16,8 +16,8 @@ from csd_link.cutting import max_bytes_of
 from csd_spec import (
     LAYOUTS,
     Completion,
-    Device,
-    DeviceError,
+    Drive,
+    DriveError,
     KvAppend,
     KvFree,
     KvGather,
@@ -34,8 +34,8 @@ LISTED, LISTED_BYTES = 1024, 32  # maximum keys per command, and bytes of its an
 Place = tuple[int, int]  # handle, tokens
 
 
-def list_keys(device: Device) -> dict[bytes, Place]:
-    """All keys of the tenant in a drive with handle and tokens; raises DeviceError."""
+def list_keys(device: Drive) -> dict[bytes, Place]:
+    """All keys of the tenant in a drive with handle and tokens; raises DriveError."""
     found: dict[bytes, Place] = {}
     count = max(1, min(LISTED, max_bytes_of(device) // LISTED_BYTES))
     after = bytes(KEY_BYTES)
@@ -55,8 +55,8 @@ def blocks_of(listed: Mapping[bytes, Place]) -> dict[bytes, tuple[int, int, byte
     return {key: (*place, checks[place]) for key, place in listed.items() if is_block(key) and place in checks}
 
 
-def write_manifest(device: Device, names: PrefixNames) -> None:
-    """Store the manifest of `names` in a drive; raises DeviceError and then leaves nothing stored."""
+def write_manifest(device: Drive, names: PrefixNames) -> None:
+    """Store the manifest of `names` in a drive; raises DriveError and then leaves nothing stored."""
     d = names.shape.head_dim
     text = names.manifest.encode()
     tokens = -(-len(text) // (2 * d * FP16_BYTES))
@@ -69,13 +69,13 @@ def write_manifest(device: Device, names: PrefixNames) -> None:
         check_completion(0, device.submit(KvAppend((handle,), 0, np.array([tokens]), k, v), 0).result())
         key = keys_of([names.manifest_key])
         check_completion(0, device.submit(KvName((handle,), np.array([tokens]), key), 0).result())
-    except DeviceError as error:
+    except DriveError as error:
         if error.status is not Status.PATH_LOST:
             device.submit(KvFree((handle,)), 0).result()
         raise
 
 
-def read_manifests(device: Device) -> list[dict[str, Any]]:
+def read_manifests(device: Drive) -> list[dict[str, Any]]:
     """Read the manifests of all models whose prefixes a tenant stores in a drive.
 
     Returns:
@@ -88,18 +88,18 @@ def read_manifests(device: Device) -> list[dict[str, Any]]:
     return [found.get(root, {}) | {"blocks": counts[root]} for root in sorted({*counts, *found})]
 
 
-def _read(device: Device, handle: int, tokens: int) -> dict[str, Any]:
+def _read(device: Drive, handle: int, tokens: int) -> dict[str, Any]:
     done = device.submit(KvGather((handle,), np.array([0]), np.array([tokens]), 0, 1), 0).result()
     try:
         rows: tuple[F16, F16] = check_completion(0, done).data  # type: ignore[assignment]
         values: dict[str, Any] = json.loads(b"".join(np.ascontiguousarray(part).tobytes() for part in rows))
         return values
-    except (DeviceError, ValueError):
+    except (DriveError, ValueError):
         return {}
 
 
 def check_completion(drive: int, done: Completion) -> Completion:
-    """Return a successful completion; raises DeviceError for any other."""
+    """Return a successful completion; raises DriveError for any other."""
     if done.status is not Status.SUCCESS:
-        raise DeviceError(drive, done.status, done.reason)
+        raise DriveError(drive, done.status, done.reason)
     return done

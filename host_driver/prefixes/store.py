@@ -18,8 +18,8 @@ from csd_link.cutting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Command,
     Completion,
-    Device,
-    DeviceError,
+    Drive,
+    DriveError,
     Flush,
     KvAppend,
     KvCrop,
@@ -72,11 +72,11 @@ class PrefixStore:
     """Prefixes of prompts on drives that share the heads. Prompts are given by keys: `PrefixNames.keys`.
 
     Eviction is LRU, deepest first: a block is never evicted before the blocks after it. Blocks that cannot be read or
-    whose content differs are dropped and count as misses. If a drive is lost, every method raises DeviceError with
+    whose content differs are dropped and count as misses. If a drive is lost, every method raises DriveError with
     PATH_LOST: reconnect and create a new store. Not thread-safe.
     """
 
-    def __init__(self, devices: Sequence[Device], names: PrefixNames, max_blocks: int | None = None) -> None:
+    def __init__(self, devices: Sequence[Drive], names: PrefixNames, max_blocks: int | None = None) -> None:
         """Open the store, and free sequences that an earlier host of this tenant did not complete.
 
         Args:
@@ -142,7 +142,7 @@ class PrefixStore:
         start = first // size * size
         try:
             k, v = self._gather(hit.chain, start, hit.tokens)
-        except DeviceError as error:
+        except DriveError as error:
             if error.status is Status.PATH_LOST:
                 raise
             self._forget(hit.chain)
@@ -170,7 +170,7 @@ class PrefixStore:
             Number of new blocks; 0 if the blocks before `first` are not stored.
 
         Raises:
-            DeviceError: A drive refuses the data.
+            DriveError: A drive refuses the data.
             ValueError: There is no space besides blocks in use.
         """
         hit, size = self.match(keys), self.names.block_tokens
@@ -192,7 +192,7 @@ class PrefixStore:
         try:
             for device in self.devices:
                 write_manifest(device, self.names)
-        except DeviceError as error:
+        except DriveError as error:
             if error.status is not Status.CAPACITY_EXCEEDED:
                 raise
             return False
@@ -205,7 +205,7 @@ class PrefixStore:
             try:
                 self._append(chain, k, v)
                 return chain
-            except DeviceError as error:
+            except DriveError as error:
                 self._cut(chain)
                 full = error.status is Status.CAPACITY_EXCEEDED
                 if not full or not (self._evict_foreign() or self._evict_oldest(keep=set(keys))):
@@ -221,7 +221,7 @@ class PrefixStore:
         keys, tokens = keys_of([*ends, *checks]), np.array([*ends.values(), *ends.values()])
         try:
             self._submit_all([KvName((handle,), tokens, keys) for handle in chain.handles])
-        except DeviceError:
+        except DriveError:
             self._submit_all([KvDrop(keys) for _ in self.devices])
             self._cut(chain)
             raise
@@ -386,7 +386,7 @@ class PrefixStore:
         return [int(done.data[0][0]) for done in self._submit_all(commands)]
 
     def _submit_all(self, commands: Sequence[Command]) -> list[Completion]:
-        """Submit one command to each drive concurrently; raises DeviceError for the first that fails."""
+        """Submit one command to each drive concurrently; raises DriveError for the first that fails."""
         submitted = [device.submit(command, 0) for device, command in zip(self.devices, commands, strict=True)]
         return [check_completion(drive, future.result()) for drive, future in enumerate(submitted)]
 

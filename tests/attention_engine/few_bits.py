@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from attention_engine import Queries, Read, Step, to_half
+from attention_engine import DecodeStep, Queries, Read, to_half
 from attention_engine.values import widen
-from csd_spec import LAYOUTS, Compression
+from csd_spec import LAYOUTS, CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.view import BANK_SHIFT, UNMAPPED
 from ftl import Ftl
@@ -55,10 +55,10 @@ class Drive:
         q = np.random.default_rng(seed).standard_normal((len(self.handles) * H, G, self.d)).astype(np.float32)
         q *= np.float32(sharp) / (LARGE if self.form.bf16 else 1)
         v_mean = np.concatenate([rows.mean(0) for rows in self.V]).astype(np.float32)
-        each = [Compression(c, "bytes").at(len(rows), self.d) for rows in self.V]
+        each = [CompressionBudget(c, "bytes").at(len(rows), self.d) for rows in self.V]
         top_k, recent = (np.repeat([getattr(one, name) for one in each], H) for name in ("k", "l"))
         asked = Queries(q, each[0].r, top_k, recent, v_mean, [{} for _ in each], terms)
-        return Step(view, self.ftl, asked, threads)
+        return DecodeStep(view, self.ftl, asked, threads)
 
     def stream(self, number):
         """K and V of a stream, (S, d) each."""

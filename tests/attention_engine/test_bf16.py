@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Queries, Step, all_finite, reference, to_half
+from attention_engine import METHODS, DecodeStep, Queries, all_finite, reference, to_half
 from attention_engine.methods.kivi import by_channel, by_token
 from attention_engine.values import widen
 from csd_spec import LAYOUTS
@@ -33,7 +33,7 @@ def step_of(spec, layout="bf16", lengths=LENGTHS, seed=0):
     share = -(-view.seq_lens // 4)
     v_mean = np.concatenate([rows.mean(0) for rows in V]).astype(np.float32)
     streams = [(K[s // H][:, s % H], V[s // H][:, s % H]) for s in range(len(lengths) * H)]
-    return Step(view, ftl, Queries(q, 4, share, -(-share // 4), v_mean, [{} for _ in lengths])), streams
+    return DecodeStep(view, ftl, Queries(q, 4, share, -(-share // 4), v_mean, [{} for _ in lengths])), streams
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -24,7 +24,7 @@ from attention_engine import (
 )
 from attention_engine._parallel import over_streams
 from attention_engine.values import widen
-from csd_spec import LAYOUTS, KvView
+from csd_spec import LAYOUTS, KvSlotView
 from csd_spec.view import UNMAPPED
 from ftl.kv.layouts import channels_map
 from tests.properties import examples
@@ -71,7 +71,7 @@ def view_of(K, V, n, m, generator, unfinished=False):
     k_slots, v_slots, e_slots = slots
     if unfinished:
         e_slots[:, :, -1] = UNMAPPED
-    return KvView(layout, banks, np.full(streams, S), k_slots, v_slots, e_slots)
+    return KvSlotView(layout, banks, np.full(streams, S), k_slots, v_slots, e_slots)
 
 
 def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
@@ -269,7 +269,7 @@ def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m, bf16):
     exact = view_of(K, V, 16, 4, generator)
     exact = replace(exact, layout=replace(exact.layout, layout=LAYOUTS["bf16" if bf16 else "fp16"]))
     e_slots = np.arange(flash.shape[0], dtype=np.uint32).reshape(2, layout.embedding_pages, -1)
-    view = KvView(layout, (flash, exact.banks[1]), exact.seq_lens, exact.k_slots, exact.v_slots, e_slots)
+    view = KvSlotView(layout, (flash, exact.banks[1]), exact.seq_lens, exact.k_slots, exact.v_slots, e_slots)
     channels = np.array([[0, 1, 7, 8, 9, 30, 39], [2, 3, 4, 7, 9, 19, 38]], np.int32)
     whole = replace(exact, seq_lens=np.full(2, full))
     expected, out = approximate(whole, q, channels), approximate(replace(view, seq_lens=whole.seq_lens), q, channels)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Compute, Queries, Read, Step, reference
+from attention_engine import METHODS, Compute, DecodeStep, Queries, Read, reference
 from attention_engine.methods.local import SINKS
 from attention_engine.methods.quest import choose_pages
 from csd_spec import LAYOUTS
@@ -57,7 +57,7 @@ class Drive:
         q = self.generator.standard_normal((streams, G, D)).astype(np.float32) if q is None else q
         k = -(-view.seq_lens // share)
         v_mean = np.concatenate([rows.astype(np.float32).mean(0) for rows in self.V])
-        return Step(view, self.ftl, Queries(q, r, k, -(-k // 4), v_mean, self.memory))
+        return DecodeStep(view, self.ftl, Queries(q, r, k, -(-k // 4), v_mean, self.memory))
 
     def stream(self, number):
         """K and V of a stream in float64."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_engine import METHODS, Queries, Step, reference
+from attention_engine import METHODS, DecodeStep, Queries, reference
 from csd_spec import LAYOUTS
 from ftl import Ftl
 
@@ -43,7 +43,7 @@ class Drive:
         k = -(-view.seq_lens // 4)
         v_mean = np.concatenate([rows.astype(np.float32).mean(0) for rows in self.V])
         asked = Queries(self.q, 4, k, -(-k // 4), v_mean, [{} for _ in LENGTHS])
-        return Step(view, self.ftl, replace(asked, terms=terms))
+        return DecodeStep(view, self.ftl, replace(asked, terms=terms))
 
     def stream(self, number):
         return [rows[number // H][:, number % H].astype(np.float64) for rows in (self.K, self.V)]

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.namespace import Namespace
-from csd_link.recovery import RecoveringDevice
+from csd_link.recovery import RecoveringDrive
 from csd_spec import Flush, GetLog, KvAppend, KvFree, KvRead, LogPage, SeqCreate, Status
 from ftl import MediaFailedError
 from ftl.flash.nand import Nand
@@ -50,7 +50,7 @@ def raise_in(monkeypatch, owner, name, error, calls=1):
 @pytest.mark.parametrize("calls", [1, 2])
 def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path, monkeypatch, calls, kept):
     """Between the two places of a record, an exception left a run of records that nothing could read."""
-    device = InProcessDevice(small_drive, tmp_path if kept else None)
+    device = InProcessDrive(small_drive, tmp_path if kept else None)
     one, other = filled(device)
     assert ask(device, append(one, 30, 1)).status is Status.SUCCESS
     with monkeypatch.context() as patched:
@@ -66,7 +66,7 @@ def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path,
     assert ask(device, GetLog(LogPage.SMART)).status is Status.SUCCESS
     device.close()
     if kept:
-        again = InProcessDevice(small_drive, tmp_path)
+        again = InProcessDrive(small_drive, tmp_path)
         assert not again.firmware.ftl.findings
         for handle in (one, other):
             np.testing.assert_array_equal(ask(again, KvRead((handle,), 0)).data[0][:40], append(handle).k)
@@ -75,7 +75,7 @@ def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path,
 
 
 def test_append_exception_refuses_half_changed_sequences_only(small_drive, monkeypatch):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     one, other = filled(device)
     raise_in(monkeypatch, Nand, "program", SystemExit(1))
     with pytest.raises(SystemExit):
@@ -86,7 +86,7 @@ def test_append_exception_refuses_half_changed_sequences_only(small_drive, monke
 
 
 def test_namespace_exception_fails_the_drive(small_drive, monkeypatch):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     namespace = Namespace(device.firmware, threading.Lock())
     raise_in(monkeypatch, Nand, "program", MemoryError())
     with pytest.raises(MediaFailedError, match="failed in write"):
@@ -113,7 +113,7 @@ def test_served_drive_exception_restarts_from_last_flush(tmp_path, own_run_dir, 
         "METHODS = {}\n"
     )
     with serving(tmp_path, "csd0", flash=tmp_path / "flash", methods=methods):
-        device = RecoveringDevice(window_of("csd0"))
+        device = RecoveringDrive(window_of("csd0"))
         one, _ = filled(device)
         assert ask(device, append(one, 30, 1)).status is Status.SUCCESS
         before = pid("csd0")

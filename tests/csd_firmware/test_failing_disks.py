@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io import folder as disk
 from csd_io.medium import BLOCK
 from csd_spec import Flush, KvAppend, KvRead, SeqCreate, Status
@@ -66,7 +66,7 @@ def until_refused(device, handle):
 
 
 def assert_as_flushed(drive, path, medium, handle):
-    device = InProcessDevice(drive, path, medium=medium)
+    device = InProcessDrive(drive, path, medium=medium)
     k, v = given(device, KvRead((handle,), 0)).data
     np.testing.assert_array_equal(k, rows(0))
     np.testing.assert_array_equal(v, -rows(0))
@@ -85,7 +85,7 @@ def test_failed_write_one_line_error_keeps_flushed_data(drive, tmp_path, monkeyp
     """The disk fails in the middle of a write, at one write after the other."""
     for writes in range(8):
         path, pwrite, left = tmp_path / str(writes), os.pwrite, [writes]
-        handle = filled(device := InProcessDevice(drive, path, medium=medium))
+        handle = filled(device := InProcessDrive(drive, path, medium=medium))
 
         def failing(fd, data, offset, pwrite=pwrite, left=left):
             left[0] -= 1
@@ -107,7 +107,7 @@ def test_failed_write_one_line_error_keeps_flushed_data(drive, tmp_path, monkeyp
 
 @pytest.mark.parametrize("medium", MEDIA)
 def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium):
-    handle = filled(device := InProcessDevice(drive, tmp_path, medium=medium))
+    handle = filled(device := InProcessDrive(drive, tmp_path, medium=medium))
     with monkeypatch.context() as patched:
         patched.setattr(disk.DiskFolder, "free_bytes", lambda self: 1 << 20)
         done = ask(device, append(handle, 1))
@@ -121,9 +121,9 @@ def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium
 @pytest.mark.parametrize("medium", MEDIA[1:])
 def test_a_file_that_ends_too_early_is_an_error_and_no_signal(drive, tmp_path, medium):
     """Like a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
-    handle = filled(device := InProcessDevice(drive, tmp_path, medium=medium))
+    handle = filled(device := InProcessDrive(drive, tmp_path, medium=medium))
     device.close()
-    device = InProcessDevice(drive, tmp_path, medium=medium)
+    device = InProcessDrive(drive, tmp_path, medium=medium)
     os.truncate(tmp_path / CONTENT, 0)
     done = ask(device, KvRead((handle,), 0))
     assert (done.status, len(done.reason.splitlines())) == (Status.UNRECOVERED_READ_ERROR, 1)
@@ -157,7 +157,7 @@ def test_full_file_system_error_keeps_flushed_data(drive, small_disk, monkeypatc
     """asked: whether the drive learns in time that the disk is full; other processes may fill it meanwhile."""
     geometry = replace(drive.geometry, blocks_per_plane=2048)
     drive, path = replace(drive, geometry=geometry), small_disk / "drive0"
-    handle = filled(device := InProcessDevice(drive, path, medium=medium))
+    handle = filled(device := InProcessDrive(drive, path, medium=medium))
     if not asked:
         monkeypatch.setattr(disk.DiskFolder, "free_bytes", lambda self: 1 << 40)
     done = until_refused(device, handle)

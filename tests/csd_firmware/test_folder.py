@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import yaml
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.folder import describe, secret_of
 from csd_io.folder import DiskFile
 from csd_link.connect import find_server
@@ -101,8 +101,8 @@ def test_delete_drive_served_under_other_name_refused(capsys, monkeypatch, tmp_p
 
 
 def test_a_folder_is_free_again_when_its_process_is_killed(kept, capsys, monkeypatch, tmp_path):
-    code = "import sys, time; from pathlib import Path; from csd_firmware import InProcessDevice\n"
-    code += "device = InProcessDevice.reopen(Path(sys.argv[1])); print('open', flush=True); time.sleep(600)"
+    code = "import sys, time; from pathlib import Path; from csd_firmware import InProcessDrive\n"
+    code += "device = InProcessDrive.reopen(Path(sys.argv[1])); print('open', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(kept)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"open\n"
     assert f"process {process.pid} has" in refused(capsys, monkeypatch, "format", str(kept), "--yes")
@@ -175,7 +175,7 @@ def test_format_1_folder_is_upgraded_and_reads_back(tmp_path):
     for layer in wanted[3]:
         layer[:] = [np.concatenate([rows, draw.integers(-3, 4, (9, 2, 16)).astype(np.float16)]) for rows in layer]
     for _ in range(2):  # by today's journal too
-        with closing(InProcessDevice.reopen(tmp_path / "drive0")) as device:
+        with closing(InProcessDrive.reopen(tmp_path / "drive0")) as device:
             for seq in (1, 3):
                 for layer in range(2):
                     done = device.submit(KvRead((seq,), layer), 0).result()
@@ -190,11 +190,11 @@ def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
     describe(small_drive, tmp_path)
     text, secret = (tmp_path / "drive.json").read_bytes(), secret_of(tmp_path)
     (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 1]) + text[101:])
-    InProcessDevice(small_drive, tmp_path).close()
+    InProcessDrive(small_drive, tmp_path).close()
     assert (tmp_path / "drive.json").read_bytes() == text
     (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 3]) + text[101:])
     with pytest.raises(ValueError, match=r"no drive in .* drive.json"):
-        InProcessDevice(small_drive, tmp_path)
+        InProcessDrive(small_drive, tmp_path)
     kept = (tmp_path / "secret.bin").read_bytes()
     (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
     assert secret_of(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == kept

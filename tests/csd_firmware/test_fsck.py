@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.fsck import fsck
 from csd_io.keeping import INDEX, OLD
 from csd_spec import KvRead, Status
@@ -106,7 +106,7 @@ def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monke
     assert code == 4 and found["findings"][0]["what"] == "is missing"
     assert name not in undone(kept.folder)
     assert say()[0] == 0
-    with closing(InProcessDevice.reopen(kept.folder)) as device:
+    with closing(InProcessDrive.reopen(kept.folder)) as device:
         for handle, stored in kept.host.model.items():
             if name == "blocks.bin" and stored.value is not None:  # its content is known from the spare areas
                 assert is_stored(device.firmware.ftl, handle, stored)
@@ -123,7 +123,7 @@ def test_a_cut_file_keeps_what_is_left(say, kept, before):
     (kept.folder / "spare.bin").write_bytes(before["spare.bin"][: size // 2])
     code, found = say()
     assert code == 4 and f"has {size // 2:,} bytes instead of {size:,}" in found["findings"][0]["what"]
-    with closing(InProcessDevice.reopen(kept.folder)) as device:
+    with closing(InProcessDrive.reopen(kept.folder)) as device:
         assert all(seq.failed for seq in device.firmware.ftl.sequences.values())
 
 

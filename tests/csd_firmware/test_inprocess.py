@@ -7,8 +7,8 @@ from threading import Event, Thread, Timer, current_thread, main_thread
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
-from csd_spec import Completion, DeviceError, Flush, KvAppend, KvRead, SeqCreate, Status
+from csd_firmware import InProcessDrive
+from csd_spec import Completion, DriveError, Flush, KvAppend, KvRead, SeqCreate, Status
 
 
 def run(device, command):
@@ -33,12 +33,12 @@ def check(device, handle, rows):
 
 
 def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
-    device = InProcessDevice(small_drive, tmp_path / "drive")
+    device = InProcessDrive(small_drive, tmp_path / "drive")
     handle, rows = filled(device, 100)
     run(device, Flush())
     filled(device, 50)
     device.close()
-    again = InProcessDevice.reopen(tmp_path / "drive")
+    again = InProcessDrive.reopen(tmp_path / "drive")
     assert set(again.firmware.ftl.sequences) == {handle}
     check(again, handle, rows)
     again.close()
@@ -46,18 +46,18 @@ def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
-    device = InProcessDevice(small_drive, None if in_memory else tmp_path / "drive")
+    device = InProcessDrive(small_drive, None if in_memory else tmp_path / "drive")
     handle, rows = filled(device, 100)
     assert device.snapshot(tmp_path / "snapshot") == 1
     filled(device, 100, seed=1)
     device.close()
     before = {path.name: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
     for target in ("one", "two"):
-        source = InProcessDevice.reopen(tmp_path / "snapshot", private=True)
+        source = InProcessDrive.reopen(tmp_path / "snapshot", private=True)
         filled(source, 30, seed=2)
         source.snapshot(tmp_path / target)
         source.close()
-        restored = InProcessDevice.reopen(tmp_path / target)
+        restored = InProcessDrive.reopen(tmp_path / target)
         assert len(restored.firmware.ftl.sequences) == 2
         check(restored, handle, rows)
         filled(restored, 30)
@@ -66,7 +66,7 @@ def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
 
 
 def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     (tmp_path / "file").write_text("here")
     with pytest.raises(FileExistsError, match="not empty"):
         device.snapshot(tmp_path)
@@ -74,7 +74,7 @@ def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
 
 
 def test_a_format_leaves_an_empty_drive_that_works(small_drive):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     filled(device, 100)
     device.firmware.step(Flush(), 0)
     freed, took_ns = device.format()
@@ -85,15 +85,15 @@ def test_a_format_leaves_an_empty_drive_that_works(small_drive):
 
 
 def test_a_drive_that_refuses_is_named(small_drive, tmp_path, monkeypatch):
-    device = InProcessDevice(small_drive, tmp_path / "one")
+    device = InProcessDrive(small_drive, tmp_path / "one")
     monkeypatch.setattr(device.firmware, "step", lambda *_: Completion(status=Status.READ_ONLY, reason="worn out"))
-    with pytest.raises(DeviceError, match=r"drive .*/one: read only: worn out"):
+    with pytest.raises(DriveError, match=r"drive .*/one: read only: worn out"):
         device.snapshot(tmp_path / "copy")
     device.close()
 
 
 def test_call_in_own_thread_runs_after_queued_commands(small_drive, monkeypatch):
-    device, order, begun, go = InProcessDevice(small_drive), [], Event(), Event()
+    device, order, begun, go = InProcessDrive(small_drive), [], Event(), Event()
 
     def step(command, submit_ns):
         order.append((command, current_thread() is main_thread()))
@@ -117,7 +117,7 @@ def test_call_in_own_thread_runs_after_queued_commands(small_drive, monkeypatch)
 
 
 def test_a_subclass_that_submits_in_its_own_way_is_always_asked(small_drive):
-    class Watched(InProcessDevice):
+    class Watched(InProcessDrive):
         seen = 0
 
         def submit(self, command, submit_ns):
@@ -130,7 +130,7 @@ def test_a_subclass_that_submits_in_its_own_way_is_always_asked(small_drive):
 
 
 def test_closing_waits_for_a_command_in_another_thread(small_drive, monkeypatch):
-    device, begun, ended = InProcessDevice(small_drive), Event(), []
+    device, begun, ended = InProcessDrive(small_drive), Event(), []
 
     def step(command, submit_ns):
         begun.set()
@@ -152,7 +152,7 @@ class Interrupt(Exception):
 
 def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, monkeypatch):
     """Time limits and batch systems send signals whose handlers raise; one such exception ended a command half way."""
-    device, done = InProcessDevice(small_drive), []
+    device, done = InProcessDrive(small_drive), []
 
     def step(command, submit_ns):
         signal.raise_signal(signal.SIGUSR1)
@@ -175,7 +175,7 @@ def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, mo
 
 def test_ctrl_c_waits_until_a_command_is_carried_out(small_drive, monkeypatch):
     monkeypatch.setattr("csd_firmware.inprocess._has_handlers", lambda: False)
-    device, done = InProcessDevice(small_drive), []
+    device, done = InProcessDrive(small_drive), []
 
     def step(command, submit_ns):
         signal.raise_signal(signal.SIGINT)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from csd_firmware import Firmware, InProcessDevice
+from csd_firmware import Firmware, InProcessDrive
 from csd_firmware.acts import HANDLERS, CommandHandler
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import Polling
 from csd_link.drive_end import WindowController, WindowServer
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_link.medium import MappedMedium
-from csd_link.recovery import RecoveringDevice
+from csd_link.recovery import RecoveringDrive
 from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
@@ -77,7 +77,7 @@ def tailed(seqs, tokens=5):
 def device(request, small_drive, tmp_path):
     """A drive in this process, and one behind a window."""
     if request.param == "inproc":
-        made = InProcessDevice(small_drive)
+        made = InProcessDrive(small_drive)
         yield made
         made.close()
         return
@@ -89,7 +89,7 @@ def device(request, small_drive, tmp_path):
     server = WindowServer(end, Polling())
     server.start()
     medium = MappedMedium(tmp_path / "window")
-    made = WindowDevice(medium) if request.param == "window" else RecoveringDevice(lambda: WindowDevice(medium))
+    made = WindowDrive(medium) if request.param == "window" else RecoveringDrive(lambda: WindowDrive(medium))
     yield made
     made.close()
     server.stop()
@@ -116,7 +116,7 @@ def test_it_survives_its_bytes_and_is_refused_with_others():
 
 
 def test_it_is_checked(small_drive):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     good = tailed(filled(device))
     for command, status, reason in (
         (replace(good, tokens=65), Status.INVALID_FIELD, "tokens = 65: must be from 1 to 64"),

@@ -15,7 +15,7 @@ import pytest
 
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
-from csd_link.recovery import RecoveringDevice
+from csd_link.recovery import RecoveringDrive
 from csd_spec import (
     LAYOUTS,
     Attend,
@@ -294,7 +294,7 @@ class Mortal:
 def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec, ends: str) -> None:
     """A death brings back the flushed name of the first sequence, which the key left for the second."""
     mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
 
     def do(command):  # type: ignore[no-untyped-def]
         done = device.submit(command, 0).result()
@@ -316,7 +316,7 @@ def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec
 def test_cropped_rounded_rows_survive_restart(small_drive: DriveSpec) -> None:
     """A crop opens a full group, whose rows are rounded by then."""
     mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
     create = SeqCreate(1, 1, H, D, 256, LAYOUTS["progressive"].code)
     (seq,) = device.submit(create, 0).result().data[0].tolist()
     rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
@@ -334,7 +334,7 @@ def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, se
     """Rows and names against dictionaries, with a death before or after any command."""
     draw, generator = random.Random(seed), np.random.default_rng(seed)
     mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
     rows: dict[int, list[np.ndarray]] = {}
     names: dict[bytes, tuple[int, int]] = {}
 

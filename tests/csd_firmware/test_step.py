@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, reference
-from csd_firmware import Firmware, InProcessDevice
+from csd_firmware import Firmware, InProcessDrive
 from csd_spec import (
     Attend,
     FlashCounters,
@@ -399,7 +399,7 @@ def test_a_full_drive_says_so_and_goes_on(small_drive):
 
 
 def test_a_device_completes_in_order(small_drive):
-    device = InProcessDevice(small_drive)
+    device = InProcessDrive(small_drive)
     futures = [device.submit(SeqCreate(1, 1, 1, 8, 64), 0) for _ in range(5)]
     assert [int(f.result().data[0][0]) for f in futures] == [1, 2, 3, 4, 5]
     device.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.cutting import SplitRead, check_device, join_completions, parts_of, read_parts, submit_reads
 from csd_link.wire import encode
 from csd_spec import (
@@ -161,7 +161,7 @@ def test_a_refusal_says_which_part_and_a_lost_drive_comes_first():
 @pytest.fixture
 def drives(small_drive):
     """A drive that takes all, and one that takes 3 tokens."""
-    made = [InProcessDevice(small_drive) for _ in range(2)]
+    made = [InProcessDrive(small_drive) for _ in range(2)]
     made[0].max_bytes, made[1].max_bytes = 1 << 30, 3 * TOKEN + 16
     yield made
     for device in made:

@@ -4,23 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 
 
 def test_a_set_says_where_its_drives_are():
-    drives = DriveSet(count=2, transport="window:/dev/nvme0n1", keep=Path("kept"))
+    drives = DriveSetConfig(count=2, transport="window:/dev/nvme0n1", data_dir=Path("kept"))
     assert (drives.kind, drives.where) == ("window", "/dev/nvme0n1")
     assert drives.folders == [Path("kept/drive0"), Path("kept/drive1")]
-    assert DriveSet(count=2).folders == [None, None]
+    assert DriveSetConfig(count=2).folders == [None, None]
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"count": 0}, "drives = 0"),
-        ({"methods": Path("/nowhere.py")}, r"/nowhere\.py"),
+        ({"methods_file": Path("/nowhere.py")}, r"/nowhere\.py"),
     ],
 )
 def test_what_is_off_is_named(fields, reason):
     with pytest.raises(ValueError, match=reason):
-        DriveSet(**fields)
+        DriveSetConfig(**fields)

@@ -22,7 +22,7 @@ from csd_link.host_end import (
     LOST_TIMEOUT_S,
     DriveLostError,
     HeartbeatTimeoutError,
-    WindowDevice,
+    WindowDrive,
     WindowHost,
 )
 from csd_link.run_dir import drive_dir, pid_path
@@ -336,7 +336,7 @@ class Clock:
 def test_silent_unknown_drive_lost_after_long_timeout(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
     drive = clock.drive = WindowController(medium, IDENTITY, tenant())
-    device = WindowDevice(medium, clock)
+    device = WindowDrive(medium, clock)
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
     clock.drive, began = None, clock.now
     done = device.submit(Flush(), 0).result()
@@ -354,7 +354,7 @@ def test_dead_process_lost_within_1s_stopped_one_kept(monkeypatch, state, within
     drive_dir(IDENTITY.name).mkdir()
     pid_path(IDENTITY.name).write_text(str(process.pid))
     clock.drive = WindowController(medium, IDENTITY, tenant())
-    device = WindowDevice(medium, clock)
+    device = WindowDrive(medium, clock)
     process.send_signal(signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
     if state == "ended":
         process.wait()
@@ -370,7 +370,7 @@ def test_dead_process_lost_within_1s_stopped_one_kept(monkeypatch, state, within
 def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = drive = WindowController(medium, IDENTITY, tenant())
-    device = WindowDevice(medium, clock)
+    device = WindowDrive(medium, clock)
     serve = drive.serve
     drive.serve = lambda: serve() if clock.now > 10 * HEARTBEAT_TIMEOUT_S else False
     assert device.submit(Flush(), 0).result().status is Status.SUCCESS
@@ -380,7 +380,7 @@ def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
 def test_without_a_drive_nobody_attaches(monkeypatch):
     clock = Clock(monkeypatch)
     with pytest.raises(DriveLostError, match="no drive answers"):
-        WindowDevice(Blocks(), clock)
+        WindowDrive(Blocks(), clock)
     assert HEARTBEAT_TIMEOUT_S < clock.now < 1
 
 
@@ -408,7 +408,7 @@ def test_loss_during_completion_ends_commands_once(monkeypatch):
     """One thread reads a completion while another one detects in `submit` that the drive is lost."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
-    device = WindowDevice(medium, clock)
+    device = WindowDrive(medium, clock)
     poll, gone = device._end.poll, DriveLostError("its process has exited")
     futures = [device.submit(Flush(), 0) for _ in range(2)]
 
@@ -427,7 +427,7 @@ def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
     """Another thread completes all commands between the check for free slots and the search for the oldest command."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
-    device = WindowDevice(medium, clock)
+    device = WindowDrive(medium, clock)
     futures, room = [device.submit(Flush(), 0) for _ in range(2)], WindowHost.has_free_slot
 
     def looked(end):
@@ -461,7 +461,7 @@ def test_silent_drive_without_process_lost_soon(own_run_dir, monkeypatch):
     medium = Blocks()
     WindowController(medium, IDENTITY, tenant())
     with pytest.raises(DriveLostError, match="no drive answers at its window"):
-        WindowDevice(medium, Impatient(20_000))
+        WindowDrive(medium, Impatient(20_000))
 
 
 def test_without_a_doorbell_both_ends_look_again(own_run_dir):
@@ -476,7 +476,7 @@ def test_without_a_doorbell_both_ends_look_again(own_run_dir):
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        device = WindowDevice(medium)
+        device = WindowDrive(medium)
         assert device.submit(Flush(), 0).result().status is Status.SUCCESS
         device.close()
     finally:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from csd_io.medium import IN_MEMORY, Medium
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 WAYS = {
-    "in this process": (DriveSet, "keep"),
+    "in this process": (DriveSetConfig, "keep"),
     "in one of its own": (lambda **given: ServedDrive(name="a", spec=INSTCSD_ZYNQ7045_8CH, **given), "path"),
 }
 

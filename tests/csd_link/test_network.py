@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_firmware import InProcessDevice
-from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES, NetworkDevice, Port
+from csd_firmware import InProcessDrive
+from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES, NetworkDrive, Port
 from csd_spec import Attend, Flush, KvAppend, SeqCreate, Status
 from csd_spec.network import NETWORKS, Network, network_named
 from tests.mortal import MortalDevice
@@ -55,7 +55,7 @@ def test_forgotten_transfers_still_occupy_port():
 
 
 def test_a_completion_has_the_time_of_both_messages(small_drive):
-    plain, far = InProcessDevice(small_drive), NetworkDevice(InProcessDevice(small_drive), Port(SLOW))
+    plain, far = InProcessDrive(small_drive), NetworkDrive(InProcessDrive(small_drive), Port(SLOW))
     row, one = np.ones((1, 2, 16), np.float16), np.array([1])
     done = []
     for device in (plain, far):
@@ -77,7 +77,7 @@ def test_a_completion_has_the_time_of_both_messages(small_drive):
 
 def test_drives_share_the_port(small_drive):
     port = Port(SLOW)
-    devices = [NetworkDevice(InProcessDevice(small_drive), port) for _ in range(2)]
+    devices = [NetworkDrive(InProcessDrive(small_drive), port) for _ in range(2)]
     rows = np.ones((64, 2, 16), np.float16)
     ends = []
     for device in devices:
@@ -91,7 +91,7 @@ def test_drives_share_the_port(small_drive):
 
 def test_a_lost_drive_is_told_as_it_is(small_drive):
     lost = MortalDevice(small_drive, "a", left=0)
-    device = NetworkDevice(lost, Port(SLOW))
+    device = NetworkDrive(lost, Port(SLOW))
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
     assert device.reconnect() is None
     device.close()

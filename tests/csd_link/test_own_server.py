@@ -36,9 +36,9 @@ def test_a_folder_that_others_may_open_is_refused(tmp_path):
 HOST = """
 import sys, time
 from pathlib import Path
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from vcsd.transport import open_drives
-with open_drives(DriveSet(count=2, transport=sys.argv[1])):
+with open_drives(DriveSetConfig(count=2, transport=sys.argv[1])):
     print("open", flush=True)
     time.sleep(600)
 """

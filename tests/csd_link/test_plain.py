@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from csd_link.host_end import DriveLostError
-from csd_link.plain import PlainDevice
+from csd_link.plain import PlainDrive
 
 GONE = DriveLostError("gone")
 
@@ -34,7 +34,7 @@ def test_a_drive_that_answers_again_is_the_same_for_all_groups():
             raise answer
         return answer
 
-    device = PlainDevice(connect)
+    device = PlainDrive(connect)
     again = device.reconnect()
     assert again is device.reconnect()
     device.close()
@@ -48,12 +48,12 @@ def test_a_drive_that_nothing_restarts_is_not_waited_for():
         connects.append(1)
         return Served(restarts=False, lost=GONE)
 
-    assert PlainDevice(connect).reconnect() is None
+    assert PlainDrive(connect).reconnect() is None
     assert len(connects) == 1
 
 
 def test_a_drive_that_still_runs_is_not_connected_to_again():
     first = Served()
-    device = PlainDevice(lambda: first)
+    device = PlainDrive(lambda: first)
     assert device.reconnect() is None
     assert not first.closed

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csd_firmware import InProcessDevice
-from csd_link.recovery import RecoveringDevice, UnflushedLayer
+from csd_firmware import InProcessDrive
+from csd_link.recovery import RecoveringDrive, UnflushedLayer
 from csd_spec import LAYOUTS, Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
@@ -52,7 +52,7 @@ class Reborn:
         self.spec, self.folder, self.dies_in, self.seen = spec, folder, dies_in, []
 
     def __call__(self):
-        drive, reborn = InProcessDevice(self.spec, self.folder), self
+        drive, reborn = InProcessDrive(self.spec, self.folder), self
 
         class Attached:
             name, spec, max_bytes, lost = "reborn", self.spec, drive.max_bytes, None
@@ -90,9 +90,9 @@ def test_crop_keeps_rounded_rows_after_any_kill(tmp_path, dies_in):
         device.close()
         return done[-1].data
 
-    wanted = run(InProcessDevice(INSTCSD_ZYNQ7045_8CH))
+    wanted = run(InProcessDrive(INSTCSD_ZYNQ7045_8CH))
     assert not np.array_equal(wanted[0], rows[:150])
     connect = Reborn(INSTCSD_ZYNQ7045_8CH, tmp_path, dies_in)
-    for mine, theirs in zip(run(RecoveringDevice(connect)), wanted, strict=True):
+    for mine, theirs in zip(run(RecoveringDrive(connect)), wanted, strict=True):
         assert np.array_equal(mine, theirs)
     assert len(connect.seen) > dies_in

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link import replication
 from csd_link.cutting import Deferred
 from csd_link.replica import MAX_PENDING
-from csd_link.replication import FAULTS, ReplicatedDevice
+from csd_link.replication import FAULTS, ReplicatedDrive
 from csd_link.spares import Spares
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.arrays import KEY
@@ -28,8 +28,8 @@ SOON = 6  # commands
 class Twin:
     """A group of heads, and a drive that does the same and is never lost."""
 
-    def __init__(self, spec, group: ReplicatedDevice, seed: int) -> None:
-        self.group, self.plain, self.draw = group, InProcessDevice(spec), random.Random(seed)
+    def __init__(self, spec, group: ReplicatedDrive, seed: int) -> None:
+        self.group, self.plain, self.draw = group, InProcessDrive(spec), random.Random(seed)
         self.rows = np.random.default_rng(seed)
         self.seqs: list[tuple[int, int]] = []  # handles of both
 
@@ -110,7 +110,7 @@ def drives(small_drive) -> Iterator[list[MortalDevice]]:
 
 @pytest.fixture
 def twin(small_drive, drives) -> Iterator[Twin]:
-    group = ReplicatedDevice(drives[:2], Spares(drives[:2], drives[2:]))
+    group = ReplicatedDrive(drives[:2], Spares(drives[:2], drives[2:]))
     made = Twin(small_drive, group, 0)
     made.create()
     made.append(made.seqs[0], 40)
@@ -130,7 +130,7 @@ def end_losses(twin: Twin) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_commands_end_as_without_losses(small_drive, drives, seed):
-    group = ReplicatedDevice(drives[:2], Spares(drives[:2], drives[2:]))
+    group = ReplicatedDrive(drives[:2], Spares(drives[:2], drives[2:]))
     twin = Twin(small_drive, group, seed)
     twin.create()
     twin.append(twin.seqs[0], 40)
@@ -210,7 +210,7 @@ def test_a_group_is_handed_over_while_it_is_used(twin, drives):
 
 
 def test_a_group_stays_where_it_is_if_there_is_no_other_drive(small_drive, drives):
-    group = ReplicatedDevice(drives[:1], Spares(drives[:1]))
+    group = ReplicatedDrive(drives[:1], Spares(drives[:1]))
     group.hand_over(drives[0])
     assert group.wait_filled(FILLED_S)
     assert group.drives == drives[:1]
@@ -222,7 +222,7 @@ def test_a_search_for_a_replacement_that_fails_drops_no_drive(small_drive, drive
     def fail(lost, in_use):
         raise OSError("no table")
 
-    group = ReplicatedDevice(drives[:2], fail)
+    group = ReplicatedDrive(drives[:2], fail)
     drives[0].left = 0
     group.submit(Flush(), 0).result()
     assert group.wait_filled(FILLED_S)
@@ -242,7 +242,7 @@ def test_a_drive_that_is_found_later_is_filled(drives, monkeypatch, first):
             raise answer
         return answer
 
-    group = ReplicatedDevice(drives[:2], replacement)
+    group = ReplicatedDrive(drives[:2], replacement)
     drives[0].left = 0
     while answers:
         assert group.submit(Flush(), 0).result().status is Status.SUCCESS
@@ -254,7 +254,7 @@ def test_a_drive_that_is_found_later_is_filled(drives, monkeypatch, first):
 
 
 def test_two_losses_while_nothing_is_filled_end_with_path_lost(drives):
-    group = ReplicatedDevice(drives[:2], lambda lost, in_use: None)
+    group = ReplicatedDrive(drives[:2], lambda lost, in_use: None)
     for drive in drives[:2]:
         drive.left = 0
     assert group.submit(Flush(), 0).result().status is Status.PATH_LOST
@@ -279,7 +279,7 @@ def test_a_follower_never_has_many_commands_before_it(drives):
             return Deferred(future.result)
 
     slow = Deferring(drives[0].spec, "slow")
-    group = ReplicatedDevice([drives[0], slow])
+    group = ReplicatedDrive([drives[0], slow])
     row, one = np.ones((1, H, D), np.float16), np.array([1])
     seqs = tuple(group.submit(SeqCreate(1, 1, H, D, 512), 0).result().data[0].tolist())
     for _ in range(3 * MAX_PENDING):
@@ -290,7 +290,7 @@ def test_a_follower_never_has_many_commands_before_it(drives):
 
 
 def test_a_mirror_counts_the_link_bytes_of_both_drives(twin, drives):
-    single = ReplicatedDevice([drives[6]])
+    single = ReplicatedDrive([drives[6]])
     rows = twin.values(8, H, D)
     create = SeqCreate(1, LAYERS, H, D, 64)
     done = []
@@ -315,7 +315,7 @@ def test_a_failed_replacement_is_followed_by_another_one(twin, drives):
 def test_the_faster_drive_becomes_the_reader(small_drive, drives):
     slow = MortalDevice(replace(small_drive, link=replace(small_drive.link, command_ns=10**7)), "slow")
     slow.device.submit(SeqCreate(1, LAYERS, H, D, 512), 0)  # its handles are others
-    group = ReplicatedDevice([slow, drives[0]])
+    group = ReplicatedDrive([slow, drives[0]])
     seqs = tuple(group.submit(SeqCreate(1, 1, H, D, 64), 0).result().data[0].tolist())
     row, one = np.ones((1, H, D), np.float16), np.array([1])
     now_ns = 0

@@ -2,25 +2,25 @@
 
 import pytest
 
-from csd_spec import NAMED, Attention, Compression, Fixed, SparFParams
+from csd_spec import NAMED, AttentionConfig, CompressionBudget, FixedBudget, SparFParams
 
 
 def test_a_method_within_a_budget():
-    assert Attention() == Attention("sparf", Compression(8), "fp16")
-    assert Attention("mine", Fixed(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
+    assert AttentionConfig() == AttentionConfig("sparf", CompressionBudget(8), "fp16")
+    assert AttentionConfig("mine", FixedBudget(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
 
 
 @pytest.mark.parametrize("layout", [0, -4, "int5"])
 def test_layout_unknown_is_refused(layout):
     with pytest.raises(ValueError, match=f"layout = {layout!r}: must be one of"):
-        Attention(layout=layout)
+        AttentionConfig(layout=layout)
 
 
 def test_layout_code_is_accepted_with_a_warning():
     with pytest.warns(FutureWarning, match="layout = 37: numbers are deprecated, use layout progressive"):
-        assert Attention(layout=37).layout == "progressive"
+        assert AttentionConfig(layout=37).layout == "progressive"
 
 
 def test_ours_is_the_progressive_method_within_a_fifth():
     for name in ("ours", "progressive"):
-        assert NAMED[name] == Attention("progressive", Compression(5, "bytes"), "progressive")
+        assert NAMED[name] == AttentionConfig("progressive", CompressionBudget(5, "bytes"), "progressive")

@@ -8,13 +8,14 @@ from itertools import product
 import pytest
 
 from csd_spec.codecs import FP8, FP16
-from csd_spec.layouts import LAYOUTS, Group, Layout, layout_of, layouts, load_layouts, name_of, resolve, table
+from csd_spec.layouts import LAYOUTS, Group, KvLayout, layout_of, layouts, load_layouts, name_of, resolve, table
 
 FILE = """
-from csd_spec import LAYOUTS, Group, Layout
+from csd_spec import LAYOUTS, Group, KvLayout
 from csd_spec.codecs import FP16
 
-LAYOUTS["keys"] = Layout(name="keys", code={code}, rows=FP16, groups=(Group("k", "k", "rows"), Group("v", "v", "rows")))
+GROUPS = Group("k", "k", "rows"), Group("v", "v", "rows")
+LAYOUTS["keys"] = KvLayout(name="keys", code={code}, rows=FP16, groups=GROUPS)
 """
 ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
 COARSE = ("progressive", (2.5, 2)), ("progressive4", (4.0, 4))  # bits of K and of V
@@ -94,7 +95,7 @@ def test_resolve_refuses_with_the_reason(asked, storage, latent, reason):
 )
 def test_layout_invalid_field_is_refused(fields, reason):
     with pytest.raises(ValueError, match=reason):
-        Layout(**{"name": "mine", "code": 240, "rows": FP16, "groups": ROWS} | fields)
+        KvLayout(**{"name": "mine", "code": 240, "rows": FP16, "groups": ROWS} | fields)
 
 
 def test_file_adds_layouts_and_leaves_ours_alone(tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from csd_spec import (
     LAYOUTS,
-    Attention,
+    AttentionConfig,
     Completion,
-    Compression,
-    DeviceError,
+    CompressionBudget,
+    DriveError,
     DriveSpec,
-    Fixed,
+    FixedBudget,
     FlashCounters,
     Link,
     ModelShape,
@@ -67,12 +67,12 @@ def test_longer_contexts_get_fewer_channels_a_page(tokens, m):
     ],
 )
 def test_compression(c, convention, expected):
-    assert Compression(c, convention).at(1536, 128) == expected
+    assert CompressionBudget(c, convention).at(1536, 128) == expected
 
 
 @given(st.floats(1, 64), st.sampled_from(["paper", "bytes"]), st.integers(1, 5000), st.integers(1, 256))
 def test_compression_stays_in_range(c, convention, seq_len, head_dim):
-    params = Compression(c, convention).at(seq_len, head_dim)
+    params = CompressionBudget(c, convention).at(seq_len, head_dim)
     assert 1 <= params.r <= head_dim
     assert 1 <= params.k <= seq_len
 
@@ -80,11 +80,11 @@ def test_compression_stays_in_range(c, convention, seq_len, head_dim):
 @pytest.mark.parametrize("c", [0.5, 0, -1, float("nan"), float("inf")])
 def test_compression_below_one_is_refused(c):
     with pytest.raises(ValueError, match=r"at least 1|finite"):
-        Compression(c)
+        CompressionBudget(c)
 
 
 def test_fixed_budget_short_sequence_and_wide_r():
-    budget = Fixed(SparFParams(8, 100, 25))
+    budget = FixedBudget(SparFParams(8, 100, 25))
     assert budget.at(10, 64) == SparFParams(8, 10, 10)
     with pytest.raises(ValueError, match="r = 8"):
         budget.at(10, 4)
@@ -127,8 +127,8 @@ def test_counters_add_up():
 
 
 def test_an_error_names_its_drive_by_number_or_name():
-    assert str(DeviceError(3, Status.READ_ONLY, "worn")) == "drive 3: read only: worn"
-    assert str(DeviceError("csd0", Status.PATH_LOST, "gone")) == "drive csd0: path lost: gone"
+    assert str(DriveError(3, Status.READ_ONLY, "worn")) == "drive 3: read only: worn"
+    assert str(DriveError("csd0", Status.PATH_LOST, "gone")) == "drive csd0: path lost: gone"
 
 
 def test_a_status_has_nvmes_type_and_code():
@@ -138,6 +138,6 @@ def test_a_status_has_nvmes_type_and_code():
 
 
 def test_attention_has_budget_and_layout_name():
-    assert Attention("dense", Compression(1)).at(100, 64) == SparFParams(64, 100, 25)
+    assert AttentionConfig("dense", CompressionBudget(1)).at(100, 64) == SparFParams(64, 100, 25)
     with pytest.raises(ValueError, match="layout = 0"):
-        Attention(layout=0)
+        AttentionConfig(layout=0)

@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 import torch
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.fleet_table import find_cluster, local_file, read_table
 from csd_link.liveness import is_running
 from csd_link.run_dir import pid_path, run_dir
 from csd_link.transports import transports
-from csd_spec import DeviceError
+from csd_spec import DriveError
 from tests.conftest import missing
 from tests.served import decoder, until
-from vcsd.attached import attach
 from vcsd.loading import CHECKPOINT, load
+from vcsd.session import attach
 from vcsd.transport import open_drives
 
 pytestmark = pytest.mark.slow
@@ -133,14 +133,14 @@ def test_a_run_has_the_tokens_and_figures_of_drives_in_process(fleet):
 
 
 def test_a_drive_and_an_actor_may_be_killed_in_a_decode(fleet):
-    with open_drives(DriveSet(count=2)) as devices:
+    with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(9)]
     before = members(fleet)
     served = before["drive0"].nqn.rpartition(":")[2]
     kills = {2: int(pid_path(served).read_text()), 5: parent_of(before["drive1"].pid)}
-    with open_drives(DriveSet(count=2, transport=f"ray://{fleet}")) as devices:
-        driver, batch, step = decoder(devices, flush_every=2)
+    with open_drives(DriveSetConfig(count=2, transport=f"ray://{fleet}")) as devices:
+        driver, batch, step = decoder(devices, flush_interval_steps=2)
         for number, output in enumerate(expected):
             if number in kills:
                 os.kill(kills[number], signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_tokens_stay_the_same_without_a_node(fleet, cluster, redundancy):
 
 
 def test_a_spare_is_reached_and_a_drained_drive_is_not(fleet):
-    ray, drives = transports()["ray"], DriveSet(count=2, transport=f"ray://{fleet}")
+    ray, drives = transports()["ray"], DriveSetConfig(count=2, transport=f"ray://{fleet}")
     used = [members(fleet)[name].nqn.rpartition(":")[2] for name in ("drive0", "drive1")]
     device = ray.more(drives, used)()
     assert device.name.startswith("spare0.1")
@@ -190,14 +190,14 @@ def test_a_spare_is_reached_and_a_drained_drive_is_not(fleet):
 
 def test_lost_node_one_error_and_new_drive(fleet, cluster):
     head, _, remove = cluster
-    drives = DriveSet(count=2, transport=f"ray://{fleet}", recovery_s=6.0)
+    drives = DriveSetConfig(count=2, transport=f"ray://{fleet}", recovery_s=6.0)
 
     def open_at_all() -> bool:
         """Whether they are up, and Ray has not just noticed that one of them was on a node that is gone."""
         try:
             with open_drives(drives):
                 return True
-        except (DeviceError, ConnectionError):
+        except (DriveError, ConnectionError):
             return False
 
     until(open_at_all)
@@ -207,7 +207,7 @@ def test_lost_node_one_error_and_new_drive(fleet, cluster):
         _, _, step = decoder(devices)
         step()
         remove(before[lost].node)
-        with pytest.raises(DeviceError, match=rf"{lost}\..* KV heads \d.* are lost") as raised:
+        with pytest.raises(DriveError, match=rf"{lost}\..* KV heads \d.* are lost") as raised:
             for _ in range(200):  # its server ends soon after its node
                 step()
                 time.sleep(0.1)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from csd_spec import LAYOUTS, DriveSpec, PageForm
+from csd_spec import LAYOUTS, DriveSpec, PageFormat
 from csd_spec.view import in_flash
 from eval.verify.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpaceError, ReadOnlyError, UnknownSequenceError
@@ -23,7 +23,7 @@ from tests.properties import examples
 HEADS, LAYERS, DIM = 2, 2, 8
 
 
-def make(drive: DriveSpec, m: int = 4, layout: str = "fp16") -> tuple[Ftl, PageForm]:
+def make(drive: DriveSpec, m: int = 4, layout: str = "fp16") -> tuple[Ftl, PageFormat]:
     return Ftl(drive), LAYOUTS[layout].paged(drive.geometry.page_bytes, DIM, m)
 
 

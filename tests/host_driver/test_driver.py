@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_engine import merge, reference
-from csd_firmware import InProcessDevice
-from csd_spec import Attention, Compression, DeviceError, ModelShape, SparFParams, Status
+from csd_firmware import InProcessDrive
+from csd_spec import AttentionConfig, CompressionBudget, DriveError, ModelShape, SparFParams, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Fixed
+from csd_spec.sparf import FixedBudget
 from host_driver.driver import Driver
 from tests.properties import examples
 
@@ -29,10 +29,10 @@ def half(generator, *shape):
 class Talk:
     """Two sequences of made-up rows in drives."""
 
-    def __init__(self, drives, attention=Attention("dense", Compression(1)), flush_every=0):
+    def __init__(self, drives, attention=AttentionConfig("dense", CompressionBudget(1)), flush_interval_steps=0):
         self.generator = np.random.default_rng(0)
-        devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(drives)]
-        self.driver = Driver(devices, SHAPE, attention, flush_every)
+        devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(drives)]
+        self.driver = Driver(devices, SHAPE, attention, flush_interval_steps)
         self.batch = self.driver.create(2, 256)
         self.rows = []
         for layer in range(SHAPE.layers):
@@ -41,17 +41,17 @@ class Talk:
             self.driver.append(self.batch, slice(None), layer, PROMPT, lambda rows=(k, v): rows)
         self.driver.settle()
 
-    def step(self, mini_batches=1):
+    def step(self, micro_batches=1):
         """Outputs (layers, 2, q_heads, d) of one step, and its q, k, v."""
         given = [
             (half(self.generator, 2, 8, 16), half(self.generator, 2, 4, 16), half(self.generator, 2, 4, 16))
             for _ in range(SHAPE.layers)
         ]
         outs = np.zeros((SHAPE.layers, 2, 8, 16), np.float16)
-        with self.driver.step(mini_batches) as parts:
+        with self.driver.step(micro_batches) as parts:
             for layer, (q, k, v) in enumerate(given):
                 for number, part in enumerate(parts):
-                    rows = slice(number, number + 1) if mini_batches > 1 else slice(None)
+                    rows = slice(number, number + 1) if micro_batches > 1 else slice(None)
                     outs[layer, rows] = self.driver.decode(self.batch, rows, part, layer, q[rows], k[rows], v[rows])
         return outs, given
 
@@ -81,7 +81,7 @@ def test_outputs_equal_for_drives_and_batches():
     runs = [Talk(drives) for drives in (1, 2, 4)]
     outs = [talk.step()[0] for talk in runs]
     assert all(np.array_equal(out, outs[0]) for out in outs)
-    assert np.array_equal(Talk(2).step(mini_batches=2)[0], outs[0])
+    assert np.array_equal(Talk(2).step(micro_batches=2)[0], outs[0])
     one, *others = (talk.driver.traffic.steps[0] for talk in runs)
     for step in others:
         assert step.plain_offload_bytes == one.plain_offload_bytes == (31 + 22) * SHAPE.kv_bytes_per_token
@@ -96,8 +96,8 @@ def test_outputs_equal_for_drives_and_batches():
 
 
 def test_a_refusal_names_the_drive():
-    talk = Talk(2, Attention("magic"))
-    with pytest.raises(DeviceError, match=r"drive 0: .*magic") as refused:
+    talk = Talk(2, AttentionConfig("magic"))
+    with pytest.raises(DriveError, match=r"drive 0: .*magic") as refused:
         talk.step()
     assert refused.value.status is Status.INVALID_FIELD
     assert talk.driver.traffic.step_count == 0  # a failed step is not counted
@@ -114,7 +114,7 @@ def test_what_was_cropped_or_freed_is_gone():
 
 
 def test_drives_are_flushed_every_so_many_steps():
-    talk = Talk(1, flush_every=2)
+    talk = Talk(1, flush_interval_steps=2)
     flushed = []
     talk.driver.flush = lambda: flushed.append(len(talk.driver.traffic.steps))
     for _ in range(5):
@@ -149,13 +149,13 @@ def cut(generator, lengths, attention):
     q, parts, given = 2 * half(generator, 1, 8, 16), [], []
     for number, length in enumerate(lengths):
         k, v = half(generator, length, 4, 16), half(generator, length, 4, 16)
-        devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(1 + number % 2)]
+        devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(1 + number % 2)]
         driver = Driver(devices, replace(SHAPE, layers=1), attention)
         batch = driver.create(1, 256)
         if length > 1:
             driver.append(batch, slice(None), 0, np.array([length - 1]), lambda k=k, v=v: (k[:-1], v[:-1]))
-        with driver.step(1) as (mini_batch,):  # the last row comes with the question
-            out, rows = driver.attend(batch, slice(None), mini_batch, 0, q, k[-1:], v[-1:])
+        with driver.step(1) as (micro_batch,):  # the last row comes with the question
+            out, rows = driver.attend(batch, slice(None), micro_batch, 0, q, k[-1:], v[-1:])
         driver.close()
         parts.append((k, v))
         given.append((out[0].astype(np.float32), rows[0]))
@@ -183,7 +183,7 @@ HALF_ERROR = 2.0**-11 + 1e-4  # of the largest |V|: an output's rounding to FP16
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS)
 def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
-    q, parts, given = cut(np.random.default_rng(seed), lengths, Attention("dense", Compression(1)))
+    q, parts, given = cut(np.random.default_rng(seed), lengths, AttentionConfig("dense", CompressionBudget(1)))
     out, rows = merge(*zip(*given, strict=True))
     for head in range(4):
         some, wide = of_head(head, q, parts)
@@ -200,7 +200,7 @@ def test_sparse_parts_error_equals_missed_mass(seed, lengths, r, k):
     the weight that differs: among the parts, and in each part beyond the weight of the attended tokens. With all
     channels every part knows its weight.
     """
-    attention = Attention("sparf", Fixed(SparFParams(r, k, k // 4)))
+    attention = AttentionConfig("sparf", FixedBudget(SparFParams(r, k, k // 4)))
     q, parts, given = cut(np.random.default_rng(seed), lengths, attention)
     out, rows = merge(*zip(*given, strict=True))
     for head in range(4):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from csd_spec import Attention, ModelShape
+from csd_spec import AttentionConfig, ModelShape
 from host_driver.kv_format import KVFormat
 
 PLAIN = ModelShape(name="plain", layers=2, q_heads=4, kv_heads=2, head_dim=16)
@@ -39,22 +39,22 @@ def test_kv_format_row_bytes_and_views(shape, values, dtype) -> None:
     ],
 )
 def test_kv_format_with_drives_has_their_values(storage, bf16, dtype) -> None:
-    attention = Attention.named("dense", storage=storage).for_model_dtype(bf16)
+    attention = AttentionConfig.named("dense", kv_dtype=storage).for_model_dtype(bf16)
     assert KVFormat.of(PLAIN, torch.bfloat16 if bf16 else torch.float32, attention).value_dtype is dtype
 
 
 def test_kv_format_beyond_fp16_is_refused() -> None:
-    fp16 = KVFormat.of(PLAIN, torch.float32, Attention.named("dense"))
+    fp16 = KVFormat.of(PLAIN, torch.float32, AttentionConfig.named("dense"))
     assert fp16.stored(torch.tensor([65_504.0])).item() == 65_504
-    with pytest.raises(ValueError, match="70,000, beyond FP16's 65,504: use storage='bf16'"):
+    with pytest.raises(ValueError, match="70,000, beyond FP16's 65,504: use kv_dtype='bf16'"):
         fp16.stored(torch.tensor([1.0, -70_000.0]))
-    bf16 = KVFormat.of(PLAIN, torch.float32, Attention.named("dense", storage="bf16").for_model_dtype(False))
+    bf16 = KVFormat.of(PLAIN, torch.float32, AttentionConfig.named("dense", kv_dtype="bf16").for_model_dtype(False))
     assert bf16.stored(torch.tensor([-70_000.0])).item() == -70_144
 
 
 def test_kv_format_rounds_new_values_once() -> None:
     """FP8 values are what drives make of them, and stay the same when they are stored again."""
-    attention = Attention.named("dense", storage="fp8").for_model_dtype(False)
+    attention = AttentionConfig.named("dense", kv_dtype="fp8").for_model_dtype(False)
     fp8 = KVFormat.of(PLAIN, torch.float32, attention)
     states = torch.randn(3, 5, 2, 16, generator=torch.Generator().manual_seed(0))
     once = fp8.stored(states)

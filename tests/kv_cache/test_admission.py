@@ -35,15 +35,15 @@ def run(given, policy=None, cost=ROOMY, **admission):
 
 
 def test_chunks_make_the_tail_shorter_and_the_first_token_later():
-    whole, cut = (summary(run(trace(), slots=8, chunk=chunk)) for chunk in (0, 100))
+    whole, cut = (summary(run(trace(), max_batch_size=8, prefill_chunk_tokens=chunk)) for chunk in (0, 100))
     assert whole["tokens"] == cut["tokens"] and whole["requests"] == cut["requests"]
-    assert cut["tbt_s"]["p99"] < whole["tbt_s"]["p99"] / 3 and cut["longest_pause_s"] < whole["longest_pause_s"] / 3
+    assert cut["tbt_s"]["p99"] < whole["tbt_s"]["p99"] / 3 and cut["max_token_gap_s"] < whole["max_token_gap_s"] / 3
     assert cut["ttft_s"]["p50"] > whole["ttft_s"]["p50"]
 
 
 def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
     requests = [Request(number=n, arrival=0.01 * n, input_tokens=250, output_tokens=30) for n in range(2)]
-    served = run(Trace(name="two", requests=requests), chunk=100)
+    served = run(Trace(name="two", requests=requests), prefill_chunk_tokens=100)
     first, second = served.sequences
     alone_s = ROOMY.compute.prefill_s(250)
     assert first.token_times_s[0] == pytest.approx(alone_s)  # no other request decodes
@@ -62,7 +62,7 @@ def test_everybody_gets_all_tokens(unit, order, policy):
     given = trace(40, longest=400)
     if unit == "steps":
         given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
-    served = run(given, policy(), COST, chunk=64, order=order, slots=3)
+    served = run(given, policy(), COST, prefill_chunk_tokens=64, order=order, max_batch_size=3)
     assert sorted(each.request.number for each in served.sequences) == list(range(40))
     for each in served.sequences:
         assert each.num_output_tokens == each.request.output_tokens == each.token_times_s.size
@@ -79,18 +79,20 @@ def work_s(request):
 def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
     given = trace(150, gap_s=0.12)
     first_come, shortest, aged = (
-        run(given, order=order, aging=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
+        run(given, order=order, aging_factor=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
     )
     found = [summary(each) for each in (first_come, shortest, aged)]
     assert found[1]["ttft_s"]["p50"] < found[0]["ttft_s"]["p50"] / 2
-    assert found[0]["longest_wait_s"] < found[2]["longest_wait_s"] < found[1]["longest_wait_s"]
+    assert found[0]["max_queue_wait_s"] < found[2]["max_queue_wait_s"] < found[1]["max_queue_wait_s"]
     for one, other in combinations(aged.sequences, 2):  # in the order in which they entered
         if one.arrived_s > other.arrived_s:
             assert one.arrived_s < other.arrived_s + 3 * work_s(other.request)
 
 
 def test_without_aging_the_shortest_first_is_first_come():
-    orders = [[each.request.number for each in run(trace(), order=o, aging=0).sequences] for o in ("fcfs", "srtf")]
+    orders = [
+        [each.request.number for each in run(trace(), order=o, aging_factor=0).sequences] for o in ("fcfs", "srtf")
+    ]
     assert orders[0] == orders[1] == sorted(orders[0])
 
 
@@ -104,22 +106,22 @@ def test_nobody_pauses_for_longer_than_patience_has_it():
     long = Trace(name="long and short", requests=requests)
     tight = replace(COST, room_blocks=18)
     served = [
-        simulate(long, tight, OrbitFlow(late=0), 0.0101, AdmissionConfig(slots=3, patience=each))
+        simulate(long, tight, OrbitFlow(late=0), 0.0101, AdmissionConfig(max_batch_size=3, max_paused_steps=each))
         for each in (None, 1 << 30, 16)
     ]
     patient, endless, bound = map(summary, served)
     assert patient == endless and bound["tokens"] == patient["tokens"]
-    assert patient["longest_pause_s"] > 4  # until no short one is left
-    assert bound["longest_pause_s"] < 1
+    assert patient["max_token_gap_s"] > 4  # until no short one is left
+    assert bound["max_token_gap_s"] < 1
 
 
 def test_a_queue_that_is_full_rejects():
     requests = [Request(number=n, arrival=0, input_tokens=50, output_tokens=20) for n in range(9)]
-    served = run(Trace(name="burst", requests=requests), slots=2, queue=3)
+    served = run(Trace(name="burst", requests=requests), max_batch_size=2, max_queued_requests=3)
     assert [request.number for request, _ in served.rejected] == [5, 6, 7, 8]  # two have slots at once
     found = summary(served)
-    assert found["requests"] == 5 and found["rejected"] == 4 and found["reasons"] == {FULL: 4}
-    assert found["deadlines_met_of_all"] == pytest.approx(found["deadlines_met"] * 5 / 9)
+    assert found["requests"] == 5 and found["rejected"] == 4 and found["reject_reasons"] == {FULL: 4}
+    assert found["deadline_attainment_incl_rejected"] == pytest.approx(found["deadline_attainment"] * 5 / 9)
 
 
 def test_one_that_is_too_long_ends_the_run_or_is_rejected():
@@ -135,7 +137,12 @@ def test_one_that_is_too_long_ends_the_run_or_is_rejected():
 def test_a_run_in_which_all_are_rejected():
     alone = Trace(name="long", requests=[Request(number=0, arrival=0, input_tokens=9000, output_tokens=5)])
     found = summary(run(alone, cost=COST, reject=True))
-    assert (found["requests"], found["rejected"], found["tokens_per_s"], found["deadlines_met_of_all"]) == (0, 1, 0, 0)
+    assert (
+        found["requests"],
+        found["rejected"],
+        found["tokens_per_s"],
+        found["deadline_attainment_incl_rejected"],
+    ) == (0, 1, 0, 0)
 
 
 def test_bytes_by_path():
@@ -148,12 +155,12 @@ def test_bytes_by_path():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"slots": 0}, "slots"),
-        ({"chunk": -1}, "chunk"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"prefill_chunk_tokens": -1}, "prefill_chunk_tokens"),
         ({"order": "random"}, "order"),
-        ({"aging": -0.1}, "aging"),
-        ({"queue": 0}, "queue"),
-        ({"patience": 0}, "patience"),
+        ({"aging_factor": -0.1}, "aging_factor"),
+        ({"max_queued_requests": 0}, "max_queued_requests"),
+        ({"max_paused_steps": 0}, "max_paused_steps"),
     ],
 )
 def test_what_is_no_admission_is_one_line(given, says):

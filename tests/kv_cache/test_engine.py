@@ -13,7 +13,7 @@ import pytest
 
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DriveModel, ServingCost
-from kv_cache.metrics import RunResult, attained, deadlines_met, summary, tbt_attained_by_gaps
+from kv_cache.metrics import RunResult, attained, deadline_attainment, summary, tbt_slo_attainment
 from kv_cache.planner.problem import Offload, spread
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.orbitflow import FlexGenHalf, OrbitFlow, PlacementPolicy
@@ -95,7 +95,7 @@ def test_copies_of_a_policy_take_their_time():
 
 
 def test_slots_and_order():
-    served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(slots=2))
+    served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(max_batch_size=2))
     firsts = [each.token_times_s[0] for each in served.sequences]
     assert firsts == sorted(firsts)  # requests are admitted in order of arrival
     busy = [(each.token_times_s[0], each.token_times_s[-1]) for each in served.sequences]
@@ -141,8 +141,8 @@ def test_tokens_by_three_countings():
     one = live([0, 0.5, 1.0, 4.0, 4.5, 5.0], [9, 0.5, 0.5, 0.5, 0.5, 0.5])
     served = RunResult(slo_s=1.0, sequences=[one], end_s=5.0)
     assert attained(served) == 1.0  # steps were short: a pause is in none of them
-    assert tbt_attained_by_gaps(served) == 4 / 5
-    assert deadlines_met(served) == 3 / 5  # the third and the fourth came at 4 and 4.5
+    assert tbt_slo_attainment(served) == 4 / 5
+    assert deadline_attainment(served) == 3 / 5  # the third and the fourth came at 4 and 4.5
     slow = RunResult(slo_s=1.0, sequences=[live([0, 0.2, 0.4, 2.0, 3.8, 4.0], [9, 0.2, 0.2, 1.6, 1.8, 0.2])], end_s=4.0)
     assert attained(slow) == 3 / 5 and attained(slow, deposit=True) == 1.0  # early tokens mask it
 

@@ -47,7 +47,7 @@ def engine(policy: Policy, first_block: int = 0, cost: ServingCost = COST, **adm
     if isinstance(policy, TimeSlices):
         policy.slice_tokens = 4
         return Engine(policy, COST, store=SequenceStore(LEVELS))
-    return Engine(policy, cost, 1.0, AdmissionConfig(patience=PATIENCE, **admission), first_block=first_block)
+    return Engine(policy, cost, 1.0, AdmissionConfig(max_paused_steps=PATIENCE, **admission), first_block=first_block)
 
 
 def request(number: int, given: int = 40, made: int = 20) -> Request:
@@ -81,7 +81,7 @@ def run(one: Engine, requests: list[Request], most: int = 10_000) -> dict[int, i
 @pytest.mark.parametrize("chunk", [0, 16])
 def test_every_request_ends_under_every_policy(name: str, chunk: int) -> None:
     requests = [request(n, 20 + 9 * n, 5 + 3 * n) for n in range(12)]
-    one = engine(policy_of(name), chunk=chunk)
+    one = engine(policy_of(name), prefill_chunk_tokens=chunk)
     assert run(one, requests) == {each.number: each.output_tokens for each in requests}
 
 

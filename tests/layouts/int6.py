@@ -5,7 +5,7 @@ A vector of t values is an exponent e, one byte, and t codes of 6 bits, packed. 
 
 import numpy as np
 
-from csd_spec import Group, Layout
+from csd_spec import Group, KvLayout
 from csd_spec.codecs import Codec
 
 BITS, MAX_CODE = 6, 31
@@ -34,7 +34,7 @@ def decode(vectors, values):
 
 
 LAYOUTS = {
-    "int6": Layout(
+    "int6": KvLayout(
         name="int6",
         code=240,
         rows=Codec("int6", "fp16", row_bytes, encode, decode),

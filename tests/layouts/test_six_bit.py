@@ -17,7 +17,7 @@ import torch
 
 import vcsd
 from attention_engine import reference
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io.medium import BLOCK, Medium
 from csd_link import wire
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, SeqFork, Status
@@ -133,7 +133,7 @@ def attended(device, seqs, method, seed, tokens):
 @pytest.mark.parametrize("dram_pages", [2048, 40])  # without room in DRAM, K's own pages stand in for unfinished groups
 def test_attention_is_exact_over_kept_rows(small_drive, layout, method, dram_pages):
     drive = replace(small_drive, dram_bytes=dram_pages * small_drive.geometry.page_bytes)
-    with closing(InProcessDevice(drive)) as device:
+    with closing(InProcessDrive(drive)) as device:
         seqs, (K, V) = stored_in(device, layout, 317)
         form = layout.form(drive.geometry.page_bytes, D, 512)
         for seed in range(3):
@@ -149,13 +149,13 @@ def test_files_give_the_bits_of_memory_and_open_again(small_drive, layout, tmp_p
     drive = replace(small_drive, dram_bytes=1 << 20)
     outputs, back = [], []
     for number, each in enumerate((Medium(), medium)):
-        with closing(InProcessDevice(drive, tmp_path / str(number), medium=each)) as device:
+        with closing(InProcessDrive(drive, tmp_path / str(number), medium=each)) as device:
             seqs, _ = stored_in(device, layout, 290)
             (child,) = done(device, SeqFork(seqs, np.array([200]))).data[0].tolist()
             done(device, KvCrop(seqs, 0, np.array([250])))
             outputs.append([attended(device, seqs, *how)[0] for how in (("dense", 1, 251), ("sparf", 1, 252))])
             done(device, Flush())
-        with closing(InProcessDevice.reopen(tmp_path / str(number), medium=each)) as device:
+        with closing(InProcessDrive.reopen(tmp_path / str(number), medium=each)) as device:
             read = [done(device, KvRead((seq,), 0)).data for seq in (*seqs, child)]
             back.append([part for parts in read for part in parts])
             outputs[-1].append(attended(device, seqs, "sparf", 2, 60)[0])
@@ -171,7 +171,7 @@ def test_wire_carries_its_code(layout):
 
 def test_drive_without_the_layout_refuses_it(small_drive, layout, monkeypatch):
     monkeypatch.setattr(table, "_OF_FILES", {})
-    with closing(InProcessDevice(small_drive)) as device:
+    with closing(InProcessDrive(small_drive)) as device:
         completion = device.submit(SeqCreate(1, 1, H, D, 512, layout.code), 0).result()
     assert completion.status is Status.INVALID_FIELD
     assert completion.reason.startswith("layout = 240: must be one of 16, ")
@@ -184,7 +184,7 @@ def test_model_decodes_with_a_file_of_layouts(monkeypatch, transport):
     torch.manual_seed(0)
     with torch.inference_mode():
         expected = decode(model := llama(), 100)
-        with vcsd.attach(model, 2, "dense", layout="int6", layouts=FILE, transport=transport) as csd:
+        with vcsd.attach(model, 2, "dense", layout="int6", layouts_file=FILE, transport=transport) as csd:
             found = decode(model, 100)
     assert csd.report().layout == "int6" and 0 < (found - expected).abs().max() < 1
 

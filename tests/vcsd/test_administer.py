@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.served_drive import ADMIN
-from csd_spec import DeviceError, Flush, KvAppend, KvRead, SeqCreate
+from csd_spec import DriveError, Flush, KvAppend, KvRead, SeqCreate
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import NAMES, rows
 from tests.served import serving, window_of
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 @pytest.fixture
 def kept(small_drive, tmp_path):
     """A drive with a sequence and some blocks, in a folder."""
-    device = InProcessDevice(small_drive, tmp_path / "kept")
+    device = InProcessDrive(small_drive, tmp_path / "kept")
     handle = device.submit(SeqCreate(1, 1, 2, 16, 512), 0).result().data[0].tolist()
     rows = np.ones((100, 2, 16), np.float16)
     device.submit(KvAppend(tuple(handle), 0, np.array([100]), rows, rows), 0).result()
@@ -93,8 +93,8 @@ def test_an_administrator_sees_no_sequence_of_a_tenant(one):
 
 
 def test_a_drive_that_refuses_is_named(small_drive):
-    device = InProcessDevice(small_drive)
-    with pytest.raises(DeviceError, match="drive small: invalid field: page = 119"):
+    device = InProcessDrive(small_drive)
+    with pytest.raises(DriveError, match="drive small: invalid field: page = 119"):
         read_log(device, 0x77)
     device.close()
 
@@ -220,7 +220,7 @@ def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
 def test_prefixes_of_a_drive_are_listed_by_model(capsys, monkeypatch, small_drive, one, tmp_path):
     names, tokens = replace(NAMES, drives=1), list(range(40))
     folder = str(tmp_path / "flash")
-    for device in (one(), InProcessDevice(small_drive, Path(folder))):
+    for device in (one(), InProcessDrive(small_drive, Path(folder))):
         PrefixStore([device], names).store(names.keys(tokens), *rows(tokens))
         device.submit(Flush(), 0).result()
         device.close()

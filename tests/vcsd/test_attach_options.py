@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import vcsd
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_cache import llama
-from vcsd.attach_options import _OPTIONS, DriveOptions, attention_of, check_in_tiers, checked, drives_of, renamed
+from vcsd.attach_options import _OPTIONS, DriveOptions, attention_of, check_in_tiers, checked, drives_of
 
 USES = """
 import vcsd
@@ -29,7 +29,7 @@ def use(model: LlamaForCausalLM) -> None:
         reveal_type(run)
     with vcsd.attach(model, policy="auto", tiers=vcsd.TierLimits()) as tiered:
         reveal_type(tiered)
-    with vcsd.serve(model, vcsd.Serving(policy="lru")) as server:
+    with vcsd.serve(model, vcsd.ServingConfig(policy="lru")) as server:
         reveal_type(server)
     vcsd.attach(model, compresion=8)
 """
@@ -38,27 +38,27 @@ def use(model: LlamaForCausalLM) -> None:
 def test_every_option_has_a_type_a_default_and_a_kind() -> None:
     assert set(_OPTIONS) == set(DriveOptions.__annotations__)
     given = checked(1, "sparf", {})
-    assert given == {name: default for name, (default, _, _) in _OPTIONS.items()} | {"drives": 1, "attention": "sparf"}
+    assert given == {name: default for name, (default, _, _) in _OPTIONS.items()} | {"drives": 1, "method": "sparf"}
     assert attention_of(given).method == "sparf"
     drives = drives_of(given)
-    assert isinstance(drives, DriveSet) and drives.count == 1
+    assert isinstance(drives, DriveSetConfig) and drives.count == 1
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"flush_every": True}, "flush_every = True: must be a whole number"),
-        ({"restart": 1}, "restart = 1: must be True or False"),
-        ({"budget": 8}, "budget = 8: must be a Compression"),
-        ({"keep": "here"}, "keep = 'here': must be a pathlib.Path"),
+        ({"flush_interval_steps": True}, "flush_interval_steps = True: must be a whole number"),
+        ({"restart_drives": 1}, "restart_drives = 1: must be True or False"),
+        ({"budget": 8}, "budget = 8: must be a CompressionBudget"),
+        ({"data_dir": "here"}, "data_dir = 'here': must be a pathlib.Path"),
         ({"drives": 1.5}, "drives = 1.5: must be a whole number, a fleet"),
-        ({"attention": None}, "attention = None: must be text"),
+        ({"method": None}, "method = None: must be text"),
     ],
 )
 def test_an_option_of_another_kind_is_refused(options: dict[str, Any], reason: str) -> None:
-    given = {"drives": 1, "attention": "sparf"} | options
+    given = {"drives": 1, "method": "sparf"} | options
     with pytest.raises(ValueError, match=reason):
-        checked(given.pop("drives"), given.pop("attention"), given)
+        checked(given.pop("drives"), given.pop("method"), given)
 
 
 def test_an_unknown_option_is_refused_as_python_does() -> None:
@@ -76,19 +76,12 @@ def test_in_tiers_only_tiers_may_be_given() -> None:
         check_in_tiers("auto", 5, 1, "sparf", {})  # type: ignore[arg-type]
 
 
-def test_the_former_name_of_policy_is_taken_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="residency is now policy"):
-        assert renamed("in-storage", "auto") == "auto"
-    with pytest.raises(ValueError, match="two names of one option"):
-        renamed("flexgen", "auto")
-
-
 @pytest.mark.slow
 def test_public_names_have_types(tmp_path: Path) -> None:
     (tmp_path / "uses.py").write_text(USES)
     mypy = [sys.executable, "-m", "mypy", str(tmp_path / "uses.py")]
     done = subprocess.run(mypy, capture_output=True, text=True, env={**os.environ, "MYPYPATH": "."})
-    for shown in ('"vcsd.attached.Attached"', '"vcsd.tiered.Tiered"', '"vcsd.server.Server"'):
+    for shown in ('"vcsd.session.DriveSession"', '"vcsd.tiered.TierSession"', '"vcsd.server.Server"'):
         assert f"Revealed type is {shown}" in done.stdout, done.stdout + done.stderr
     assert 'No overload variant of "attach"' in done.stdout
 

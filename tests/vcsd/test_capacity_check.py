@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
-from csd_spec import LAYOUTS, Attention, KvAppend, ModelShape, SeqCreate, Status
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
+from csd_spec import LAYOUTS, AttentionConfig, KvAppend, ModelShape, SeqCreate, Status
 from ftl import Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import capacity_check
-from vcsd.attached import Setting
+from vcsd.session import AttachConfig
 
 SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
 
@@ -30,7 +30,7 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, name):
     rows, tokens = 2, 1000
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096, blocks_per_plane=128))
     drive = replace(drive, dram_bytes=8 << 20)
-    device = InProcessDevice(drive)
+    device = InProcessDrive(drive)
     create = SeqCreate(rows, SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim, tokens, LAYOUTS[name].code)
     handles = device.submit(create, 0).result().data[0].tolist()
     values = np.random.default_rng(0).standard_normal((rows * tokens, SHAPE.kv_heads, SHAPE.head_dim)).astype("f2")
@@ -40,49 +40,49 @@ def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, name):
         assert device.submit(append, 0).result().status is Status.SUCCESS
     ftl = device.firmware.ftl
     streams = sum(m.streams for seq in ftl.sequences.values() for m in seq.maps.values() if m.programmed)
-    foreseen = capacity_check.flash_bytes(drive, Attention(layout=name), SHAPE, rows, tokens)
+    foreseen = capacity_check.flash_bytes(drive, AttentionConfig(layout=name), SHAPE, rows, tokens)
     assert 0 <= foreseen // (4096 + 32) - ftl.counters.groups <= streams * SHAPE.layers
     device.close()
 
 
 def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
-    what = Attention(layout="latent"), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
-    needed = capacity_check.flash_bytes(DriveSet().spec, *what)
+    what = AttentionConfig(layout="latent"), replace(SHAPE, kv_heads=1, latent=True), 1, 4096
+    needed = capacity_check.flash_bytes(DriveSetConfig().spec, *what)
     monkeypatch.setattr(capacity_check, "available_bytes", lambda group: 2 * needed)
-    capacity_check.check_drives(DriveSet(count=2), *what)
+    capacity_check.check_drives(DriveSetConfig(count=2), *what)
     with pytest.raises(ValueError, match="in drives in memory"):
-        capacity_check.check_drives(DriveSet(count=3), *what)
+        capacity_check.check_drives(DriveSetConfig(count=3), *what)
 
 
 def test_mirror_needs_room_for_both_copies(monkeypatch):
     shape = replace(SHAPE, layers=1)
-    drives, tokens = DriveSet(count=2), 4096
-    needed = capacity_check.flash_bytes(drives.spec, Attention(), shape, 1, tokens)
+    drives, tokens = DriveSetConfig(count=2), 4096
+    needed = capacity_check.flash_bytes(drives.spec, AttentionConfig(), shape, 1, tokens)
     monkeypatch.setattr(capacity_check, "available_bytes", lambda group: needed)
-    Setting(drives=drives).check_capacity(shape, 1, tokens)
+    AttachConfig(drives=drives).check_capacity(shape, 1, tokens)
     with pytest.raises(ValueError, match="in drives in memory"):
-        Setting(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
+        AttachConfig(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
 
 
 def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
-    what = Attention(), SHAPE, 64, 4096
+    what = AttentionConfig(), SHAPE, 64, 4096
     for drives in (
-        DriveSet(transport="window:/dev/shm/somebody"),
-        DriveSet(keep=tmp_path / "new" / "drives", medium=Medium("direct")),
+        DriveSetConfig(transport="window:/dev/shm/somebody"),
+        DriveSetConfig(data_dir=tmp_path / "new" / "drives", medium=Medium("direct")),
     ):
         capacity_check.check_drives(drives, *what)
     with pytest.raises(
         ValueError, match=r"keys and values of 64 x 4,096 tokens take .* in drives in memory, and there are 3 MiB"
     ):
-        capacity_check.check_drives(DriveSet(), *what)
+        capacity_check.check_drives(DriveSetConfig(), *what)
 
 
 def test_a_disk_that_is_too_small_is_named(monkeypatch, tmp_path):
     free = shutil_usage(1 << 20)
     monkeypatch.setattr(capacity_check.shutil, "disk_usage", free)
-    drives = DriveSet(keep=tmp_path / "drives", medium=Medium("mapped"))
+    drives = DriveSetConfig(data_dir=tmp_path / "drives", medium=Medium("mapped"))
     with pytest.raises(ValueError, match=r"on the disk of .*drives, and there are 1 MiB: free some, or name a folder"):
-        capacity_check.check_drives(drives, Attention(), SHAPE, 64, 4096)
+        capacity_check.check_drives(drives, AttentionConfig(), SHAPE, 64, 4096)
 
 
 def shutil_usage(free):

@@ -1,6 +1,6 @@
 """Code in the documentation runs as printed, and imports only public names.
 
-partner of: vcsd/attached.py, vcsd/loading.py
+partner of: vcsd/session.py, vcsd/loading.py
 """
 
 import ast
@@ -59,7 +59,7 @@ def names_of_ours(code):
 
 def test_examples_use_the_public_face_alone():
     used = {name for code in examples() for name in names_of_ours(code)}
-    assert {"vcsd.attach", "vcsd.METHODS", "vcsd.Step"} <= used
+    assert {"vcsd.attach", "vcsd.METHODS", "vcsd.DecodeStep"} <= used
     assert used <= {f"{face.__name__}.{name}" for face in (vcsd, kv_cache, csd_spec) for name in face.__all__}
 
 
@@ -110,20 +110,20 @@ def test_who_imports_it_has_its_types_and_its_version():
 
 def test_what_needs_no_torch_loads_without_it():
     needs = {
-        "Attached",
+        "AttachConfig",
+        "DriveSession",
         "Report",
-        "Setting",
-        "Unsupported",
-        "attach",
-        "attached",
-        "TierReport",
-        "TierSetting",
-        "Tiered",
-        "Rejected",
-        "Sampling",
+        "RequestHandle",
+        "RequestRejectedError",
+        "SamplingParams",
         "Server",
-        "Serving",
-        "Stream",
+        "ServingConfig",
+        "TierConfig",
+        "TierReport",
+        "TierSession",
+        "UnsupportedModelError",
+        "attach",
+        "attach_with",
         "serve",
     }
     names = ", ".join(sorted(set(vcsd.__all__) - needs))

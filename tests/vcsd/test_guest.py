@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from csd_link.driveset import DriveSet
-from csd_spec import Attention, Compression
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig, CompressionBudget
 from eval.accuracy.recorded import TEXT, record
 from host_driver.driver import Driver
 from host_driver.in_guest import arguments
@@ -84,8 +84,8 @@ def test_kernel_command_line_reaches_init(tmp_path):
     module.write_bytes(b"")
     reservation = Reservation()
     for run, model in (
-        (GuestDecodeTest(drives=DriveSet(count=3), prompt=5, tokens=7), "QEMU"),
-        (GuestDecodeTest(drives=DriveSet(count=3), prompt=5, tokens=7, module=module), "CSL_Virt"),
+        (GuestDecodeTest(drives=DriveSetConfig(count=3), prompt=5, tokens=7), "QEMU"),
+        (GuestDecodeTest(drives=DriveSetConfig(count=3), prompt=5, tokens=7, module=module), "CSL_Virt"),
     ):
         said = arguments(" ".join(("quiet", *run.words(reservation), "ro")))
         assert {"drives": "3", "prompt": "5", "tokens": "7", "model": model}.items() <= said.items()
@@ -95,10 +95,10 @@ def test_kernel_command_line_reaches_init(tmp_path):
 
 def test_a_longer_work_may_take_longer():
     small, large = (
-        GuestDecodeTest(drives=DriveSet(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4)
+        GuestDecodeTest(drives=DriveSetConfig(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4)
     )
-    assert 240 < small < large < GuestDecodeTest(drives=DriveSet(count=4), prompt=5000, tokens=500).limit_s(240)
-    assert GuestDecodeTest(drives=DriveSet(count=4), prompt=5, tokens=500, timeout_s=7).limit_s(240) == 7
+    assert 240 < small < large < GuestDecodeTest(drives=DriveSetConfig(count=4), prompt=5000, tokens=500).limit_s(240)
+    assert GuestDecodeTest(drives=DriveSetConfig(count=4), prompt=5, tokens=500, timeout_s=7).limit_s(240) == 7
 
 
 @pytest.mark.slow
@@ -139,8 +139,8 @@ def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
 def test_random_data_and_cost_are_deterministic():
     results = []
     for _ in range(2):
-        with open_drives(DriveSet(count=2)) as devices:
-            driver = Driver(devices, SHIPPED_SHAPE, Attention("sparf", Compression(8)))
+        with open_drives(DriveSetConfig(count=2)) as devices:
+            driver = Driver(devices, SHIPPED_SHAPE, AttentionConfig("sparf", CompressionBudget(8)))
             results.append(random_decode(driver, 40, 3))
             driver.close()
     assert results[0] == results[1]

@@ -35,7 +35,7 @@ def two_turns(model, transport):
     generator = np.random.default_rng(0)
     prompt, turn = (torch.from_numpy(generator.integers(0, 512, (1, tokens))) for tokens in (PROMPT, 30))
     asked = {"max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True}
-    with vcsd.attach(model, drives=1, attention="dense", transport=transport) as csd:
+    with vcsd.attach(model, drives=1, method="dense", transport=transport) as csd:
         first = model.generate(input_ids=prompt, **asked)
         ids = torch.cat([first.sequences, turn], dim=1)
         second = model.generate(input_ids=ids, past_key_values=first.past_key_values, **asked)

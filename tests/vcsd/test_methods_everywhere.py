@@ -10,7 +10,7 @@ import pytest
 from attention_engine import load_methods
 from csd_firmware import Firmware
 from csd_link.connect import find_server
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_spec import Attend, GetLog, KvAppend, KvRead, LogPage, SeqCreate, Status
 from tests.served import until
 from tests.vcsd.test_docs import strided
@@ -19,7 +19,7 @@ from vcsd.transport import open_drives
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
-FIGURES = ("tokens", "text", "modelled", "link_bytes", "flash", "drives")
+FIGURES = ("tokens", "text", "simulated_time", "link_bytes", "flash", "drives")
 RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "6", "--method", "strided", "--compression", "4", "-o", "json")
 
 
@@ -105,7 +105,7 @@ def test_unknown_method_refused_before_storing(small_drive, in_process):
 
 
 def test_a_table_is_a_drives_own(in_process):
-    with open_drives(DriveSet(methods=in_process[0])) as (knows,), open_drives(DriveSet()) as (plain,):
+    with open_drives(DriveSetConfig(methods_file=in_process[0])) as (knows,), open_drives(DriveSetConfig()) as (plain,):
         assert "strided" in knows.methods
         assert "strided" not in plain.methods
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vcsd
-from csd_spec import DeviceError
+from csd_spec import DriveError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.mortal import MortalDevice
 from vcsd.loading import CHECKPOINT, PROMPT, load
@@ -44,14 +44,14 @@ def decode(loaded, **setting):
 
 @pytest.fixture(scope="module")
 def undisturbed(loaded):
-    return {name: decode(loaded, drives=2, attention=name)[0] for name in ("sparf", "ours", "dense")}
+    return {name: decode(loaded, drives=2, method=name)[0] for name in ("sparf", "ours", "dense")}
 
 
 @pytest.mark.parametrize("attention", ["sparf", "ours", "dense"])
 @pytest.mark.parametrize("left", [0, 1, 3, 7, 30])
 def test_lost_heads_are_computed_again(loaded, drives, undisturbed, attention, left):
     drives[0].left = left
-    tokens, csd = decode(loaded, drives=drives[:2], attention=attention, redundancy="recompute")
+    tokens, csd = decode(loaded, drives=drives[:2], method=attention, redundancy="recompute")
     assert tokens == undisturbed[attention]
     group = csd.driver.devices[0]
     assert [event.kind for event in group.events][:2] == ["lost", "served"]
@@ -66,7 +66,7 @@ def test_callers_may_write_the_next_token_into_the_same_memory(loaded, drives):
     ids = inputs["input_ids"][:1]
 
     def logits(devices, redundancy, lost):
-        with vcsd.attach(model, drives=devices, attention="dense", redundancy=redundancy):
+        with vcsd.attach(model, drives=devices, method="dense", redundancy=redundancy):
             cache, token = model(input_ids=ids[:, :80], use_cache=True).past_key_values, ids[:, :1].clone()
             for number in range(80, 90):
                 token.copy_(ids[:, number : number + 1])
@@ -81,27 +81,27 @@ def test_callers_may_write_the_next_token_into_the_same_memory(loaded, drives):
 @pytest.mark.parametrize("left", [0, 3, 30])
 def test_the_other_drive_of_a_mirror_serves(loaded, drives, undisturbed, left):
     drives[1].left = left
-    tokens, csd = decode(loaded, drives=drives, attention="sparf", redundancy="mirror")
+    tokens, csd = decode(loaded, drives=drives, method="sparf", redundancy="mirror")
     assert tokens == undisturbed["sparf"]
     assert any(event.drive == "b" for group in csd.driver.devices for event in group.events)
 
 
 def test_micro_batches_wait_for_the_same_recomputation(loaded, drives, undisturbed):
     drives[1].left = 25
-    tokens, csd = decode(loaded, drives=drives[:2], attention="sparf", redundancy="recompute", mini_batches=2)
+    tokens, csd = decode(loaded, drives=drives[:2], method="sparf", redundancy="recompute", micro_batches=2)
     assert tokens == undisturbed["sparf"]
     assert [event.kind for event in csd.driver.devices[1].events].count("lost") == 1
 
 
 def test_all_drives_may_be_lost_if_heads_are_computed_again(loaded, drives, undisturbed):
     drives[0].left, drives[1].left = 20, 35
-    tokens, _ = decode(loaded, drives=drives[:2], attention="sparf", redundancy="recompute")
+    tokens, _ = decode(loaded, drives=drives[:2], method="sparf", redundancy="recompute")
     assert tokens == undisturbed["sparf"]
 
 
 def test_without_redundancy_the_error_names_the_heads(loaded, drives):
     drives[0].left = 30
-    with pytest.raises(DeviceError, match=r"drive 0: path lost: it is gone; KV heads 0, 1 of all sequences are lost"):
+    with pytest.raises(DriveError, match=r"drive 0: path lost: it is gone; KV heads 0, 1 of all sequences are lost"):
         decode(loaded, drives=drives[:2])
 
 
@@ -111,7 +111,7 @@ def test_a_cropped_cache_is_computed_as_far_as_it_is_stored(loaded, drives):
     ids = inputs["input_ids"][:1]
 
     def logits(devices, redundancy, lost):
-        with vcsd.attach(model, drives=devices, attention="dense", redundancy=redundancy) as csd:
+        with vcsd.attach(model, drives=devices, method="dense", redundancy=redundancy) as csd:
             cache = model(input_ids=ids[:, :80], use_cache=True).past_key_values
             for number in range(80, 90):
                 model(input_ids=ids[:, number : number + 1], past_key_values=cache)

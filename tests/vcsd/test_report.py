@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
-from csd_spec import Attention, Compression, ModelShape
+from csd_firmware import InProcessDrive
+from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from vcsd.report import Report
@@ -16,8 +16,8 @@ SHAPE = ModelShape(name="small", layers=1, q_heads=2, kv_heads=2, head_dim=64)
 
 
 def driver_of(shape, layout="fp16", drives=1):
-    devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(drives)]
-    return Driver(devices, shape, Attention("dense", Compression(1), layout))
+    devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(drives)]
+    return Driver(devices, shape, AttentionConfig("dense", CompressionBudget(1), layout))
 
 
 def driver_after(steps, tokens=600):
@@ -39,12 +39,12 @@ def test_figures_are_means_over_the_steps():
     assert report.pages_read == 3 * 2 * 2 * (600 // 32)  # keys and values of two heads, 32 tokens a page
     assert sum(report.breakdown_ns.values()) == report.step_ns
     assert [drive["kv_heads"] for drive in report.drives] == [[0], [1]]
-    assert 0 < report.useful_byte_share <= 1
+    assert 0 < report.useful_read_fraction <= 1
 
 
 def test_nothing_done_is_a_report_too():
     report = Report.of(driver_after(0, tokens=1))
-    assert (report.steps, report.step_ns, report.useful_byte_share) == (0, 0, None)
+    assert (report.steps, report.step_ns, report.useful_read_fraction) == (0, 0, None)
     assert "nothing read" in str(report)
 
 
@@ -61,8 +61,8 @@ def test_nothing_done_is_a_report_too():
 def test_bytes_of_a_token_are_those_of_its_layout(layout, stored):
     driver = driver_of(SHAPE, layout)
     driver.create(1, 1024)
-    report = Report.of(driver).to_dict()["stored"]
-    assert report["bytes_per_token_and_layer"] == pytest.approx(stored)
+    report = Report.of(driver).to_dict()["kv_layout"]
+    assert report["bytes_per_token_per_layer"] == pytest.approx(stored)
 
 
 def test_a_latent_row_is_stored_once_in_every_drive():
@@ -70,13 +70,13 @@ def test_a_latent_row_is_stored_once_in_every_drive():
     report = Report.of(driver_of(shape, "latent", drives=2))
     assert report.token_bytes == {"k": 1152, "embedding_k": 1152}
     assert "k 1,152, embedding_k 1,152" in str(report)
-    assert report.to_dict()["stored"]["in_drives"] == report.copies == 2
+    assert report.to_dict()["kv_layout"]["drive_copies"] == report.copies == 2
     assert [drive["q_heads"] for drive in report.drives] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert "drives that store all of it" in str(report)
 
 
 def test_for_programs_and_for_people():
     report = Report.of(driver_after(1))
-    assert json.loads(json.dumps(report.to_dict()))["modelled"]["steps"] == 1
+    assert json.loads(json.dumps(report.to_dict()))["simulated_time"]["steps"] == 1
     for title in ("Traffic (1 decode steps)", "Modelled time of a decode step", "Drives"):
         assert title in str(report)

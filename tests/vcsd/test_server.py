@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import vcsd
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
 from csd_spec import Attend, Completion, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.serving import POLICIES, WITH_DRIVES
@@ -22,7 +22,7 @@ from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3
-from vcsd.serving import Serving, serve
+from vcsd.serving import ServingConfig, serve
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
 LONGEST = 72
@@ -41,22 +41,22 @@ def prompts() -> list[list[int]]:
     return [torch.randint(1, VOCABULARY, (4 + 5 * i,), generator=draw).tolist() for i in range(9)]
 
 
-def setting(policy: str, **more) -> Serving:  # type: ignore[no-untyped-def]
+def setting(policy: str, **more) -> ServingConfig:  # type: ignore[no-untyped-def]
     """Tiers that hold a quarter of the KV data of six requests of maximum length."""
-    drives = DriveSet(count=2) if policy in WITH_DRIVES else ()
+    drives = DriveSetConfig(count=2) if policy in WITH_DRIVES else ()
     size = 6 * LONGEST * TOKEN_BYTES // 4 // (2 if drives else 1)
-    asked = {"policy": policy, "tiers": TierLimits(device=size, host=size), "drives": drives, "slots": 6}
-    return Serving(**asked | {"max_tokens": LONGEST, "slice_tokens": 4} | more)
+    asked = {"policy": policy, "tiers": TierLimits(device=size, host=size), "drives": drives, "max_batch_size": 6}
+    return ServingConfig(**asked | {"max_tokens": LONGEST, "time_slice_tokens": 4} | more)
 
 
-def ask(server, prompt: list[int], number: int) -> vcsd.Stream:  # type: ignore[no-untyped-def]
+def ask(server, prompt: list[int], number: int) -> vcsd.RequestHandle:  # type: ignore[no-untyped-def]
     """Each other request is greedy, each third one has stop tokens."""
-    sampling = vcsd.Sampling(temperature=0.9 * (number % 2), top_p=0.9, top_k=40, seed=number)
+    sampling = vcsd.SamplingParams(temperature=0.9 * (number % 2), top_p=0.9, top_k=40, seed=number)
     stop = range(0, VOCABULARY, 7) if number % 3 == 0 else ()
     return server.submit(prompt, 12 + number, stop, sampling)
 
 
-def ask_all(server, prompts) -> list[vcsd.Stream]:  # type: ignore[no-untyped-def]
+def ask_all(server, prompts) -> list[vcsd.RequestHandle]:  # type: ignore[no-untyped-def]
     return [ask(server, prompt, number) for number, prompt in enumerate(prompts)]
 
 
@@ -89,7 +89,7 @@ def test_tokens_of_models_with_caps_sinks_slopes_and_windows(prompts, make, poli
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("chunk", [0, 5])
 def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, chunk) -> None:
-    with serve(model, setting(policy, chunk=chunk), background=False) as server:
+    with serve(model, setting(policy, prefill_chunk_tokens=chunk), background=False) as server:
         streams = ask_all(server, prompts)
         gone = streams[4]
         while len(gone.tokens) < 3:
@@ -102,11 +102,11 @@ def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, c
             assert spec.limit_bytes is None or kv.runner.table.peak[tier] <= spec.limit_bytes
         assert not kv.drives or not kv.drives.batches
         text = server.counters.text()
-    assert gone.ended == "cancelled" and gone.tokens == alone[4][: len(gone.tokens)]
+    assert gone.finish_reason == "cancelled" and gone.tokens == alone[4][: len(gone.tokens)]
     for number, (stream, wanted) in enumerate(zip(streams, alone, strict=True)):
         if number != 4:
             assert stream.tokens == wanted, number
-            assert stream.ended == ("stop" if stream.tokens[-1] in stream.stop else "length")
+            assert stream.finish_reason == ("stop" if stream.tokens[-1] in stream.stop else "length")
     assert 'vcsd_requests_total{how="cancelled"} 1.0' in text
     assert "vcsd_tbt_seconds_bucket" in text and 'vcsd_peak_bytes{place="device"}' in text
     assert model.config._attn_implementation == "sdpa"
@@ -115,10 +115,10 @@ def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, c
 def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) -> None:
     found: dict[int, list[int]] = {}
 
-    def listen(number: int, stream: vcsd.Stream) -> None:
+    def listen(number: int, stream: vcsd.RequestHandle) -> None:
         found[number] = list(stream)
 
-    with serve(model, setting("orbitflow", measured=True)) as server:
+    with serve(model, setting("orbitflow", replan_on_drift=True)) as server:
         streams = ask_all(server, prompts)
         threads = [threading.Thread(target=listen, args=each) for each in enumerate(streams)]
         for thread in threads:
@@ -130,12 +130,12 @@ def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) 
 
 
 def test_what_is_not_taken_says_why(model) -> None:
-    with serve(model, setting("orbitflow", max_waiting=2), background=False) as server:
-        with pytest.raises(vcsd.Rejected, match="73 tokens in all: must be at most max_tokens = 72"):
+    with serve(model, setting("orbitflow", max_queued_requests=2), background=False) as server:
+        with pytest.raises(vcsd.RequestRejectedError, match="73 tokens in all: must be at most max_tokens = 72"):
             server.submit([1] * 13, 61)
         server.submit([1, 2], 3)
         server.submit([1, 2], 3)
-        with pytest.raises(vcsd.Rejected, match="2 requests wait already"):
+        with pytest.raises(vcsd.RequestRejectedError, match="2 requests wait already"):
             server.submit([1, 2], 3)
         with pytest.raises(ValueError, match="0 tokens, and 3 new ones"):
             server.submit([], 3)
@@ -143,7 +143,7 @@ def test_what_is_not_taken_says_why(model) -> None:
         server.submit([1, 2], 3)
         assert 'vcsd_requests_total{how="rejected"} 2.0' in server.counters.text()
     small = serve(model, setting("lru", tiers=TierLimits(device=TOKEN_BYTES * 64)), background=False)
-    with small as server, pytest.raises(vcsd.Rejected, match="MB of KV cache, and the tier device has"):
+    with small as server, pytest.raises(vcsd.RequestRejectedError, match="MB of KV cache, and the tier device has"):
         server.submit([1] * 40, 30)
 
 
@@ -155,11 +155,15 @@ def test_serving_model_is_exclusive_forward_unchanged(model) -> None:
     wanted = model.generate(**given)
     with serve(model, setting("orbitflow"), background=False):
         assert torch.equal(model.generate(**given), wanted)
-        with pytest.raises(vcsd.Unsupported, match="serves already"), vcsd.attach(model):
+        with pytest.raises(vcsd.UnsupportedModelError, match="serves already"), vcsd.attach(model):
             pass
-        with pytest.raises(vcsd.Unsupported, match="serves already"), serve(model):
+        with pytest.raises(vcsd.UnsupportedModelError, match="serves already"), serve(model):
             pass
-    with vcsd.attach(model), pytest.raises(vcsd.Unsupported, match="attached to drives already"), serve(model):
+    with (
+        vcsd.attach(model),
+        pytest.raises(vcsd.UnsupportedModelError, match="attached to drives already"),
+        serve(model),
+    ):
         pass
 
 
@@ -167,12 +171,12 @@ def test_a_server_that_is_closed_ends_its_streams(model) -> None:
     with serve(model, setting("orbitflow")) as server:
         stream = server.submit([1, 2, 3], 60)
         next(iter(stream))
-    assert stream.ended == "cancelled" and 1 <= len(stream.result()) < 60
-    with pytest.raises(vcsd.Rejected, match="closed"):
+    assert stream.finish_reason == "cancelled" and 1 <= len(stream.result()) < 60
+    with pytest.raises(vcsd.RequestRejectedError, match="closed"):
         server.submit([1], 1)
 
 
-class Failing(InProcessDevice):
+class Failing(InProcessDrive):
     """A drive of which one attention fails."""
 
     attends = 0
@@ -188,13 +192,13 @@ class Failing(InProcessDevice):
 
 def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     drive = Failing(INSTCSD_ZYNQ7045_8CH)
-    with serve(model, setting("in-storage", drives=[drive], slots=3), background=False) as server:
+    with serve(model, setting("in-storage", drives=[drive], max_batch_size=3), background=False) as server:
         streams = ask_all(server, prompts)
         server.run()
         assert not server.kv.requests() and not server.kv.drives.batches
-    failed = [stream for stream in streams if stream.ended == "failed"]
+    failed = [stream for stream in streams if stream.finish_reason == "failed"]
     assert 1 <= len(failed) <= 3
-    with pytest.raises(vcsd.DeviceError, match="lost"):
+    with pytest.raises(vcsd.DriveError, match="lost"):
         failed[0].result()
     for stream, wanted in zip(streams, alone, strict=True):
         assert stream.tokens == (wanted[: len(stream.tokens)] if stream in failed else wanted)
@@ -206,30 +210,30 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     [
         ({"policy": "best"}, "policy = 'best': must be one of reactive"),
         ({"policy": "ours", "drives": ()}, "policy = 'ours': attends in drives: set drives to at least 1"),
-        ({"slots": 0}, "slots = 0: must be at least 1"),
-        ({"slots": "4"}, "slots = '4': must be a whole number"),
-        ({"slots": 2.5}, "slots = 2.5: must be a whole number"),
+        ({"max_batch_size": 0}, "max_batch_size = 0: must be at least 1"),
+        ({"max_batch_size": "4"}, "max_batch_size = '4': must be a whole number"),
+        ({"max_batch_size": 2.5}, "max_batch_size = 2.5: must be a whole number"),
         ({"tiers": None}, "tiers = None: must be a TierLimits"),
-        ({"drives": None}, "drives = None: must be a whole number, a DriveSet, or devices"),
+        ({"drives": None}, "drives = None: must be a whole number, a DriveSetConfig, or devices"),
         ({"slo_scale": 0}, "slo_scale = 0: must be above 0"),
-        ({"measured": "no"}, "measured = 'no': must be True or False"),
+        ({"replan_on_drift": "no"}, "replan_on_drift = 'no': must be True or False"),
         ({"max_tokens": 9999}, "max_tokens = 9999: the model's context is 512"),
     ],
 )
 def test_bad_settings_are_one_line(model, given, says) -> None:
-    with pytest.raises(ValueError, match=says), serve(model, Serving(**given)):
+    with pytest.raises(ValueError, match=says), serve(model, ServingConfig(**given)):
         pass
 
 
 @pytest.mark.parametrize("given", [{"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"seed": -1}])
 def test_bad_sampling_is_refused(given) -> None:
     with pytest.raises(ValueError):
-        vcsd.Sampling(**given)
+        vcsd.SamplingParams(**given)
 
 
 @pytest.mark.parametrize("at", [1, 2, 12])
 def test_who_interrupts_a_forward_ends_those_in_it_and_no_others(model, prompts, alone, at) -> None:
-    with serve(model, setting("orbitflow", slots=3), background=False) as server:
+    with serve(model, setting("orbitflow", max_batch_size=3), background=False) as server:
         streams = ask_all(server, prompts)
         forward, calls = server._rows.forward, iter(range(1, 10_000))
 
@@ -243,7 +247,7 @@ def test_who_interrupts_a_forward_ends_those_in_it_and_no_others(model, prompts,
             server.run()
         server.run()
         assert not server.kv.requests()
-    failed = [stream for stream in streams if stream.ended == "failed"]
+    failed = [stream for stream in streams if stream.finish_reason == "failed"]
     assert 1 <= len(failed) <= 3
     for stream, wanted in zip(streams, alone, strict=True):
         assert stream.tokens == (wanted[: len(stream.tokens)] if stream in failed else wanted)
@@ -267,21 +271,23 @@ def test_many_threads_read_and_cancel_without_one_of_the_servers(model, prompts,
 @pytest.mark.parametrize("policy", ["lru", "lfu", "static", "tierkv", "mended"])
 def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None:
     tiers = TierLimits(device=80 * TOKEN_BYTES, host=80 * TOKEN_BYTES)
-    with serve(model, setting(policy, tiers=tiers, slice_tokens=1), background=False) as server:
+    with serve(model, setting(policy, tiers=tiers, time_slice_tokens=1), background=False) as server:
         streams = [server.submit([1 + n] * (60 - n), 11) for n in range(8)]
         server.run()
-    assert [stream.ended for stream in streams] == ["length"] * 8
+    assert [stream.finish_reason for stream in streams] == ["length"] * 8
 
 
 def test_a_long_prompt_in_chunks_stops_nobody(model) -> None:
-    with serve(model, setting("orbitflow", chunk=1, max_tokens=400, tiers=TierLimits()), background=False) as server:
+    with serve(
+        model, setting("orbitflow", prefill_chunk_tokens=1, max_tokens=400, tiers=TierLimits()), background=False
+    ) as server:
         decoding = server.submit([1, 2, 3], 320)
         next(iter(decoding))
         server.submit([5] * 300, 2)
         before = len(decoding.tokens)
         for _ in range(250):
             server.step()
-        assert len(decoding.tokens) - before >= 249 and decoding.longest_idle <= 2
+        assert len(decoding.tokens) - before >= 249 and decoding.max_idle <= 2
 
 
 def test_who_has_its_last_token_is_counted_and_gone(model) -> None:
@@ -296,10 +302,10 @@ def test_a_draw_that_fails_is_nobody_elses(model, prompts, alone) -> None:
         streams = ask_all(server, prompts)
         streams[1].sampler = None  # type: ignore[assignment]
         server.run()
-    assert streams[1].ended == "failed"
+    assert streams[1].finish_reason == "failed"
     assert [s.tokens for n, s in enumerate(streams) if n != 1] == [a for n, a in enumerate(alone) if n != 1]
     with serve(model, setting("orbitflow"), background=False) as server:
-        cold = server.submit(prompts[0], 9, sampling=vcsd.Sampling(temperature=1e-39, seed=1)).result()
+        cold = server.submit(prompts[0], 9, sampling=vcsd.SamplingParams(temperature=1e-39, seed=1)).result()
         assert cold == server.submit(prompts[0], 9).result()
 
 
@@ -321,5 +327,5 @@ def test_positions_that_depend_on_the_longest_are_refused(kind) -> None:
     scaling = {"rope_theta": 1e4, "rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}
     if kind == "longrope":
         scaling |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-    with pytest.raises(vcsd.Unsupported, match=f"rope of kind {kind}"), serve(llama(rope_parameters=scaling)):
+    with pytest.raises(vcsd.UnsupportedModelError, match=f"rope of kind {kind}"), serve(llama(rope_parameters=scaling)):
         pass

@@ -14,8 +14,8 @@ import torch
 from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
 
 import vcsd
-from csd_link.driveset import DriveSet
-from csd_spec import Attention
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig
 from eval.verify.soak import SPEC
 from kv_cache import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
@@ -23,7 +23,7 @@ from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
-from vcsd.serving import Serving, serve
+from vcsd.serving import ServingConfig, serve
 
 NEW, LONGEST = 14, 72
 TIERS = (DEVICE,), (CSD,), (HOST,), (DIRECT,)
@@ -78,14 +78,14 @@ def prompts(count: int = 6) -> list[list[int]]:
     return [torch.randint(1, VOCABULARY, (4 + 9 * i,), generator=draw).tolist() for i in range(count)]
 
 
-def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> Serving:
+def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> ServingConfig:
     tiers = TierLimits(device=1 << 20, host=1 << 20, files=folder)
-    small = DriveSet(count=drives, spec=SPEC) if drives else ()  # many of 2 TB would fill the address space
-    given = {"policy": policy, "tiers": tiers, "drives": small, "slots": 6}
-    return Serving(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
+    small = DriveSetConfig(count=drives, spec=SPEC) if drives else ()  # many of 2 TB would fill the address space
+    given = {"policy": policy, "tiers": tiers, "drives": small, "max_batch_size": 6}
+    return ServingConfig(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
 
 
-def alone(model: PreTrainedModel, asked: Serving) -> list[list[int]]:
+def alone(model: PreTrainedModel, asked: ServingConfig) -> list[list[int]]:
     """Tokens of each request while no other is served."""
     with serve(model, asked, background=False) as server:
         return [server.submit(prompt, NEW).result() for prompt in prompts()]
@@ -97,12 +97,12 @@ def generated(model: PreTrainedModel) -> list[list[int]]:
     return [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts()]
 
 
-def together(model: PreTrainedModel, asked: Serving) -> tuple[list[list[int]], dict[str, int]]:
+def together(model: PreTrainedModel, asked: ServingConfig) -> tuple[list[list[int]], dict[str, int]]:
     """Tokens of each request with all others, and bytes by route."""
     with serve(model, asked, background=False) as server:
         streams = [server.submit(prompt, NEW) for prompt in prompts()]
         server.run()
-        assert {stream.ended for stream in streams} == {"length"}
+        assert {stream.finish_reason for stream in streams} == {"length"}
         assert not server.kv.requests() and not (server.kv.drives and server.kv.drives.batches)
         return [stream.tokens for stream in streams], dict(server.kv.real.moved)
 
@@ -121,20 +121,20 @@ def test_serve_all_tiers_at_once_tokens_as_alone(tmp_path, name) -> None:
 @pytest.mark.parametrize("policy", ["ours", "in-storage", "in-two-places", "orbitflow"])
 def test_serve_policies_with_drives_tokens_as_alone(tmp_path, name, policy) -> None:
     """A BF16 model computes a prompt in pieces a little differently, by its own attention too: it gets no pieces."""
-    model, asked = made(name), setting(policy, tmp_path, chunk=0 if "bf16" in name else 5)
+    model, asked = made(name), setting(policy, tmp_path, prefill_chunk_tokens=0 if "bf16" in name else 5)
     assert together(model, asked)[0] == alone(model, asked)
 
 
 @pytest.mark.parametrize(("name", "policy"), [*zip(MODELS, cycle(["orbitflow", "tierkv", "reactive"]), strict=False)])
 def test_serve_without_drives_tokens_as_generate(tmp_path, name, policy) -> None:
     model = made(name)
-    assert together(model, setting(policy, tmp_path, drives=0, slice_tokens=4))[0] == generated(model)
+    assert together(model, setting(policy, tmp_path, drives=0, time_slice_tokens=4))[0] == generated(model)
 
 
 @pytest.mark.parametrize("name", ["llama, bf16", "mimo"])
 def test_serve_rounded_storage_tokens_as_alone(tmp_path, name) -> None:
     """FP8: values are rounded when they are new, so it does not matter where they have been since."""
-    model, fp8 = made(name), Attention.named("dense", storage="fp8")
+    model, fp8 = made(name), AttentionConfig.named("dense", kv_dtype="fp8")
     wanted = alone(model, setting("in-storage", tmp_path, attention=fp8))
     assert together(model, setting(Moving(), tmp_path, attention=fp8))[0] == wanted
 
@@ -165,14 +165,14 @@ def test_serve_beyond_fp16_ends_request_with_reason(tmp_path) -> None:
     with serve(model, setting(Moving(), tmp_path), background=False) as server:
         stream = server.submit([1, 2, 3], 4)
         server.run()
-    assert stream.ended == "failed"
-    with pytest.raises(ValueError, match="beyond FP16's 65,504: use storage='bf16'"):
+    assert stream.finish_reason == "failed"
+    with pytest.raises(ValueError, match="beyond FP16's 65,504: use kv_dtype='bf16'"):
         stream.result()
 
 
 def test_serve_layout_that_cannot_store_the_model_is_refused(tmp_path) -> None:
-    int8 = setting("in-storage", tmp_path, attention=Attention.named("dense", layout="int8"))
+    int8 = setting("in-storage", tmp_path, attention=AttentionConfig.named("dense", layout="int8"))
     with pytest.raises(ValueError, match="V is a part of K in this model"), serve(made("minicpm3"), int8):
         pass
-    with pytest.raises(vcsd.Unsupported, match="serves already"), serve(model := made("mimo")), serve(model):
+    with pytest.raises(vcsd.UnsupportedModelError, match="serves already"), serve(model := made("mimo")), serve(model):
         pass

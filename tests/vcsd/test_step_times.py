@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_link.driveset import DriveSet
-from csd_spec import NAMED, Attention, Compression, ModelShape
+from csd_link.driveset import DriveSetConfig
+from csd_spec import NAMED, AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver import first_steps
 from host_driver.driver import Driver
@@ -19,7 +19,7 @@ from vcsd.transport import open_drives
 
 SHAPE = ModelShape(name="small", layers=4, q_heads=4, kv_heads=2, head_dim=64)
 TOKENS = 700
-SPARF = Attention()
+SPARF = AttentionConfig()
 
 
 def recorded(shape=SHAPE, specs=(INSTCSD_ZYNQ7045_8CH,) * 2, tokens=TOKENS, rows=1):
@@ -74,7 +74,7 @@ def test_time_steps_two_rows_take_longer(times):
 
 
 def test_time_steps_own_method_has_an_entry():
-    own = Attention("quest", Compression(4))
+    own = AttentionConfig("quest", CompressionBudget(4))
     done = time_steps(recorded(), "quest", own)
     assert list(done.step_times_ns) == ["dense", "sparf", "ours", "quest", "plain_ssd"]
     assert done.budgets["quest"] == "1/4 (paper)"
@@ -103,8 +103,8 @@ def test_first_step_large_model_records_some_layers(times, monkeypatch):
 
 def test_first_steps_driver_keeps_the_first_ones(monkeypatch):
     monkeypatch.setattr(first_steps, "MAX_STEPS", 2)
-    with open_drives(DriveSet(count=2)) as devices:
-        driver = Driver(devices, SHAPE, Attention("dense", Compression(1)))
+    with open_drives(DriveSetConfig(count=2)) as devices:
+        driver = Driver(devices, SHAPE, AttentionConfig("dense", CompressionBudget(1)))
         driver.recorder = made = FirstSteps()
         batch, rows = driver.create(1, 64), np.ones((40, 2, 64), np.float16)
         for layer in range(SHAPE.layers):

@@ -5,8 +5,8 @@ import pytest
 
 from attention_engine.step import WORTH_THREADS
 from csd_io.medium import Medium
-from csd_link.driveset import DriveSet
-from csd_spec import Attention, KvRead
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig, KvRead
 from tests.served import decoder
 from vcsd.transport import check_method, methods_of, open_drives
 
@@ -19,8 +19,8 @@ def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transp
         request.getfixturevalue("fuse")
     runs = []
     for way in ("inproc", transport.format(tmp_path)):
-        with open_drives(DriveSet(count=2, transport=way)) as devices:
-            driver, batch, step = decoder(devices, flush_every=3)
+        with open_drives(DriveSetConfig(count=2, transport=way)) as devices:
+            driver, batch, step = decoder(devices, flush_interval_steps=3)
             outputs = [step() for _ in range(8)]
             k, v = driver.read(batch, slice(None), 0)
             for found, whole in zip(driver.read(batch, slice(None), 0, 33, 20), (k, v), strict=True):
@@ -55,11 +55,11 @@ LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with
 def test_media_and_threads_change_no_result(tmp_path, transport, medium, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
-    given = {"keep": tmp_path / "kept", "medium": Medium(medium, 1 << 20), "threads": 2}
+    given = {"data_dir": tmp_path / "kept", "medium": Medium(medium, 1 << 20), "threads": 2}
     runs = []
-    for drives in (DriveSet(threads=1), DriveSet(transport=transport.format(tmp_path), **given)):
+    for drives in (DriveSetConfig(threads=1), DriveSetConfig(transport=transport.format(tmp_path), **given)):
         with open_drives(drives) as devices:
-            driver, _, step = decoder(devices, LONG, flush_every=3)
+            driver, _, step = decoder(devices, LONG, flush_interval_steps=3)
             outputs = np.stack([step() for _ in range(4)])
             runs.append((outputs, [(each.ns, each.link_bytes, each.flash) for each in driver.traffic.steps]))
             driver.close()
@@ -70,12 +70,15 @@ def test_media_and_threads_change_no_result(tmp_path, transport, medium, request
 
 def test_options_of_served_drives_not_requested(tmp_path):
     path = tmp_path / "windows"
-    with open_drives(DriveSet(transport=f"window:{path}")), pytest.raises(ValueError, match="set by their operator"):
-        methods_of(DriveSet(transport=f"window:{path}", threads=2))
+    with (
+        open_drives(DriveSetConfig(transport=f"window:{path}")),
+        pytest.raises(ValueError, match="set by their operator"),
+    ):
+        methods_of(DriveSetConfig(transport=f"window:{path}", threads=2))
 
 
 def test_drives_that_are_made_for_a_run_know_our_methods():
-    known = methods_of(DriveSet())
-    check_method(Attention("sparf"), known)
-    with pytest.raises(ValueError, match="attention = 'magic': the drives know dense, sparf"):
-        check_method(Attention("magic"), known)
+    known = methods_of(DriveSetConfig())
+    check_method(AttentionConfig("sparf"), known)
+    with pytest.raises(ValueError, match="method = 'magic': the drives know dense, sparf"):
+        check_method(AttentionConfig("magic"), known)

@@ -13,6 +13,7 @@ from csd_io.medium import Medium
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.options import HostingCliOptions
+from vcsd_cli.renamed import KEYS
 from vcsd_cli.run import DriveCliOptions
 
 
@@ -31,11 +32,11 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     assert (result["r"], result["k"], result["l"]) == (8, k, -(-k // 4))
     assert len(result["tokens"]) == 12
     assert bytes(result["tokens"]).decode() == result["text"]
-    assert set(result["agreement"]) == {"tokens_equal", "max_abs_logit_diff", "top1_rate"}
-    assert result["link_bytes"]["plain_offload_per_step"] > 100 * result["link_bytes"]["per_step"]
-    assert 0 < result["flash"]["useful_byte_share"] < 1
+    assert set(result["agreement"]) - set(KEYS.values()) == {"tokens_equal", "max_abs_logit_diff", "top1_match_rate"}
+    assert result["link_bytes"]["ssd_offload_baseline_per_step"] > 100 * result["link_bytes"]["per_step"]
+    assert 0 < result["flash"]["useful_read_fraction"] < 1
     assert [drive["kv_heads"] for drive in result["drives"]] == [[0], [1], [2, 3]]
-    modelled = result["modelled"]
+    modelled = result["simulated_time"]
     assert sum(modelled["breakdown_ns"].values()) == pytest.approx(modelled["step_ns"])
     assert {"argtopk", "flash_embed", "logit0", "flash_token", "logit", "attend", "link"} <= set(
         modelled["breakdown_ns"]
@@ -47,7 +48,7 @@ def test_steady_step_time_equal_in_short_and_long_runs(capsys, monkeypatch):
     found = {}
     for tokens in (8, 60):
         words = ("run", "--max-new-tokens", str(tokens), "--no-compare", "-o", "json")
-        modelled = json.loads(vcsd(capsys, monkeypatch, *words)[1])["modelled"]
+        modelled = json.loads(vcsd(capsys, monkeypatch, *words)[1])["simulated_time"]
         (found[tokens],) = modelled["by_context"]
         assert found[tokens]["steps"] == modelled["steps"] == tokens - 1
         assert found[tokens]["steady_steps"] < found[tokens]["steps"]
@@ -139,7 +140,7 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
     sparf, sparq = results
     assert sparf["tokens"] == sparq["tokens"]
     assert sparf["agreement"] == sparq["agreement"]
-    assert sparq["flash"]["useful_byte_share"] == 1 > sparf["flash"]["useful_byte_share"]
+    assert sparq["flash"]["useful_read_fraction"] == 1 > sparf["flash"]["useful_read_fraction"]
 
 
 @pytest.mark.parametrize(

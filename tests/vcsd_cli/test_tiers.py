@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import run_dir
 from csd_spec import LogPage
 from kv_cache.policies import POLICIES, moves_blocks
@@ -39,10 +39,10 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
         "--batch", str(batch), "--file-tier", str(tmp_path),
     )  # fmt: skip
     assert result["agreement"]["tokens_equal"]
-    said = result["residency"]
+    said = result["kv_cache"]
     assert said["policy"] == policy and said["iterations"] == 8
     for path in said["routes"]:
-        assert path["bytes"] == path["modelled_bytes"] > 0
+        assert path["bytes"] == path["simulated_bytes"] > 0
     for tier in said["tiers"]:
         assert tier["peak_bytes"] <= sizes.get(tier["name"], 1e9) * 2**20
     assert bool(said["routes"]) == (policy != "in-storage")
@@ -62,7 +62,7 @@ def test_auto_chooses_by_what_fits_and_says_why(capsys, monkeypatch, tmp_path, t
     mib = [f"--{name}-mib={size * LAYER_MIB}" for name, size in tiers.items()]
     result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--file-tier", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
-    assert chosen in result["residency"]["why"]
+    assert chosen in result["kv_cache"]["why"]
 
 
 def test_for_people(capsys, monkeypatch, tmp_path) -> None:
@@ -88,7 +88,7 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
     for given in (("--policy", "mine", "--policies-file", str(mine)), ("--policy", f"{mine}:mine")):
         result = run(capsys, monkeypatch, *given)
         assert result["agreement"]["tokens_equal"]
-        assert {path["name"] for path in result["residency"]["routes"]} == {"device>host", "host>device"}
+        assert {path["name"] for path in result["kv_cache"]["routes"]} == {"device>host", "host>device"}
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> No
 @pytest.mark.usefixtures("fuse", "own_run_dir")
 def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) -> None:
     """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
-    with open_drives(DriveSet(count=1, transport="fuse")) as (drive,):
+    with open_drives(DriveSetConfig(count=1, transport="fuse")) as (drive,):
         (namespace,) = run_dir().glob("run-*/mount*/namespace")
         result = run(
             capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(namespace)
         )
         assert result["agreement"]["tokens_equal"]
-        moved = {path["name"]: path["bytes"] for path in result["residency"]["routes"]}
+        moved = {path["name"]: path["bytes"] for path in result["kv_cache"]["routes"]}
         assert moved["direct>device"] > moved["device>direct"] > 0
         smart = read_log(drive, LogPage.SMART)
         assert min(smart["host_read_commands"], smart["host_write_commands"]) > 0

@@ -91,6 +91,6 @@ def split(setup: Setup, batch: int, flash_s: float, engine_s: float) -> dict[str
         "gpu_link_s": link_s,
         "in_drives_beside_gpu_memory": shares["gpu"],
         "in_drives_beside_link": shares["link"],
-        "step_beside_gpu_memory_s": shares["gpu"] * drives_s,
-        "step_beside_link_s": shares["link"] * drives_s,
+        "step_with_gpu_memory_s": shares["gpu"] * drives_s,
+        "step_with_link_s": shares["link"] * drives_s,
     }

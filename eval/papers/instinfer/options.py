@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
 from eval.kept import ResultCache, fingerprint
@@ -100,7 +100,7 @@ class Work:
 
     def setup(self, machine: MachineOptions, simulated: Simulated, compression: float = 8) -> Setup:
         """The machine with this work."""
-        Compression(compression)
+        CompressionBudget(compression)
         spec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
         return setup_of(machine, simulated, drive=spec, input=self.prompt, output=self.new, compression=compression)
 

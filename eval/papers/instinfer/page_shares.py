@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from attention_engine import reference
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from eval.accuracy.layers import layer_numbers
 from eval.accuracy.recorded import TEXT, Recorded, record
 from eval.papers.instinfer.options import TRAINED
@@ -36,7 +36,7 @@ def page_shares(layers: list[Recorded], compressions: Sequence[float], n: int) -
         touched = []
         for layer in layers:
             (B, _, S, d), H = layer.q.shape, layer.k.shape[1]
-            params = Compression(c).at(S, d)
+            params = CompressionBudget(c).at(S, d)
             for b, h in np.ndindex(B, H):
                 q = layer.q[b].reshape(H, -1, S, d)[h, :, -1].astype(np.float64)
                 K, V = (part[b, h].astype(np.float64) for part in (layer.k, layer.v))

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from attention_engine import METHODS, Arithmetic, EngineClock, Queries, Step
+from attention_engine import METHODS, Arithmetic, DecodeStep, EngineClock, Queries
 from attention_engine.spend import Worth
 from csd_firmware.schedule import SCHEDULES, StepResources
 from csd_firmware.stopwatch import LatencyBreakdown
-from csd_spec import DriveSpec, KvView, ModelShape, SparFParams
+from csd_spec import DriveSpec, KvSlotView, ModelShape, SparFParams
 from csd_spec.arrays import I32, I64
 from csd_spec.layouts import layout_named
 from ftl import Ftl, Nand
@@ -69,7 +69,7 @@ class Pattern(Arithmetic):
 
     softmax_scores = selected_mass = exact = approximate  # type: ignore[assignment]
 
-    def score(self, view: KvView, q: Any, threads: int = 1) -> Any:
+    def score(self, view: KvSlotView, q: Any, threads: int = 1) -> Any:
         return np.zeros((0, 0, 0), np.float32), np.float32(0)
 
     def weigh_pages(self, logits: Any, seq_lens: I64, form: tuple[int, int, float], *arguments: Any) -> Worth:
@@ -115,7 +115,7 @@ class TimedDrive:
         v_mean = np.broadcast_to(zero, (streams, self.shape.head_dim))
         for layer in range(self.shape.layers):
             queries = Queries.uniform(q, params, v_mean, [{} for _ in handles])
-            step = Step(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
+            step = DecodeStep(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
             watch = LatencyBreakdown(self.ftl.timing.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)

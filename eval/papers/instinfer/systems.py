@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES
-from csd_spec import NAMED, Compression, DriveSpec, SparFParams
+from csd_spec import NAMED, CompressionBudget, DriveSpec, SparFParams
 from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import Convention
+from csd_spec.sparf import BudgetConvention
 from csd_spec.units import ENGINE_UNITS
 from eval.papers.instinfer import steps
 from eval.papers.instinfer.constants import CACHE, COPIES, PAGES, RUNTIME
@@ -301,7 +301,7 @@ class InStorageSystem:
 
     name: str
     method: str = "dense"
-    convention: Convention = "paper"
+    convention: BudgetConvention = "paper"
     compression: float | None = None  # None: the setup's, unless dense
     layout: str = "fp16"
     schedule: str = "serial"
@@ -311,7 +311,7 @@ class InStorageSystem:
     def budget(self, compression: float, tokens: int, head_dim: int) -> SparFParams:
         """The method's budget for `tokens` stored tokens. compression: of methods without one of their own."""
         c = 1 if self.method == "dense" else self.compression or compression
-        return Compression(c, self.convention).at(tokens, head_dim)
+        return CompressionBudget(c, self.convention).at(tokens, head_dim)
 
     def breakdown(self, setup: Setup, batch: int, drives: int, units: Mapping[str, float]) -> Breakdown:
         """A step's three parts from the drive's units."""
@@ -372,7 +372,7 @@ DENSE = InStorageSystem(name="InstI-Dense")
 SPARF = InStorageSystem(name="InstI-SparF", method="sparf")
 BATCHED_DENSE = InStorageSystem(name="Batched-Dense", schedule="overlapped", batched=True)
 _OURS = NAMED["ours"]
-assert isinstance(_OURS.budget, Compression)
+assert isinstance(_OURS.budget, CompressionBudget)
 OURS = InStorageSystem(
     name="Ours",
     method=_OURS.method,

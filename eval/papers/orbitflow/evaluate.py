@@ -81,15 +81,15 @@ class MedianRuns:
 
 
 def _tbt(each: dict[str, Any]) -> float:
-    return float(each["tbt_attained"])
+    return float(each["tbt_slo_attainment_step"])
 
 
 def _deposited(each: dict[str, Any]) -> float:
-    return float(each["tbt_attained_with_deposit"])
+    return float(each["tbt_slo_attainment_buffered"])
 
 
 def _tpot(each: dict[str, Any]) -> float:
-    return float(each["tpot_attained"])
+    return float(each["tpot_slo_attainment_step"])
 
 
 def _p95(each: dict[str, Any]) -> float:

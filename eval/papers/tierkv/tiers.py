@@ -133,8 +133,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         "literal_over_static_least": min(run[LITERAL] / run["static"] for run in runs.values()),
         "mended_over_better_of_both_least": min(over_best.values()),
         "mended_over_better_of_both_least_where_literal_is_slower": min((over_best[at] for at in slower), default=None),
-        "mended_over_better_of_both_most": max(over_best.values()),
-        "mended_over_oracle_least": min(run[MENDED] / run[ORACLE] for run in runs.values()),
+        "corrected_over_best_baseline_max": max(over_best.values()),
+        "corrected_over_oracle_min": min(run[MENDED] / run[ORACLE] for run in runs.values()),
     }
 
 

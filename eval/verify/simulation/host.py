@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from csd_link.host_end import WindowDevice
-from csd_link.recovery import RecoveringDevice
+from csd_link.host_end import WindowDrive
+from csd_link.recovery import RecoveringDrive
 from csd_spec import (
-    Attention,
+    AttentionConfig,
     Command,
     Completion,
-    Compression,
-    DeviceError,
+    CompressionBudget,
+    DriveError,
     KvDrop,
     KvExist,
     KvName,
@@ -75,16 +75,18 @@ class Held:
 class SimHost:
     """One tenant's host. connects: how to reach each drive."""
 
-    def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
+    def __init__(self, connects: list[Callable[[], WindowDrive]], draw: random.Random) -> None:
         """Raises DriveLostError where a drive does not answer."""
         self.draw, self.generator = draw, np.random.default_rng(draw.randrange(1 << 30))
         self.heads = HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=GROUP * self.heads, kv_heads=self.heads, head_dim=DIM)
-        self.devices = [RecoveringDevice(connect) for connect in connects]
+        self.devices = [RecoveringDrive(connect) for connect in connects]
         layout = draw.choice(LAYOUTS_USED)
         self.form = layout_named(layout).form(DRIVE.geometry.page_bytes, DIM, MAX_TOKENS)
-        attention = Attention(draw.choice(METHODS if self.form.progressive else METHODS[:1]), Compression(1), layout)
-        self.driver = Driver(self.devices, shape, attention, flush_every=draw.choice([0, 2, 5]))
+        attention = AttentionConfig(
+            draw.choice(METHODS if self.form.progressive else METHODS[:1]), CompressionBudget(1), layout
+        )
+        self.driver = Driver(self.devices, shape, attention, flush_interval_steps=draw.choice([0, 2, 5]))
         self.held: list[Held] = []
         self.named: dict[bytes, tuple[Held, int]] = {}  # key -> (batch that holds its first sequence, tokens)
         self.unsure = set(KEYS)  # keys set by a previous host, or by a verb without an answer
@@ -93,7 +95,7 @@ class SimHost:
         return self.generator.standard_normal((*shape, DIM)).astype(np.float16)
 
     def work(self) -> None:
-        """Run one verb. Raises Wrong for a wrong answer, DeviceError if a drive refuses."""
+        """Run one verb. Raises Wrong for a wrong answer, DriveError if a drive refuses."""
         verb = self.draw.choice(VERBS) if self.held else "create"
         if len(self.held) >= 4:
             verb = "free"
@@ -103,7 +105,7 @@ class SimHost:
         """Run a verb; if a drive refuses it, the batch may have grown in some layers only, and is freed."""
         try:
             getattr(self, f"_{verb}")(held)
-        except DeviceError:
+        except DriveError:
             if held in self.held:
                 self._free(held)
             raise
@@ -210,14 +212,14 @@ class SimHost:
             self.named.pop(key, None)
 
     def _all(self, commands: Sequence[Command]) -> list[Completion]:
-        """A command to each drive; raises DeviceError for the first that refuses."""
+        """A command to each drive; raises DriveError for the first that refuses."""
         done = [
             device.submit(each, self.driver.now_ns).result()
             for device, each in zip(self.devices, commands, strict=True)
         ]
         for drive, each in enumerate(done):
             if each.status is not Status.SUCCESS:
-                raise DeviceError(drive, each.status, each.reason)
+                raise DriveError(drive, each.status, each.reason)
         return done
 
     def _flush(self, held: Held) -> None:

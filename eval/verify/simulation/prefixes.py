@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from csd_link.host_end import WindowDevice
+from csd_link.host_end import WindowDrive
 from csd_spec import ModelShape
 from csd_spec.arrays import F16
 from eval.verify.random_host import DIM
@@ -28,7 +28,7 @@ class PrefixHost:
         held: Keys of prompts that are pinned.
     """
 
-    def __init__(self, connects: list[Callable[[], WindowDevice]], draw: random.Random) -> None:
+    def __init__(self, connects: list[Callable[[], WindowDrive]], draw: random.Random) -> None:
         """Raises DriveLostError if a drive does not answer."""
         self.draw, heads = draw, HEADS_A_DRIVE * len(connects)
         shape = ModelShape(name="sim", layers=LAYERS, q_heads=heads, kv_heads=heads, head_dim=DIM)
@@ -50,7 +50,7 @@ class PrefixHost:
         return keys, k, v
 
     def work(self) -> None:
-        """One verb; raises Wrong for a prefix that is not what was stored, DeviceError if a drive refuses."""
+        """One verb; raises Wrong for a prefix that is not what was stored, DriveError if a drive refuses."""
         keys, k, v = self._prompt()
         match self.draw.choice(VERBS):
             case "store":

@@ -14,8 +14,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from csd_io.folder import DURABILITIES
-from csd_link.host_end import DriveLostError, WindowDevice
-from csd_spec import DeviceError, Status
+from csd_link.host_end import DriveLostError, WindowDrive
+from csd_spec import DriveError, Status
 from eval.verify.simulation.drive import LAYOUT, TENANTS, SimDrive
 from eval.verify.simulation.host import Inline, SimHost, Wrong
 from eval.verify.simulation.link import Clock, HostDied, Side, SimulatedLink
@@ -135,10 +135,10 @@ class World:
                 self.clock.sleep(0.05)
         return self.hosts[tenant]
 
-    def _connect(self, drive: SimDrive, tenant: str) -> Callable[[], WindowDevice]:
-        def connect() -> WindowDevice:
+    def _connect(self, drive: SimDrive, tenant: str) -> Callable[[], WindowDrive]:
+        def connect() -> WindowDrive:
             bell = SimulatedDoorbell(self, drive, self.draw.random() < 0.7)
-            return WindowDevice(Side(drive.links[tenant], "host"), bell)
+            return WindowDrive(Side(drive.links[tenant], "host"), bell)
 
         return connect
 
@@ -152,7 +152,7 @@ class World:
             self._host(tenant).work()
         except HostDied:
             self._gone(tenant)
-        except DeviceError as error:
+        except DriveError as error:
             self._explain(error, tenant)
 
     def _befall(self, fault: str, drive: SimDrive, tenant: str) -> None:
@@ -205,7 +205,7 @@ class World:
             return
         try:
             before.check()
-        except (DeviceError, HostDied):
+        except (DriveError, HostDied):
             return
         if before.connected() == connected:
             raise Wrong("a host whose window was taken got answers")
@@ -230,7 +230,7 @@ class World:
             self.hosts[tenant].leave()
         except HostDied:
             pass
-        except DeviceError as error:
+        except DriveError as error:
             self._explain(error, tenant)
         self._gone(tenant)
 
@@ -240,7 +240,7 @@ class World:
         for drive in self.drives:
             drive.links[tenant].deaths["host"] = -1
 
-    def _explain(self, error: DeviceError, tenant: str) -> None:
+    def _explain(self, error: DriveError, tenant: str) -> None:
         """Check that a refusal has a known reason, and remove its cause. Raises Wrong if it has none."""
         if error.status is Status.PATH_LOST and self._kinds[tenant] is PrefixHost:
             self._gone(tenant)  # a store ends with its connection
@@ -270,7 +270,7 @@ class World:
                 self.hosts[tenant].check()
             except HostDied:
                 self._gone(tenant)
-            except DeviceError as error:
+            except DriveError as error:
                 self._explain(error, tenant)
             if tenant in self.hosts:
                 self._leave(tenant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_spec import Group, PageForm
+from csd_spec import Group, PageFormat
 from ftl.flash.tag import PageKind
 from ftl.kv.layouts.coded import CodedEmbeddingMap
 from ftl.kv.layouts.embedding import EmbeddingMap
@@ -14,13 +14,13 @@ from ftl.kv.layouts.token import TokenMap
 _KINDS = {"k": PageKind.K, "v": PageKind.V}  # tag kind of rows, by source
 
 
-def maps_of(form: PageForm, layers: int, heads: int) -> dict[str, GroupMap]:
+def maps_of(form: PageFormat, layers: int, heads: int) -> dict[str, GroupMap]:
     """Create the maps of one sequence by name, in the order of its layout's groups."""
     refined = RefinedMap(form, layers, heads) if form.progressive else None
     return {group.name: _map_of(group, form, layers, heads, refined) for group in form.layout.groups}
 
 
-def _map_of(group: Group, form: PageForm, layers: int, heads: int, refined: RefinedMap | None) -> GroupMap:
+def _map_of(group: Group, form: PageFormat, layers: int, heads: int, refined: RefinedMap | None) -> GroupMap:
     if callable(group.packing):
         own: GroupMap = group.packing(form, layers, heads)
         return own
@@ -37,13 +37,13 @@ def _map_of(group: Group, form: PageForm, layers: int, heads: int, refined: Refi
     return (ScoreMap if group.packing == "scores" else ValueMap)(form, layers, heads)
 
 
-def token_bytes(form: PageForm, heads: int) -> dict[str, float]:
+def token_bytes(form: PageFormat, heads: int) -> dict[str, float]:
     """Flash bytes per token of `heads` heads, by map; partially filled pages take more."""
     programmed = {name: mapped for name, mapped in maps_of(form, 1, heads).items() if mapped.programmed}
     return {name: each.streams * each.group_bytes / each.per_group for name, each in programmed.items()}
 
 
-def channels_map(form: PageForm, layers: int, heads: int) -> EmbeddingMap:
+def channels_map(form: PageFormat, layers: int, heads: int) -> EmbeddingMap:
     """Create the map of the embedding-indexed copy of K."""
     if form.bits < 16:
         return CodedEmbeddingMap(form, layers, heads)

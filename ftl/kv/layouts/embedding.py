@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import I64, U16
 from csd_spec.model import FP16_BYTES
 from ftl.flash.tag import PageKind
@@ -15,7 +15,7 @@ class EmbeddingMap(InPlaceMap):
 
     source, primary, scattered = "k", False, False
 
-    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageFormat, layers: int, heads: int) -> None:
         self.per_group, self.streams = layout.T, heads * layout.embedding_pages
         self.channels = layout.m
         form = (16, 8, 4).index(layout.bits) * 4 + ((2, 4, 8).index(layout.m) if layout.m in (2, 4, 8) else 3)

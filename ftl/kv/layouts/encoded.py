@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from csd_io.compiled import njit
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import F16, I64, U8, U16
 from csd_spec.codecs import FP8, Codec
 from csd_spec.codecs.fp8 import MAX_CODE, MAX_EXPONENT, MIN_EXPONENT
@@ -62,7 +62,7 @@ def _encode_fp8(values, out):  # type: ignore[no-untyped-def]
 _LOOPS: dict[int | None, Callable[[U16, U8], None]] = {FP8.tag: _encode_fp8}
 
 
-def round_to_codec(form: PageForm, rows: F16) -> F16:
+def round_to_codec(form: PageFormat, rows: F16) -> F16:
     """Round rows (..., d) to the values that are read back: those of the layout's codec."""
     codec = form.rows
     if codec.exact:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import I64, U16, U32, U64
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash import tag
@@ -39,7 +39,7 @@ class GroupMap(ABC):
     fills_pages = False  # whether full groups fill their pages completely
     rebuilt = False  # whether a group that becomes full is packed again from rows, not from its page buffers
 
-    def __init__(self, kind: int, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, kind: int, layout: PageFormat, layers: int, heads: int) -> None:
         self.kind, self.layout, self.heads = kind, layout, heads
         self.slots: U32 = np.full((layers, self.streams, 1), UNMAPPED)
         self.buffers: I64 = np.full((layers, self.streams), -1, np.int64)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import I64, U8, U16
 from csd_spec.progressive import Progressive
 from csd_spec.view import in_flash
@@ -20,7 +20,7 @@ from ftl.kv.layouts.token import RowMap, TokenMap
 OWN_RANGE = 32  # a partial group with at least this many rows gets its own ranges instead of the previous group's
 
 
-def _form(layout: PageForm) -> Progressive:
+def _form(layout: PageFormat) -> Progressive:
     assert layout.progressive is not None, f"layout {layout.layout.name} has no progressive precision"
     return layout.progressive
 
@@ -30,7 +30,7 @@ class RefinedMap(PackedMap):
 
     primary, scattered = False, True
 
-    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageFormat, layers: int, heads: int) -> None:
         self.form = _form(layout)
         self.per_group, self.streams, self.source = layout.n, heads, "kv"[: self.form.parts]
         super().__init__(PageKind.REFINED, layout, layers, heads)
@@ -60,7 +60,7 @@ class CoarseMap(PackedMap):
 
     primary, scattered, rebuilt = False, False, True
 
-    def __init__(self, kind: int, source: str, per_group: int, layout: PageForm, heads: tuple[int, int]) -> None:
+    def __init__(self, kind: int, source: str, per_group: int, layout: PageFormat, heads: tuple[int, int]) -> None:
         self.form, self.source, self.per_group = _form(layout), source, per_group
         self.streams = heads[1] * layout.embedding_pages
         super().__init__(kind, layout, *heads)
@@ -94,7 +94,7 @@ class CoarseMap(PackedMap):
 class ScoreMap(CoarseMap):
     """Low-bit K. An unfinished group uses the ranges of the previous one; a full group gets its own."""
 
-    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageFormat, layers: int, heads: int) -> None:
         kind = PageKind.SCORES + (_form(layout).v_bits == 4)
         super().__init__(kind, "k", layout.T, layout, (layers, heads))
 
@@ -117,7 +117,7 @@ class ScoreMap(CoarseMap):
 class ValueMap(CoarseMap):
     """Low-bit V, or K if V is a part of it."""
 
-    def __init__(self, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, layout: PageFormat, layers: int, heads: int) -> None:
         form = _form(layout)
         kind = PageKind.VALUES + (form.v_bits == 4)
         super().__init__(kind, "k" if form.latent else "v", form.value_tokens, layout, (layers, heads))
@@ -134,7 +134,7 @@ class _StagedRows(RowMap):
 
     programmed = False
 
-    def __init__(self, kind: int, source: str, layout: PageForm, heads: tuple[int, int], pages: RefinedMap) -> None:
+    def __init__(self, kind: int, source: str, layout: PageFormat, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, *heads)
         d, part = layout.head_dim, "kv".index(source)
         self._pages, self._part = pages, slice(part * d, (part + 1) * d)
@@ -167,7 +167,7 @@ class MultiBufferStagingMap(_StagedRows):
     Without V, a refined page has more tokens than a buffer has rows.
     """
 
-    def __init__(self, kind: int, source: str, layout: PageForm, heads: tuple[int, int], pages: RefinedMap) -> None:
+    def __init__(self, kind: int, source: str, layout: PageFormat, heads: tuple[int, int], pages: RefinedMap) -> None:
         super().__init__(kind, source, layout, heads, pages)
         self.form = _form(layout)
         self.streams *= self.form.buffers
@@ -191,6 +191,6 @@ class MultiBufferStagingMap(_StagedRows):
         return rows[:, :count].transpose(1, 0, 2)
 
 
-def staging_map(kind: int, source: str, form: PageForm, shape: tuple[int, int], pages: RefinedMap) -> PrimaryMap:
+def staging_map(kind: int, source: str, form: PageFormat, shape: tuple[int, int], pages: RefinedMap) -> PrimaryMap:
     """Create the map that stages rows of K or V until `pages` hold them; shape is (layers, heads)."""
     return (StagingMap if pages.form.buffers == 1 else MultiBufferStagingMap)(kind, source, form, shape, pages)

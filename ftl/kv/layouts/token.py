@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from csd_spec import PageForm
+from csd_spec import PageFormat
 from csd_spec.arrays import I64, U16
 from csd_spec.view import gather_rows
 from ftl.kv.layouts.group_map import POISON, InPlaceMap, PrimaryMap
@@ -16,7 +16,7 @@ class RowMap(PrimaryMap):
 
     scattered = True
 
-    def __init__(self, kind: int, source: str, layout: PageForm, layers: int, heads: int) -> None:
+    def __init__(self, kind: int, source: str, layout: PageFormat, layers: int, heads: int) -> None:
         self.per_group, self.streams, self.source = layout.n, heads, source
         super().__init__(kind, layout, layers, heads)
         self.fills_pages = self.group_bytes == layout.page_bytes

@@ -9,7 +9,7 @@ from test_sparf_engine import Bench, shape
 
 from attention_engine.clock import sparf_cycles
 from attention_engine.rtl.params import EngineRun
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 
 
 @cocotb.test()
@@ -20,7 +20,7 @@ async def heads(dut):
     for first in range(0, len(arrays), 4):
         head = arrays[first : first + 4]
         S, size = len(head[1]), shape()
-        budget = Compression(float(os.environ["RTL_COMPRESSION"])).at(S, size.head_dim)
+        budget = CompressionBudget(float(os.environ["RTL_COMPRESSION"])).at(S, size.head_dim)
         run = EngineRun(shape=size, sparf=budget, m=4, n=size.page_values // size.head_dim, seq_len=S)
         await bench.ready()
         measured, *touched = await bench.check(run, head)

@@ -11,7 +11,7 @@ from rtl_bench import BUILDS, simulate
 from attention_engine import approximate, attend, best_tokens, reference, selected_mass, softmax_scores, top_channels
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape, ProgressiveShape
-from csd_spec import LAYOUTS, Compression, KvView
+from csd_spec import LAYOUTS, CompressionBudget, KvSlotView
 from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
 
@@ -38,7 +38,7 @@ def heads():
 
 
 def run_at(m):
-    budget = Compression(COMPRESSION).at(TOKENS, SHAPE.head_dim)
+    budget = CompressionBudget(COMPRESSION).at(TOKENS, SHAPE.head_dim)
     return EngineRun(shape=SHAPE, sparf=budget, m=m, n=SHAPE.page_values // SHAPE.head_dim, seq_len=TOKENS)
 
 
@@ -63,7 +63,7 @@ def view_of(K, V, run):
     slots = [np.arange(a, b, dtype=np.uint32) for a, b in pairwise(starts)]
     bank = np.concatenate(pages).view(np.uint16)
     e_slots = slots[2].reshape(1, -1, run.groups)
-    return KvView(layout, (bank, bank[:1]), np.array([S]), slots[0][None], slots[1][None], e_slots)
+    return KvSlotView(layout, (bank, bank[:1]), np.array([S]), slots[0][None], slots[1][None], e_slots)
 
 
 def software(head, run):

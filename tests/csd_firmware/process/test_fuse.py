@@ -14,7 +14,7 @@ import threading
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.namespace import Namespace
 from csd_io.direct import open_queue
 from csd_io.queue import IoRequest, aligned, carry_out, pieces
@@ -179,7 +179,7 @@ def test_an_unmount_under_load_is_clean(mount):
     assert set(failures) <= GONE
     until(lambda: not is_running(process))  # it unmounts, flushes, and closes its folder
     assert not drive_dir("csd0").exists() and not os.path.ismount(mount)
-    device = InProcessDevice.reopen(mount.parent / "flash" / "csd0")
+    device = InProcessDrive.reopen(mount.parent / "flash" / "csd0")
     kept = Namespace(device.firmware, threading.Lock())
     for number, count in enumerate(written):
         block = kept.read(number * 4096, 4096)

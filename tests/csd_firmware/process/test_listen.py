@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.values import Values
 from csd_link.nvmeof.commands import Code, Sqe
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import NvmeHost, discover
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
@@ -59,7 +59,7 @@ def test_blocks_of_a_served_drive_outlive_its_process(tmp_path, small_drive):
         assert again.log_page(2, 512)[112] >= 1, "power cycles"
         again.io.command(Sqe(0x01, nsid=1, cdw10=8), [data[:4096]])  # no Flush: the drive is stopped in good order
         again.close()
-    device = InProcessDevice.reopen(tmp_path / "csd0")
+    device = InProcessDrive.reopen(tmp_path / "csd0")
     assert device.submit(GetLog(LogPage.SMART), 0).result().status == 0
     assert device.firmware.ftl.blocks.mapped * small_drive.geometry.page_bytes == 8192 + 4096
     device.close()
@@ -97,7 +97,7 @@ def test_values_outlive_a_kill(tmp_path, small_drive):
         again.host.io.command(Sqe(0x00, nsid=0xFFFFFFFF))  # a Flush of all namespaces
         kill("csd0")
         again.host.close()
-    device = InProcessDevice.reopen(tmp_path / "csd0")
+    device = InProcessDrive.reopen(tmp_path / "csd0")
     assert Values(device.firmware).retrieve(b"a") == (small, len(small))
     device.close()
 
@@ -133,7 +133,7 @@ def test_hosts_of_different_tenants_are_apart(tmp_path, small_drive):
         assert status_of(alice.store, b"key", bytes(size + 1)) == Code.INVALID_VALUE_SIZE
         bob.store(b"big", bytes(size // 2))
         assert alice.retrieve(b"key")[0] == b"alice's"
-        devices = [NvmeDevice(lambda: Endpoint("127.0.0.1", port, nqn_of("csd0")), name) for name in (HOST, STRANGER)]
+        devices = [NvmeDrive(lambda: Endpoint("127.0.0.1", port, nqn_of("csd0")), name) for name in (HOST, STRANGER)]
         handles = [int(done(device, SeqCreate(1, 1, 1, 8, 64))[0][0]) for device in devices]
         assert devices[1].submit(KvFree((handles[0],)), 0).result().status is Status.UNKNOWN_SEQUENCE
         assert done(devices[1], SeqSweep())[0].tolist() == [1], "its own, not what another is storing"

@@ -25,14 +25,14 @@ from csd_firmware.process.supervisor import MAX_CRASH_LOOP, Supervisor
 from csd_io.medium import Medium
 from csd_link.connect import open_window
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.driveset import DriveSet
-from csd_link.host_end import DriveLostError, WindowDevice
+from csd_link.driveset import DriveSetConfig
+from csd_link.host_end import DriveLostError, WindowDrive
 from csd_link.liveness import is_running
 from csd_link.medium import MappedMedium
-from csd_link.recovery import RecoveringDevice
+from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
-from csd_spec import DeviceError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
+from csd_spec import DriveError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from ftl.flash.content import MmapPageStore
 from tests.served import decoder, kill, pid, serving, window_of
@@ -43,12 +43,12 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
 def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
-    with open_drives(DriveSet(count=2)) as devices:
+    with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(30)]
     with serving(tmp_path, "csd0", "csd1", flash=tmp_path):
-        devices = [RecoveringDevice(window_of(name)) for name in ("csd0", "csd1")]
-        driver, batch, step = decoder(devices, flush_every=7)
+        devices = [RecoveringDrive(window_of(name)) for name in ("csd0", "csd1")]
+        driver, batch, step = decoder(devices, flush_interval_steps=7)
         for number, outputs in enumerate(expected):
             if number % 4 == 1:
                 kill(f"csd{number // 4 % 2}")
@@ -77,12 +77,12 @@ def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
 
 @pytest.mark.parametrize("medium", ["mapped", "direct"])
 def test_a_drive_whose_pages_are_in_files_is_killed_and_goes_on(tmp_path, medium):
-    with open_drives(DriveSet()) as devices:
+    with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
     with serving(tmp_path, "csd0", flash=tmp_path, medium=Medium(medium, 1 << 20), threads=2):
-        device = RecoveringDevice(window_of("csd0"))
-        _, _, step = decoder([device], flush_every=3)
+        device = RecoveringDrive(window_of("csd0"))
+        _, _, step = decoder([device], flush_interval_steps=3)
         for number, outputs in enumerate(expected):
             if number in (4, 9):
                 kill("csd0")
@@ -94,7 +94,7 @@ def test_a_drive_whose_pages_are_in_files_is_killed_and_goes_on(tmp_path, medium
 def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
     generator = np.random.default_rng(1)
     with serving(tmp_path, "csd0", flash=tmp_path):
-        device = RecoveringDevice(window_of("csd0"))
+        device = RecoveringDrive(window_of("csd0"))
 
         def do(command):
             done = device.submit(command, 0).result()
@@ -123,7 +123,7 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
 
 def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
-        device = RecoveringDevice(window_of("csd0"))
+        device = RecoveringDrive(window_of("csd0"))
         create, seen = SeqCreate(1, 1, 1, 16, 64), {}
 
         def do(command):
@@ -148,11 +148,11 @@ def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
 
 def test_no_restart_error_names_drive_others_continue(tmp_path):
     with serving(tmp_path, "csd0", "csd1", flash=tmp_path, restarts=False):
-        devices = [RecoveringDevice(window_of(name)) for name in ("csd0", "csd1")]
+        devices = [RecoveringDrive(window_of(name)) for name in ("csd0", "csd1")]
         driver, batch, step = decoder(devices)
         step()
         kill("csd1")
-        with pytest.raises(DeviceError) as failed:
+        with pytest.raises(DriveError) as failed:
             step()
         for word in ("drive 1", "csd1", "KV heads 2, 3", "unharmed"):
             assert word in str(failed.value)
@@ -167,7 +167,7 @@ def test_no_restart_error_names_drive_others_continue(tmp_path):
 
 def test_a_drive_that_stands_still_goes_on_where_it_was(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
-        device = RecoveringDevice(window_of("csd0"))
+        device = RecoveringDrive(window_of("csd0"))
         os.kill(pid("csd0"), signal.SIGSTOP)
         Timer(1.5, os.kill, (pid("csd0"), signal.SIGCONT)).start()
         assert device.submit(Flush(), 0).result().status is Status.SUCCESS
@@ -239,7 +239,7 @@ def test_host_whose_window_is_taken_hears_by_whom(tmp_path):
     with serving(tmp_path, "csd0"):
         first = window_of("csd0")()
         line = call(doorbell_path(window_path("csd0")))
-        second = WindowDevice(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
+        second = WindowDrive(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
         done = first.submit(Flush(), 0).result()
         assert done.status is Status.PATH_LOST
         assert done.reason.startswith(f"another host has taken its window: process {os.getpid()} (")
@@ -250,9 +250,9 @@ def test_host_whose_window_is_taken_hears_by_whom(tmp_path):
 
 def test_host_that_recovers_does_not_take_its_window_back(tmp_path):
     with serving(tmp_path, "csd0"):
-        first = RecoveringDevice(window_of("csd0"))
+        first = RecoveringDrive(window_of("csd0"))
         line = call(doorbell_path(window_path("csd0")))
-        second = WindowDevice(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
+        second = WindowDrive(MappedMedium(window_path("csd0")), SocketDoorbell(line), line.close)
         done = first.submit(Flush(), 0).result()
         assert done.status is Status.PATH_LOST and "another host has taken its window: process" in done.reason
         assert second.submit(Flush(), 0).result().status is Status.SUCCESS

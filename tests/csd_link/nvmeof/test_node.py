@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from csd_io.passthrough import VendorCommand
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import node as node_module
 from csd_link.nvmeof.commands import CommandError, Sqe
-from csd_link.nvmeof.node import FIELDS_BYTES, NodeDevice
+from csd_link.nvmeof.node import FIELDS_BYTES, NodeDrive
 from csd_link.nvmeof.sequences import SequenceNamespace
 from csd_link.transports import transport_of
 from csd_link.window import Identity, WindowLayout
@@ -92,7 +92,7 @@ def kernel(drive):
 
 @pytest.fixture
 def device(kernel):
-    made = NodeDevice(NODE, lambda path: kernel)
+    made = NodeDrive(NODE, lambda path: kernel)
     yield made
     made.close()
     assert kernel.is_closed
@@ -136,7 +136,7 @@ def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypat
     assert done.status is Status.PATH_LOST and "status 0x370" in str(device.lost) and not drive.seen
     assert device.submit(KvFree((20,)), 1).result().status is Status.PATH_LOST
     kernel.faults = []
-    other = NodeDevice(NODE, lambda path: kernel)
+    other = NodeDrive(NODE, lambda path: kernel)
     kernel.namespace._sessions.clear()
     assert other.submit(KvFree((20,)), 0).result().status is Status.PATH_LOST
     assert str(other.lost) == "its firmware has restarted"
@@ -145,17 +145,17 @@ def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypat
 def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
     kernel.faults = [(0x4001, False)]
     with pytest.raises(DriveLostError, match="not a namespace of sequences: NVMe status 0x4001"):
-        NodeDevice(NODE, lambda path: kernel)
+        NodeDrive(NODE, lambda path: kernel)
     (tmp_path / "file").touch()
     for path in (tmp_path / "none", tmp_path / "file", Path("/dev/null")):
         with pytest.raises(DriveLostError, match=f"no drive at {path}: "):
-            NodeDevice(path)
+            NodeDrive(path)
 
 
 @pytest.mark.parametrize("where", ["", "/dev/ng0n3,", "/dev/ng0n3,/dev/ng0n3"])
 def test_a_node_for_each_drive_is_needed(where):
     with pytest.raises(ValueError, match="needs a device for each drive"):
-        transport_of(DriveSet(transport=f"nvme:{where}"))
-    two = DriveSet(count=2, transport="nvme:/dev/ng0n3")
+        transport_of(DriveSetConfig(transport=f"nvme:{where}"))
+    two = DriveSetConfig(count=2, transport="nvme:/dev/ng0n3")
     with pytest.raises(ValueError, match="1 devices for 2 drives"):
         transport_of(two).served(two)

@@ -17,7 +17,7 @@ from csd_io.crc import crc32
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import device as device_module
 from csd_link.nvmeof.commands import Code, CommandError, Sqe
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
@@ -151,7 +151,7 @@ def test_invalid_entry_answered_and_counted(namespace, service):
 
 
 def device_of(port, **options):
-    return NvmeDevice(lambda: Endpoint("127.0.0.1", port, NQN), **options)
+    return NvmeDrive(lambda: Endpoint("127.0.0.1", port, NQN), **options)
 
 
 def target_with(namespace, port=0, **limits):
@@ -234,7 +234,7 @@ def test_a_drive_that_is_out_of_reach_is_waited_for(namespace, service):
 
     with target_with(namespace) as target:
         proxy = FaultyProxy(target.port, random.Random(0), 10)
-        device, hasty = NvmeDevice(locate), device_of(proxy.port, ctrl_loss_s=0.0)
+        device, hasty = NvmeDrive(locate), device_of(proxy.port, ctrl_loss_s=0.0)
     with again:
         done = hasty.submit(Flush(), 0).result()
         assert done.status is Status.PATH_LOST and "it takes no other: " in done.reason

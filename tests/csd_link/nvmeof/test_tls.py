@@ -13,7 +13,7 @@ import pytest
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Sqe
 from csd_link.nvmeof.controllers import ConnectData
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import ENTRIES, NvmeHost, discover
 from csd_link.nvmeof.host_queue import HostQueue, StatusError
 from csd_link.nvmeof.pdu import Digests
@@ -54,7 +54,7 @@ class Served:
         self.target.stop()
 
     def device(self, tls=None, port=None, **options):
-        return NvmeDevice(lambda: Endpoint("127.0.0.1", port or self.target.port, NQN), tls=tls, **options)
+        return NvmeDrive(lambda: Endpoint("127.0.0.1", port or self.target.port, NQN), tls=tls, **options)
 
 
 @pytest.mark.parametrize("digests", [Digests(), Digests(True, True)])

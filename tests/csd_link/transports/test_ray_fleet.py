@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from csd_link.driveset import DriveSet
+from csd_link.driveset import DriveSetConfig
 from csd_link.fleet_table import FleetTable
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
@@ -30,7 +30,7 @@ def table(monkeypatch):
     def put(*members):
         found = FleetTable("f", HOST, members) if members else None
         monkeypatch.setattr(ray_fleet, "read_table", lambda cluster: reads.append(cluster) or found)
-        transport_of(DriveSet(transport="ray"))._kept.clear()
+        transport_of(DriveSetConfig(transport="ray"))._kept.clear()
         return reads
 
     return put
@@ -43,12 +43,12 @@ def served(name, **fields):
 @pytest.mark.parametrize("text", ["ray:x", "ray:10.0.0.1:6379", "ray://", "ray://10.0.0.1", "ray://a:b"])
 def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=r"Ray"):
-        transport_of(DriveSet(transport=text))
+        transport_of(DriveSetConfig(transport=text))
 
 
 def test_fleet_decodes_equal_and_admits_its_host_only(tmp_path, table, capsys, monkeypatch):
     monkeypatch.setattr(ray_fleet, "KEPT_S", 600.0)
-    with open_drives(DriveSet(count=2)) as devices:
+    with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(3)]
     listen = Listen("127.0.0.1", 0, ("drive0", "drive1", "spare0"), (AllowedHost(HOST),))
@@ -62,25 +62,25 @@ def test_fleet_decodes_equal_and_admits_its_host_only(tmp_path, table, capsys, m
             assert code == 0, err
             results.append(json.loads(out) | {"wall_s": 0})
         assert results[0] == results[1]
-        with open_drives(DriveSet(count=2, transport="ray")) as devices:
+        with open_drives(DriveSetConfig(count=2, transport="ray")) as devices:
             _, _, step = decoder(devices)
             np.testing.assert_array_equal([step() for _ in expected], expected)
         assert len(reads) == 2  # once for each count of the fleet's drives
-        ray = transport_of(DriveSet(transport="ray"))
-        device = ray.more(DriveSet(transport="ray"), ["drive0", "drive1"])()
+        ray = transport_of(DriveSetConfig(transport="ray"))
+        device = ray.more(DriveSetConfig(transport="ray"), ["drive0", "drive1"])()
         assert device.name == "spare0"
-        assert ray.more(DriveSet(transport="ray"), ["drive0", "drive1", "spare0"]) is None
+        assert ray.more(DriveSetConfig(transport="ray"), ["drive0", "drive1", "spare0"]) is None
         device.close()
         stranger = RayFleet()
         monkeypatch.setattr(stranger, "table", lambda *_, **__: FleetTable("f", "nqn.other", (served("drive0"),)))
         with pytest.raises(DriveLostError):
-            stranger.served(DriveSet(transport="ray"))[0]()
+            stranger.served(DriveSetConfig(transport="ray"))[0]()
 
 
 def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
     table(member("drive0"), member("drive1", state="lost", reason="its node is gone"), member("spare0"))
     with pytest.raises(DriveLostError, match="1 drives of the fleet are up and 2 are asked for: drive1 is lost"):
-        transport_of(DriveSet(transport="ray")).served(DriveSet(count=2, transport="ray"))
+        transport_of(DriveSetConfig(transport="ray")).served(DriveSetConfig(count=2, transport="ray"))
     table(member("drive0", state="starting"))
     with pytest.raises(DriveLostError, match="no drive of the fleet is up: vcsd fleet status"):
         fleet_or_count("ray", "inproc")
@@ -94,11 +94,11 @@ def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
 def test_spares_of_a_fleet_are_asked_for_when_it_starts(table):
     table(member("drive0"), member("spare0"))
     with pytest.raises(ValueError, match="spares = 1: a fleet has its own, vcsd fleet up --spares 1"):
-        RayFleet().served(DriveSet(count=1, transport="ray", spares=1))
+        RayFleet().served(DriveSetConfig(count=1, transport="ray", spares=1))
 
 
 def test_draining_drives_are_named_as_they_are_served(table):
-    ray, drives = RayFleet(), DriveSet(transport="ray")
+    ray, drives = RayFleet(), DriveSetConfig(transport="ray")
     table(member("drive0", nqn="nqn.x:drive0.1"), member("drive1", nqn="nqn.x:drive1.1", state="draining"))
     assert ray.draining(drives) == ["drive1.1"]
     table()
@@ -117,7 +117,7 @@ def test_a_drive_that_does_not_answer_says_what_became_of_it(table):
     ):
         table(member("drive0", **gone))
         ray._kept.clear()
-        (connect,) = ray.served(DriveSet(transport="ray"))
+        (connect,) = ray.served(DriveSetConfig(transport="ray"))
         table(now)
         with pytest.raises(DriveLostError, match=says):
             connect()

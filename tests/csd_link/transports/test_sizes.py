@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from csd_link.cutting import SplitRead, submit_reads
-from csd_link.driveset import DriveSet
-from csd_link.recovery import RecoveringDevice
+from csd_link.driveset import DriveSetConfig
+from csd_link.recovery import RecoveringDrive
 from csd_link.served_drive import ServedDrive
 from csd_link.window import WindowLayout
-from csd_spec import Attention, Compression, KvAppend, KvRead, ModelShape, SeqCreate, Status
+from csd_spec import AttentionConfig, CompressionBudget, KvAppend, KvRead, ModelShape, SeqCreate, Status
 from host_driver.driver import Driver
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.names import PrefixNames
@@ -58,7 +58,7 @@ def turns(devices, lengths, attention):
 
 def all_turns(devices):
     """Prompts of one sequence, of sequences that share a command, and a batch whose Attend is larger than a slot."""
-    sparf = Attention("sparf", Compression(4))
+    sparf = AttentionConfig("sparf", CompressionBudget(4))
     batches = [[prompt] for prompt in PROMPTS] + [[1, 0, FITS, 2 * FITS + 3, 7], [3] * 300]
     return [turns(devices, lengths, sparf) for lengths in batches]
 
@@ -68,7 +68,7 @@ def expected():
     """Results in this process: of drives that take any size, and of drives limited to the size of a slot."""
     runs = []
     for most in (1 << 60, LAYOUT.slot_bytes):
-        with open_drives(DriveSet()) as devices:
+        with open_drives(DriveSetConfig()) as devices:
             devices[0].max_bytes = most
             runs.append(all_turns(devices))
     return runs
@@ -78,7 +78,7 @@ def expected():
 def test_payload_sizes_equal_on_all_transports(way, expected, small_slots, tmp_path, request):
     if way == "fuse":
         request.getfixturevalue("fuse")
-    with open_drives(DriveSet(transport=way.format(tmp_path))) as devices:
+    with open_drives(DriveSetConfig(transport=way.format(tmp_path))) as devices:
         found = all_turns(devices)
     for (outputs, figures), (whole, _), (cut, same) in zip(found, *expected, strict=True):
         for each in zip(outputs, whole, cut, strict=True):
@@ -87,7 +87,7 @@ def test_payload_sizes_equal_on_all_transports(way, expected, small_slots, tmp_p
 
 
 def test_command_with_more_parts_than_ring_entries(small_slots):
-    with open_drives(DriveSet(transport="process")) as devices:
+    with open_drives(DriveSetConfig(transport="process")) as devices:
         window, under_way = devices[0]._device, []
         submit = window._end.submit
 
@@ -97,7 +97,7 @@ def test_command_with_more_parts_than_ring_entries(small_slots):
             return sequence
 
         window._end.submit = counted
-        turns(devices, [9 * FITS], Attention("dense"))
+        turns(devices, [9 * FITS], AttentionConfig("dense"))
         assert max(under_way) == LAYOUT.depth
 
 
@@ -105,7 +105,7 @@ def test_command_with_more_parts_than_ring_entries(small_slots):
 def test_kill_during_split_append_and_read(when, tmp_path):
     generator = np.random.default_rng(1)
     before, more = (half(generator, tokens, 4, 16) for tokens in (40, 6 * FITS))
-    with serving(tmp_path, "csd0", layout=LAYOUT), closing(RecoveringDevice(window_of("csd0"))) as device:
+    with serving(tmp_path, "csd0", layout=LAYOUT), closing(RecoveringDrive(window_of("csd0"))) as device:
         (seq,) = device.submit(SeqCreate(1, 1, 4, 16, 8 * FITS), 0).result().data[0].tolist()
 
         def append(rows):
@@ -161,5 +161,5 @@ def test_what_cannot_be_cut_is_refused_before_anything_is_stored(tmp_path):
             Driver([device], wide)
         with pytest.raises(ValueError, match=reason.format("4,112", 2)):
             PrefixStore([device], PrefixNames(shape=replace(wide, kv_heads=16, q_heads=16), model=MODEL))
-        (few,) = turns([device], [40, 3], Attention("dense"))[0][:1]
+        (few,) = turns([device], [40, 3], AttentionConfig("dense"))[0][:1]
         assert few.shape == (2, 4, 16)

@@ -17,10 +17,10 @@ from threading import Timer
 import numpy as np
 import pytest
 
-from csd_link.driveset import DriveSet
-from csd_link.nvmeof.device import Endpoint, NvmeDevice
+from csd_link.driveset import DriveSetConfig
+from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.listen import Listen, nqn_of
-from csd_link.recovery import RecoveringDevice
+from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
 from csd_spec import LogPage
@@ -99,7 +99,7 @@ def test_every_transport_says_what_a_user_needs():
 )
 def test_a_text_that_names_none_is_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
-        transport_of(DriveSet(transport=text))
+        transport_of(DriveSetConfig(transport=text))
 
 
 def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypatch):
@@ -145,8 +145,8 @@ def test_simulated_time_ignores_stopped_process(transport, stalled_s, tmp_path, 
         request.getfixturevalue("fuse")
 
     def decode(name, stall):
-        with open_drives(DriveSet(count=2, transport=name)) as devices:
-            driver, batch, step = decoder(devices, flush_every=3)
+        with open_drives(DriveSetConfig(count=2, transport=name)) as devices:
+            driver, batch, step = decoder(devices, flush_interval_steps=3)
             outputs = []
             for number in range(6):
                 if number == 2:
@@ -173,11 +173,11 @@ def test_mounted_drive_killed_in_decode_and_at_end(tmp_path):
     def pid():
         return int(next(run_dir().glob("*/pid")).read_text())
 
-    with open_drives(DriveSet()) as devices:
+    with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
-    with open_drives(DriveSet(transport="fuse", keep=tmp_path / "kept")) as devices:
-        _, _, step = decoder(devices, flush_every=2)
+    with open_drives(DriveSetConfig(transport="fuse", data_dir=tmp_path / "kept")) as devices:
+        _, _, step = decoder(devices, flush_interval_steps=2)
         for number, output in enumerate(expected):
             if number % 4 == 1:
                 os.kill(pid(), signal.SIGKILL)
@@ -222,11 +222,11 @@ def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_drives_over_nvme_tcp_may_be_killed_in_a_decode(tmp_path):
-    with open_drives(DriveSet()) as devices:
+    with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
-    with open_drives(DriveSet(transport="nvme+tcp", keep=tmp_path / "kept")) as devices:
-        _, _, step = decoder(devices, flush_every=2)
+    with open_drives(DriveSetConfig(transport="nvme+tcp", data_dir=tmp_path / "kept")) as devices:
+        _, _, step = decoder(devices, flush_interval_steps=2)
         for number, output in enumerate(expected):
             if number % 4 == 1:
                 os.kill(int(next(run_dir().glob("*/pid")).read_text()), signal.SIGKILL)
@@ -236,13 +236,13 @@ def test_drives_over_nvme_tcp_may_be_killed_in_a_decode(tmp_path):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_connections_that_are_cut_in_a_decode_change_nothing(tmp_path):
-    with open_drives(DriveSet()) as devices:
+    with open_drives(DriveSetConfig()) as devices:
         driver, _, step = decoder(devices)
         expected = [step() for _ in range(60)]
         figures = Report.of(driver).to_dict(), driver.now_ns
     with serving(tmp_path, "csd0", listen=Listen("127.0.0.1", 0, ("csd0",))):
         proxy = FaultyProxy(int(port_path("csd0").read_text()), random.Random(0), 30_000, ("cut",))
-        device = RecoveringDevice(lambda: NvmeDevice(lambda: Endpoint("127.0.0.1", proxy.port, nqn_of("csd0"))))
+        device = RecoveringDrive(lambda: NvmeDrive(lambda: Endpoint("127.0.0.1", proxy.port, nqn_of("csd0"))))
         proxy.is_active = True
         driver, _, step = decoder([device])
         np.testing.assert_array_equal([step() for _ in expected], expected)

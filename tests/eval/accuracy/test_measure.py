@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vcsd
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from eval.accuracy.accuracy import scores_over_compression
 from eval.accuracy.batch import _generated
 from eval.accuracy.data import find
@@ -58,12 +58,12 @@ def test_decode_from_prefill_equals_generate_repeatedly(model):
         ids = torch.tensor([prompt])
         out = model[0].generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
         expected.append(out[0, len(prompt) :])
-    with vcsd.attach(model[0], drives=2, attention="dense", compression=1) as csd:
+    with vcsd.attach(model[0], drives=2, method="dense", compression=1) as csd:
         prefilled = Prefilled(model[0], PROMPTS)
         first = greedy(prefilled, 12)
-        csd.use("local", Compression(16))
+        csd.set_method("local", CompressionBudget(16))
         other = greedy(prefilled, 12)
-        csd.use("dense", Compression(1))
+        csd.set_method("dense", CompressionBudget(1))
         again = greedy(prefilled, 12)
     assert torch.equal(first, torch.stack(expected))
     assert torch.equal(first, again)

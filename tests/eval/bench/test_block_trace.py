@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csd_spec import DeviceError
+from csd_spec import DriveError
 from csd_spec.presets import NVMEVIRT_970PRO
 from eval.bench.block_trace import load_trace, record, replay
 from eval.rivals.conventional import ConventionalSsd
@@ -19,7 +19,7 @@ from tests.vcsd_cli.test_main import vcsd
 
 
 def test_what_a_drive_refuses_leaves_no_trace(tmp_path):
-    with pytest.raises(DeviceError, match="'zz': this drive knows"):
+    with pytest.raises(DriveError, match="'zz': this drive knows"):
         record(tmp_path / "trace", 300, 4, "zz", 8)
     assert not (tmp_path / "trace").exists()
 

@@ -43,7 +43,7 @@ def test_in_a_control_group_the_cliff_is_the_kernels(tmp_path):
     baseline, dual = result["rows"]
     assert not off(baseline) and not off(dual)
     assert 4 <= dual["n1"] <= 10 and dual["wrong"] == baseline["wrong"] == 0
-    assert dual["past_by"] and baseline["past_by"] is None
+    assert dual["direct_io_engine"] and baseline["direct_io_engine"] is None
 
 
 def test_a_process_that_fails_says_why_in_one_line(tmp_path):

@@ -27,7 +27,7 @@ def test_plans_are_compared_and_timed():
     pytest.importorskip("highspy")
     outcome = experiment(PlannerLoad(instances=12, timed=1))
     result = outcome.result
-    assert result["wrong"] == result["infeasible_wrongly"] == 0 and not outcome.failed
+    assert result["wrong"] == result["false_infeasible"] == 0 and not outcome.failed
     assert set(result["sizes"]) == {"32x4", "32x8", "40x16", "80x8"}
     assert result["median_ms_32x4"] == result["sizes"]["32x4"]["ilp"]["median_ms"] > 0
 

@@ -5,7 +5,7 @@ partner of: eval/bench/reopen.py, eval/bench/reopen_drive.py, eval/bench/child.p
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from eval.bench import child
 from eval.bench.reopen import RecoveryLoad, bench_reopen
 from eval.bench.reopen_drive import RecoveryJob, run
@@ -16,7 +16,9 @@ SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
 @pytest.mark.parametrize(("medium", "method"), [("direct", "dense"), ("direct", "sparf"), ("mapped", "sparf")])
 def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, method):
     ticks = []
-    load = RecoveryLoad(**SMALL, medium=medium, method=method, steps=9, flush_every=2, kills=2, folder=tmp_path)
+    load = RecoveryLoad(
+        **SMALL, medium=medium, method=method, steps=9, flush_interval_steps=2, kills=2, folder=tmp_path
+    )
     found = bench_reopen(load, ticks.append)
     assert found["tokens_equal"]
     assert len(ticks) == 9 + found["tokens_lost"]
@@ -28,7 +30,9 @@ def test_k_and_v_five_times_as_large_as_memory(tmp_path):
     """1 GiB of KV data under a limit of 204 MiB: a tenth of 10 GiB under 2 GiB. The memory of the interpreter and the
     code does not count against the group.
     """
-    load = RecoveryLoad(kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_every=1, folder=tmp_path)
+    load = RecoveryLoad(
+        kv_mib=1024, limit_mib=204, layers=32, kv_heads=4, steps=3, flush_interval_steps=1, folder=tmp_path
+    )
     found = bench_reopen(load)
     if found["how"] is None:
         pytest.skip(f"nothing limits the memory here: {found['why']}")
@@ -46,7 +50,7 @@ def test_tokens_follow_from_those_before(tmp_path):
         queries=1,
         tokens=64,
         steps=4,
-        flush_every=2,
+        flush_interval_steps=2,
         fill=True,
         known=[],
     )
@@ -54,7 +58,7 @@ def test_tokens_follow_from_those_before(tmp_path):
     run(job, said.append)
     tokens = [line["token"] for line in said if "token" in line]
     assert tokens == said[0]["expected"] and len(set(tokens)) == 4
-    device = InProcessDevice.reopen(tmp_path)
+    device = InProcessDrive.reopen(tmp_path)
     (handle,) = device.firmware.ftl.sequences
     assert device.firmware.ftl.sequence(handle).lengths.tolist() == [68]
     device.close()

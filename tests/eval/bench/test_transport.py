@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.transport import WORKLOADS, bench_transport, measure_attends
 from tests.conftest import missing
@@ -22,7 +22,7 @@ def test_every_figure_is_there():
 
 
 def test_attends_of_any_number_of_trips_are_measured():
-    device = InProcessDevice(INSTCSD_ZYNQ7045_8CH)
+    device = InProcessDrive(INSTCSD_ZYNQ7045_8CH)
     found = measure_attends(device, trips=25)
     device.close()
     assert found["process_over_inproc"] == found["attend_process_us_median"] / found["attend_inproc_us_median"]

@@ -10,7 +10,7 @@ import pytest
 
 from eval.serving.machines import A5000, A6000, COSTS, drives
 from eval.serving.pages_error import output_error
-from eval.serving.serving import Letting, TraceLoad, experiment
+from eval.serving.serving import AdmissionOptions, TraceLoad, experiment
 from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
 
@@ -50,7 +50,7 @@ def test_systems_side_by_side(tmp_path):
     assert [row["system"] for row in rows[: len(rows) // 2]] == [*SYSTEMS, *OTHERS]
     assert set(outcome.result["systems"]) == set(SYSTEMS | OTHERS)
     for row in rows:
-        assert row["requests"] == 6 and 0 <= row["deadlines_met"] <= 1 and row["end_to_end_s"] > 0
+        assert row["requests"] == 6 and 0 <= row["deadline_attainment"] <= 1 and row["end_to_end_s"] > 0
         assert (row["output_error"] > 0) == bool((SYSTEMS | OTHERS)[row["system"]].drives)
     assert picture.read_text().startswith("<?xml")
     json.dumps(outcome.result)
@@ -89,12 +89,12 @@ def test_bad_input_is_one_line(given, says):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--chunk", "-1"],
+        ["--prefill-chunk-tokens", "-1"],
         ["--order", "lifo"],
-        ["--aging", "-2"],
-        ["--queue", "0"],
-        ["--patience", "0"],
-        ["--slots", "257"],
+        ["--aging-factor", "-2"],
+        ["--max-queued-requests", "0"],
+        ["--max-paused-steps", "0"],
+        ["--max-batch-size", "257"],
         ["--jobs", "0"],
         ["--load", "fast"],
         ["--slo-scale", "0"],
@@ -119,7 +119,7 @@ def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"request 1: 100,019 tokens, .* 18,400: --engine .* --reject") as raised:
         experiment(TraceLoad(trace=trace, load="1"))
     assert "\n" not in str(raised.value)
-    rows = experiment(TraceLoad(trace=trace, load="1"), Letting(reject=True)).result["rows"]
+    rows = experiment(TraceLoad(trace=trace, load="1"), AdmissionOptions(reject=True)).result["rows"]
     assert {(row["requests"], row["rejected"]) for row in rows} == {(2, 1)}
     rows = experiment(TraceLoad(trace=trace, load="1", engine="8xh100")).result["rows"]
     assert {(row["requests"], row["rejected"]) for row in rows} == {(3, 0)}
@@ -127,9 +127,12 @@ def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
 
 def test_a_full_queue_is_in_the_table(tmp_path):
     trace = jsonl(tmp_path, [(0, 500, 20)] * 9)
-    outcome = experiment(TraceLoad(trace=trace, load="1"), Letting(slots=2, queue=3, chunk=256, order="srtf"))
+    outcome = experiment(
+        TraceLoad(trace=trace, load="1"),
+        AdmissionOptions(max_batch_size=2, max_queued_requests=3, prefill_chunk_tokens=256, order="srtf"),
+    )
     row = outcome.result["systems"]["ours"]
-    assert row["rejected"] == 4 and row["reasons"] == {"the queue is full": 4} and row["longest_wait_s"] > 0
+    assert row["rejected"] == 4 and row["reject_reasons"] == {"the queue is full": 4} and row["max_queue_wait_s"] > 0
     assert set(row["path_bytes"]) == {"host_link", "drives"} and set(row["tbt_s"]) == {"p50", "p95", "p99"}
     assert list(outcome.shown[-1].columns[-1].cells) == ["4"] * len(SYSTEMS)
 

@@ -9,7 +9,7 @@ from eval.verify.faults import KillLoad, bench_faults
 @pytest.mark.parametrize("medium", ["memory", "direct"])
 def test_a_decode_survives_kills(medium):
     ticks = []
-    found = bench_faults(KillLoad(kills=2, tokens=24, flush_every=4, medium=medium), ticks.append)
+    found = bench_faults(KillLoad(kills=2, tokens=24, flush_interval_steps=4, medium=medium), ticks.append)
     assert found["medium"] == medium
     assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
     assert found["kills"] == len(ticks) == 2

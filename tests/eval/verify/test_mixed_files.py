@@ -5,7 +5,7 @@ partner of: eval/verify/mixed_files.py
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_firmware.fsck import fsck
 from eval.verify.mixed_files import FILES, bench_mixed_files, judge, make
 from eval.verify.random_host import DRIVE
@@ -40,5 +40,5 @@ def test_fsck_names_older_files_and_opens_the_drive(tmp_path, older):
         assert report.lost >= len(older)
         if dry_run:
             assert before == {path.name: path.read_bytes() for path in copies.new.iterdir()}
-    InProcessDevice(DRIVE, copies.new).close()
+    InProcessDrive(DRIVE, copies.new).close()
     assert not any("older" in each["what"] for each in fsck(copies.new, True).findings)

@@ -48,14 +48,14 @@ def test_commands_are_executed_once_under_every_fault(kind, monkeypatch):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_commands_that_are_executed_twice_are_counted(monkeypatch):
-    submit = nvme_cuts.NvmeDevice._submit
+    submit = nvme_cuts.NvmeDrive._submit
 
     def twice(self, command, submit_ns):
         if isinstance(command, Attend):
             submit(self, command, submit_ns).result()
         return submit(self, command, submit_ns)
 
-    monkeypatch.setattr(nvme_cuts.NvmeDevice, "_submit", twice)
+    monkeypatch.setattr(nvme_cuts.NvmeDrive, "_submit", twice)
     monkeypatch.setattr(nvme_cuts, "MOST_BYTES", 1 << 18)
     monkeypatch.setattr(nvme_cuts, "KINDS", ("delay",))
     result = bench_nvme_cuts(cuts=1, drives=1, tokens=8, seed=1, tick=lambda _: None)

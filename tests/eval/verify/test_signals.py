@@ -8,7 +8,7 @@ import gc
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from eval.verify.random_host import DRIVE
 from eval.verify.signals import SIGNALS, SignalHost, bench_signals, judge
 
@@ -29,7 +29,7 @@ def test_signals_on_each_medium_lose_nothing(no_callbacks_of_the_collector):
 
 
 def test_judge_sequence_that_is_gone_or_other_is_counted():
-    host = SignalHost(InProcessDevice(DRIVE), 0)
+    host = SignalHost(InProcessDrive(DRIVE), 0)
     rows = np.ones((3, 2, 16), np.float16)
     host.rows, host.since_flush = {1: rows}, {1: [rows[:2], rows]}
     assert judge(host, {1: rows}, True) == judge(host, {1: rows[:2]}, False) == (0, 0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_io.folder import DiskFolder
 from csd_io.medium import BLOCK
 from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
@@ -30,7 +30,7 @@ def rows(generator, tokens):
 
 
 def opened(drive, folder, medium):
-    return InProcessDevice(drive, folder, medium=medium)
+    return InProcessDrive(drive, folder, medium=medium)
 
 
 def run(device, command):
@@ -86,7 +86,7 @@ def assert_same(answers, others):
 def test_attention_bits_and_times_equal_on_all_media(small_drive, tmp_path, medium, page_bytes, layout):
     geometry = replace(small_drive.geometry, page_bytes=page_bytes, blocks_per_plane=128)
     drive = replace(small_drive, geometry=geometry, dram_bytes=8 << 20, cache_bytes=8 * page_bytes)
-    expected = asked(memory := InProcessDevice(drive, tmp_path / "memory"), layout)
+    expected = asked(memory := InProcessDrive(drive, tmp_path / "memory"), layout)
     memory.close()
     assert_same(asked(device := opened(drive, tmp_path / "files", medium), layout), expected)
     assert device.firmware.ftl.nand.page_store.counts.wanted > 0
@@ -236,7 +236,7 @@ def test_what_cannot_lie_in_files_says_so(small_drive, tmp_path):
     with pytest.raises(ValueError, match="cache_bytes = 7"):
         Medium("direct", 7)
     with pytest.raises(ValueError, match="medium = mapped: needs a folder"):
-        InProcessDevice(small_drive, medium=Medium("mapped"))
+        InProcessDrive(small_drive, medium=Medium("mapped"))
     odd = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=6000 // 16 * 16))
     with pytest.raises(ValueError, match="do not fill blocks of 4096: take mapped"):
-        InProcessDevice(odd, tmp_path / "odd", medium=Medium("direct"))
+        InProcessDrive(odd, tmp_path / "odd", medium=Medium("direct"))

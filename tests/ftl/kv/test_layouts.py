@@ -7,7 +7,7 @@ ftl/kv/layouts/embedding.py, ftl/kv/layouts/coded.py, ftl/kv/layouts/packing.py
 import numpy as np
 import pytest
 
-from csd_spec import LAYOUTS, Group, Layout
+from csd_spec import LAYOUTS, Group, KvLayout
 from csd_spec.codecs import FP16
 from csd_spec.layouts import layout_of
 from ftl import Ftl, maps_of, round_to_codec
@@ -42,7 +42,7 @@ class SignMap(PackedMap):
 
 
 ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
-SIGNS = Layout(name="signs", code=240, rows=FP16, groups=(*ROWS, Group("signs", "k", SignMap)))
+SIGNS = KvLayout(name="signs", code=240, rows=FP16, groups=(*ROWS, Group("signs", "k", SignMap)))
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_adapted_models_equal_their_own_attention(name):
     options = {"max_new_tokens": 20, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     options |= {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0, "eos_token_id": None, "use_cache": True}
     expected = model.generate(**options)
-    with vcsd.attach(model, attention="dense") as csd:
+    with vcsd.attach(model, method="dense") as csd:
         got = model.generate(**options)
         steps = csd.report().steps
     again = model.generate(**options)
@@ -79,7 +79,7 @@ def test_few_kv_heads_are_stored_once():
 
 
 def test_alibi_in_bf16_is_refused():
-    with pytest.raises(vcsd.Unsupported, match="ALiBi to BF16"), vcsd.attach(falcon(alibi=True)):
+    with pytest.raises(vcsd.UnsupportedModelError, match="ALiBi to BF16"), vcsd.attach(falcon(alibi=True)):
         pass
 
 
@@ -88,7 +88,7 @@ def test_padding_behind_tokens_is_refused_where_distances_count(name):
     model, ids = MADE[name]().eval(), torch.randint(3, 97, (2, 20))
     mask = torch.ones_like(ids)
     mask[0, :3], mask[1, 10:14] = 0, 0
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         out = model(input_ids=ids[:, :10], attention_mask=mask[:, :10], use_cache=True)
-        with pytest.raises(vcsd.Unsupported, match="pad on the left"):
+        with pytest.raises(vcsd.UnsupportedModelError, match="pad on the left"):
             model(input_ids=ids[:, 10:], attention_mask=mask, past_key_values=out.past_key_values)

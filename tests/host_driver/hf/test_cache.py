@@ -24,8 +24,8 @@ from transformers import (
 )
 
 import vcsd
-from csd_spec import DeviceError, Fixed, SparFParams
-from host_driver.hf.shape import Unsupported
+from csd_spec import DriveError, FixedBudget, SparFParams
+from host_driver.hf.shape import UnsupportedModelError
 
 VOCABULARY = 97
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -103,13 +103,13 @@ def talk(model, ids, mask):
 
 @pytest.mark.parametrize("make", [opt, llama, qwen3, gpt2])
 @pytest.mark.parametrize("drives", [1, 2])
-@pytest.mark.parametrize("mini_batches", [1, 2])
-def test_padded_batch_turns_and_crop_equal_sdpa(make, drives, mini_batches):
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_padded_batch_turns_and_crop_equal_sdpa(make, drives, micro_batches):
     model = sharpen(make())
     ids, mask = torch.randint(3, VOCABULARY, (3, 200)), torch.ones(3, 100, dtype=torch.long)
     mask[0, :40], mask[2, :1] = 0, 0
     expected = talk(model, ids, mask)
-    with vcsd.attach(model, drives=drives, attention="dense", mini_batches=mini_batches):
+    with vcsd.attach(model, drives=drives, method="dense", micro_batches=micro_batches):
         got = talk(model, ids, mask)
     assert (got - expected).abs().max() < FP16_ERROR
 
@@ -121,7 +121,7 @@ def test_generate_as_the_readme_shows(make):
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     options = {"max_new_tokens": 20, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     expected = model.generate(**inputs, **options)
-    with vcsd.attach(model, drives=2, attention="sparf", compression=1) as csd:
+    with vcsd.attach(model, drives=2, method="sparf", compression=1) as csd:
         got = model.generate(**inputs, **options)
         report = csd.report()
     difference = max((a - b).abs().max() for a, b in zip(expected.logits, got.logits, strict=True))
@@ -136,7 +136,7 @@ def test_padding_is_never_stored():
     model = llama().eval()
     ids, mask = torch.randint(3, VOCABULARY, (2, 50)), torch.ones(2, 50, dtype=torch.long)
     mask[0, :20] = 0
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         talker = Conversation(model, mask)
         talker.feed(ids)
         assert talker.cache.batch.lengths[:, 0].tolist() == [30, 50]
@@ -149,9 +149,9 @@ def test_sparse_decode_equal_for_drives_and_batches():
     model = sharpen(llama(num_attention_heads=8, num_key_value_heads=4))
     ids = torch.randint(3, VOCABULARY, (4, 120))
     outs, times = [], []
-    for drives, mini_batches in ((1, 1), (3, 2), (4, 3), (4, 3)):
-        budget = Fixed(SparFParams(2, 20, 5))
-        with vcsd.attach(model, drives=drives, budget=budget, mini_batches=mini_batches) as csd:
+    for drives, micro_batches in ((1, 1), (3, 2), (4, 3), (4, 3)):
+        budget = FixedBudget(SparFParams(2, 20, 5))
+        with vcsd.attach(model, drives=drives, budget=budget, micro_batches=micro_batches) as csd:
             talker = Conversation(model, torch.ones_like(ids))
             talker.feed(ids)
             outs.append(torch.cat([talker.feed(ids[:, step : step + 1]) for step in range(10)], 1))
@@ -178,9 +178,9 @@ def test_a_cache_in_drives_is_refused_elsewhere():
     with vcsd.attach(model):
         cache = model(input_ids=ids, use_cache=True).past_key_values
         model.set_attn_implementation("eager")
-        with pytest.raises(Unsupported, match="'eager'"):
+        with pytest.raises(UnsupportedModelError, match="'eager'"):
             model(input_ids=ids[:, :1], past_key_values=cache)
-    with pytest.raises(Unsupported, match="'sdpa'"):
+    with pytest.raises(UnsupportedModelError, match="'sdpa'"):
         model(input_ids=ids[:, :1], past_key_values=cache)
 
 
@@ -188,7 +188,7 @@ def test_a_cache_filled_elsewhere_is_refused():
     model = llama().eval()
     ids = torch.randint(3, VOCABULARY, (1, 20))
     cache = model(input_ids=ids, use_cache=True).past_key_values
-    with vcsd.attach(model), pytest.raises(Unsupported, match="filled outside"):
+    with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="filled outside"):
         model(input_ids=ids[:, :1], past_key_values=cache)
 
 
@@ -202,7 +202,7 @@ def test_a_cache_filled_elsewhere_is_refused():
 def test_unsupported_models_refused_unchanged(make, reason):
     model = make().eval()
     before = model.config._attn_implementation
-    with pytest.raises(Unsupported, match=reason), vcsd.attach(model):
+    with pytest.raises(UnsupportedModelError, match=reason), vcsd.attach(model):
         pass
     assert model.config._attn_implementation == before
 
@@ -212,20 +212,20 @@ def test_unsupported_models_refused_unchanged(make, reason):
     [
         ({"drives": 0}, "drives = 0"),
         ({"drives": 3}, "2 KV heads"),
-        ({"attention": "magic"}, "magic"),
+        ({"method": "magic"}, "magic"),
         ({"compression": 0.5}, "at least 1"),
-        ({"convention": "bits"}, "convention"),
-        ({"mini_batches": 0}, "mini_batches"),
-        ({"budget": Fixed(SparFParams(64, 8, 2))}, "r = 64"),
+        ({"budget_convention": "bits"}, "convention"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"budget": FixedBudget(SparFParams(64, 8, 2))}, "r = 64"),
         ({"drives": "2"}, "drives = '2': must be a number, ray or ray://HOST:PORT"),
         ({"drives": True}, "drives = True"),
         ({"drives": [2]}, "2 is not a device"),
         ({"compression": "8"}, "compression = '8': must be a number"),
-        ({"mini_batches": 1.5}, "mini_batches = 1.5: must be a whole number"),
-        ({"keep": "folder"}, r"keep = 'folder': must be a pathlib\.Path"),
-        ({"restart": "no"}, "restart = 'no': must be True or False"),
-        ({"budget": 8}, "budget = 8: must be a Compression"),
-        ({"attention": None}, "attention = None: must be text"),
+        ({"micro_batches": 1.5}, "micro_batches = 1.5: must be a whole number"),
+        ({"data_dir": "folder"}, r"data_dir = 'folder': must be a pathlib\.Path"),
+        ({"restart_drives": "no"}, "restart_drives = 'no': must be True or False"),
+        ({"budget": 8}, "budget = 8: must be a CompressionBudget"),
+        ({"method": None}, "method = None: must be text"),
     ],
 )
 def test_bad_settings_are_refused(options, reason):
@@ -236,7 +236,7 @@ def test_bad_settings_are_refused(options, reason):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(Unsupported, match=r"str is not a transformers model"), vcsd.attach("gpt2"):
+    with pytest.raises(UnsupportedModelError, match=r"str is not a transformers model"), vcsd.attach("gpt2"):
         pass
 
 
@@ -244,17 +244,17 @@ def test_beam_search_and_training_are_refused():
     model = llama().eval()
     ids = torch.randint(3, VOCABULARY, (1, 20))
     with vcsd.attach(model):
-        with pytest.raises(Unsupported, match="num_beams=1"):
+        with pytest.raises(UnsupportedModelError, match="num_beams=1"):
             model.generate(ids, num_beams=2, max_new_tokens=4, do_sample=False)
         model.train()
-        with pytest.raises(Unsupported, match=r"model\.eval"):
+        with pytest.raises(UnsupportedModelError, match=r"model\.eval"):
             model(input_ids=ids, use_cache=True)
 
 
 def test_full_drive_fails_forward_stays_usable(small_drive):
     model = llama().eval()
-    with vcsd.attach(model, spec=small_drive, attention="dense") as csd:
-        with pytest.raises(DeviceError, match="drive 0: capacity exceeded"):
+    with vcsd.attach(model, spec=small_drive, method="dense") as csd:
+        with pytest.raises(DriveError, match="drive 0: capacity exceeded"):
             model(input_ids=torch.randint(3, VOCABULARY, (4, 500)), use_cache=True)
         gc.collect()
         ids = torch.randint(3, VOCABULARY, (1, 20))
@@ -307,7 +307,7 @@ def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():
 def test_nothing_of_a_mask_is_kept_after_a_forward():
     """One that the caller changes in place for its next forward is looked at again."""
     model = sharpen(llama())
-    with vcsd.attach(model, drives=1, attention="dense"):
+    with vcsd.attach(model, drives=1, method="dense"):
         talker = Conversation(model, torch.ones(2, 9, dtype=torch.long))
         for length in (9, 1, 3):
             talker.feed(torch.randint(3, VOCABULARY, (2, length)))

@@ -42,7 +42,7 @@ def test_models_with_caps_and_sinks_equal_their_own_attention(make):
     options = {"max_new_tokens": 30, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     options |= {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0, "eos_token_id": None}
     expected = model.generate(**options)
-    with vcsd.attach(model, drives=2, attention="dense") as csd:
+    with vcsd.attach(model, drives=2, method="dense") as csd:
         got = model.generate(**options)
         terms = [each.copy() for each in csd.driver.terms.values()]
         csd.driver.terms.clear()

@@ -8,7 +8,7 @@ from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM
 import vcsd
 from eval.accuracy.tiny import build
 from host_driver.hf.fill import can_fill, filled
-from host_driver.hf.shape import Unsupported, placement
+from host_driver.hf.shape import UnsupportedModelError, placement
 from vcsd.loading import CHECKPOINT, load
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two,")]
@@ -50,7 +50,7 @@ def next_logits(model, cache, token=1):
 
 def test_drives_hold_the_bytes_of_a_prefill_with_drives(shipped):
     caches = [cached(shipped, prompt) for prompt in PROMPTS]
-    with vcsd.attach(shipped, drives=2, attention="dense", compression=1) as csd:
+    with vcsd.attach(shipped, drives=2, method="dense", compression=1) as csd:
         cache = filled(shipped, csd.driver, csd.placed, caches)
         assert cache.valid.sum(1).tolist() == [len(prompt) for prompt in PROMPTS]
         alone = [cached(shipped, prompt).csd_cache for prompt in PROMPTS]
@@ -65,7 +65,7 @@ def test_padded_sequences_decode_as_each_alone(shipped):
     caches = [cached(shipped, prompt) for prompt in PROMPTS]
     with torch.inference_mode():
         wanted = torch.cat([shipped(input_ids=torch.tensor([[*prompt, 1]])).logits[:, -1] for prompt in PROMPTS])
-    with vcsd.attach(shipped, drives=2, attention="dense", compression=1) as csd:
+    with vcsd.attach(shipped, drives=2, method="dense", compression=1) as csd:
         cache = filled(shipped, csd.driver, csd.placed, caches)
         first = next_logits(shipped, cache)
         cache.crop(-1)
@@ -81,7 +81,7 @@ def test_terms_of_logits_are_told():
     caches = [cached(model, [5, 6, 7, 8] * 5)]
     with torch.inference_mode():
         wanted = model(input_ids=torch.tensor([[5, 6, 7, 8] * 5 + [1]])).logits[:, -1]
-    with vcsd.attach(model, drives=1, attention="dense", compression=1) as csd:
+    with vcsd.attach(model, drives=1, method="dense", compression=1) as csd:
         assert can_fill(model, csd.placed)
         cache = filled(model, csd.driver, csd.placed, caches)
         assert len(csd.driver.terms) == 2
@@ -103,7 +103,7 @@ def test_values_beyond_fp16_are_refused(shipped):
     cache = cached(shipped, PROMPTS[0])
     cache.layers[1].values = torch.full_like(cache.layers[1].values, 1e6)
     with (
-        vcsd.attach(shipped, drives=1, attention="dense", compression=1) as csd,
-        pytest.raises(Unsupported, match="layer 1 has 1,000,000 in q, K or V"),
+        vcsd.attach(shipped, drives=1, method="dense", compression=1) as csd,
+        pytest.raises(UnsupportedModelError, match="layer 1 has 1,000,000 in q, K or V"),
     ):
         filled(shipped, csd.driver, csd.placed, [cache])

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation.configuration_utils import CompileConfig
 
 import vcsd
-from vcsd import Unsupported
+from vcsd import UnsupportedModelError
 from vcsd.generate import generate
 
 LLAMA = {
@@ -78,14 +78,14 @@ def turns(model, ids, cache):
 )
 def test_a_cache_of_the_users_own_is_filled_in_place(model, ids, empty):
     expected = turns(model, ids, empty(model.config))
-    with vcsd.attach(model, drives=2, attention="dense") as csd:
+    with vcsd.attach(model, drives=2, method="dense") as csd:
         got = turns(model, ids, empty(model.config))
         assert csd.report().steps == 2
     assert (got - expected).abs().max() < FP16_ERROR
 
 
 def test_the_output_has_the_cache_that_was_given(model, ids):
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         cache = DynamicCache()
         assert model(ids, past_key_values=cache).past_key_values is cache
         assert model(ids[:, :1], past_key_values=cache).past_key_values is cache
@@ -112,7 +112,7 @@ def test_generate_with_either_kind_of_cache_is_not_compiled(model, ids, options)
     compiling._compile_all_devices = True
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "compile_config": compiling} | options
     expected = model.generate(ids, **options)
-    with vcsd.attach(model, attention="dense") as csd:
+    with vcsd.attach(model, method="dense") as csd:
         assert torch.equal(model.generate(ids, **options), expected)
         assert csd.report().steps == 7
 
@@ -122,7 +122,7 @@ def test_compiled_models_attend_in_drives(model, ids):
     expected, _ = generate(model, inputs, 6, None)
     wrapped = torch.compile(model, backend="eager")
     wrapped(ids)
-    with vcsd.attach(wrapped, attention="dense") as csd:
+    with vcsd.attach(wrapped, method="dense") as csd:
         assert torch.equal(generate(wrapped, inputs, 6, None)[0], expected)
         cache = DynamicCache()
         wrapped(ids, past_key_values=cache)
@@ -130,11 +130,11 @@ def test_compiled_models_attend_in_drives(model, ids):
         assert csd.report().steps == 6
     before = copy.deepcopy(model)
     before.compile(backend="eager")
-    with vcsd.attach(before, attention="dense") as csd:
+    with vcsd.attach(before, method="dense") as csd:
         assert torch.equal(generate(before, inputs, 6, None)[0], expected)
         assert csd.report().steps == 5
     assert before._compiled_call_impl is not None
-    with vcsd.attach(model, attention="dense") as csd:
+    with vcsd.attach(model, method="dense") as csd:
         model.compile(backend="eager")
         assert torch.equal(generate(model, inputs, 6, None)[0], expected)
         assert csd.report().steps == 5
@@ -142,7 +142,7 @@ def test_compiled_models_attend_in_drives(model, ids):
 
 def test_a_model_with_compiled_parts_is_refused(model):
     model.model = torch.compile(model.model, backend="eager")
-    with pytest.raises(Unsupported, match="model is compiled separately"), vcsd.attach(model):
+    with pytest.raises(UnsupportedModelError, match="model is compiled separately"), vcsd.attach(model):
         pass
     assert model.config._attn_implementation == "sdpa"
 
@@ -150,7 +150,7 @@ def test_a_model_with_compiled_parts_is_refused(model):
 def test_attention_twice_for_one_update_is_refused(ids):
     model = make(DiffLlamaForCausalLM, DiffLlamaConfig(**LLAMA))
     cache = DynamicCache()
-    with vcsd.attach(model), pytest.raises(Unsupported, match="twice"):
+    with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="twice"):
         model(ids, past_key_values=cache)
     assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40  # it was left as it was
 
@@ -165,7 +165,7 @@ def test_positions_along_several_axes_are_cut_by_the_batch():
         mask[0, :7] = 0
         inputs = {"input_ids": ids, "attention_mask": mask}
         tokens, logits = generate(model, inputs, 6, None)
-        with vcsd.attach(model, attention="dense", mini_batches=2):
+        with vcsd.attach(model, method="dense", micro_batches=2):
             assert torch.equal(generate(model, inputs, 6, None)[0], tokens)
             cache = DynamicCache()
             positions = (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
@@ -182,23 +182,23 @@ def test_a_cache_in_drives_is_neither_copied_nor_used_by_others(model, ids):
         cache = DynamicCache()
         model(ids, past_key_values=cache)
         for copied in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(Unsupported, match="cannot be copied"):
+            with pytest.raises(UnsupportedModelError, match="cannot be copied"):
                 copied(cache)
         for foreign in (other, model.model):
-            with pytest.raises(Unsupported, match=r"to the model that vcsd\.attach was given"):
+            with pytest.raises(UnsupportedModelError, match=r"to the model that vcsd\.attach was given"):
                 foreign(ids[:, :1], past_key_values=cache)
-        with vcsd.attach(other), pytest.raises(Unsupported, match="another session"):
+        with vcsd.attach(other), pytest.raises(UnsupportedModelError, match="another session"):
             other(ids[:, :1], past_key_values=cache)
-    with vcsd.attach(model), pytest.raises(Unsupported, match="another session"):
+    with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="another session"):
         model(ids[:, :1], past_key_values=cache)
 
 
 def test_other_kinds_of_caches_are_refused(model, ids):
     quantized = object.__new__(QuantizedCache)  # its own parts need packages of their own
     with vcsd.attach(model):
-        with pytest.raises(Unsupported, match="QuantizedCache"):
+        with pytest.raises(UnsupportedModelError, match="QuantizedCache"):
             model(ids, past_key_values=quantized)
-        with pytest.raises(Unsupported, match="tuple"):
+        with pytest.raises(UnsupportedModelError, match="tuple"):
             model(ids, past_key_values=((ids, ids),))
 
 
@@ -210,7 +210,7 @@ def test_cache_refused_after_failed_forward(model, ids):
         with pytest.raises(ZeroDivisionError):
             model(ids[:, :1], past_key_values=cache)
         hook.remove()
-        with pytest.raises(Unsupported, match="failed half way"):
+        with pytest.raises(UnsupportedModelError, match="failed half way"):
             model(ids[:, :1], past_key_values=cache)
         cache.reset()
         model(ids, past_key_values=cache)
@@ -218,7 +218,10 @@ def test_cache_refused_after_failed_forward(model, ids):
 
 def test_a_second_model_with_the_same_config_is_told_so(model):
     with vcsd.attach(model):
-        with pytest.raises(Unsupported, match="shares its config"), vcsd.attach(LlamaForCausalLM(model.config)):
+        with (
+            pytest.raises(UnsupportedModelError, match="shares its config"),
+            vcsd.attach(LlamaForCausalLM(model.config)),
+        ):
             pass
-        with pytest.raises(Unsupported, match="attached to drives already"), vcsd.attach(model):
+        with pytest.raises(UnsupportedModelError, match="attached to drives already"), vcsd.attach(model):
             pass

@@ -12,7 +12,7 @@ import torch
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import vcsd
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.run_dir import pid_path
 from csd_spec import LAYOUTS, KvAppend, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -77,7 +77,7 @@ def talk(model):
 def test_models_equal_their_own_attention(make, method, drives):
     model = made(make)
     expected = talk(model)
-    with vcsd.attach(model, attention=method, compression=1, drives=drives):
+    with vcsd.attach(model, method=method, compression=1, drives=drives):
         assert (talk(model) - expected).abs().max() < FP16_ERROR
     assert torch.equal(talk(model), expected)
 
@@ -89,7 +89,7 @@ def test_bf16_rows_stay_bf16(method):
     model.model.layers[1].self_attn.kv_a_layernorm.weight.fill_(1e6)
     model.model.layers[1].self_attn.kv_b_proj.weight.mul_(1e-6)
     expected = talk(model)
-    with vcsd.attach(model, attention=method, compression=1, drives=2) as csd:
+    with vcsd.attach(model, method=method, compression=1, drives=2) as csd:
         assert csd.driver.attention.layout == "latent-bf16"
         assert (talk(model) - expected).abs().max() < 8 * FP16_ERROR  # BF16 has 3 bits less
 
@@ -99,8 +99,8 @@ def test_every_drive_has_the_stream_and_one_is_read():
     model, logits = made(deepseek_v3), {}
     for drives in (1, 3):
         with ExitStack() as devices:
-            each = [devices.enter_context(closing(InProcessDevice(INSTCSD_ZYNQ7045_8CH))) for _ in range(drives)]
-            with vcsd.attach(model, each, attention="dense") as csd:
+            each = [devices.enter_context(closing(InProcessDrive(INSTCSD_ZYNQ7045_8CH))) for _ in range(drives)]
+            with vcsd.attach(model, each, method="dense") as csd:
                 logits[drives] = talk(model)
                 programmed = [device.firmware.ftl.counters.groups for device in each]
                 read = [device.firmware.ftl.counters.read for device in each]
@@ -119,9 +119,9 @@ def test_a_drive_that_was_killed_gets_its_stream_again():
         if (drive := {8: 1, 13: 0}.get(next(forwards))) is not None:
             os.kill(int(pid_path(driver[0].devices[drive].name).read_text()), signal.SIGKILL)
 
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         expected = talk(model)
-    with vcsd.attach(model, attention="dense", drives=3, transport="process") as csd:
+    with vcsd.attach(model, method="dense", drives=3, transport="process") as csd:
         driver.append(csd.driver)
         hook = model.model.register_forward_pre_hook(kill)
         got = talk(model)
@@ -137,7 +137,7 @@ def test_ours_errs_as_8_bits_do(make, storage):
     of powers, 6 tokens a page, and pages of K in few bits."""
     model = made(make)
     expected, errors = talk(model), []
-    for options in ({"attention": "ours", "compression": 1, "storage": storage}, {"attention": "local"}):
+    for options in ({"method": "ours", "compression": 1, "kv_dtype": storage}, {"method": "local"}):
         with vcsd.attach(model, **options) as csd:
             errors.append((talk(model) - expected).abs().max())
             stored = csd.report().token_bytes
@@ -150,7 +150,7 @@ def test_a_token_takes_one_row_and_the_layouts_own_copy():
     """K of 576 channels in pages of 3 rows, and its copy for SparF; V takes no space."""
     model, tokens = made(deepseek_v3), 300
     spec = INSTCSD_ZYNQ7045_8CH
-    with closing(InProcessDevice(spec)) as device, vcsd.attach(model, [device], attention="dense") as csd:
+    with closing(InProcessDrive(spec)) as device, vcsd.attach(model, [device], method="dense") as csd:
         kept = model(torch.randint(3, 97, (1, tokens)), use_cache=True)
         (seq,) = device.firmware.ftl.sequences.values()
         assert set(seq.maps) == {"k", "embedding_k"}
@@ -168,7 +168,7 @@ def test_a_row_crosses_the_link_once():
     """For a prompt: K and lengths. For a step: q of each head, K, l and k; back: its output and rows."""
     model, tokens, layers = made(deepseek_v3), 300, SIZES["num_hidden_layers"]
     row = (RANK + ROTARY) * 2
-    with vcsd.attach(model, attention="dense") as csd:
+    with vcsd.attach(model, method="dense") as csd:
         out = model(torch.randint(3, 97, (1, tokens)), use_cache=True)
         csd.driver.settle()
         before = csd.driver.traffic.link_bytes
@@ -180,7 +180,7 @@ def test_a_row_crosses_the_link_once():
 
 @pytest.mark.parametrize(("layout", "channels"), [("latent", D), ("latent-bf16", D), ("fp16", 0), ("fp16", D - 1)])
 def test_v_has_the_channels_of_its_layout(small_drive, layout, channels):
-    with closing(InProcessDevice(small_drive)) as device:
+    with closing(InProcessDrive(small_drive)) as device:
         seqs = tuple(device.submit(SeqCreate(1, 1, 1, D, 512, LAYOUTS[layout].code), 0).result().data[0].tolist())
         good, rows = 0 if LAYOUTS[layout].latent else D, np.ones((5, 1, D), np.float16)
         for command in (
@@ -202,7 +202,7 @@ def test_dense_reads_each_row_once():
     model = made(deepseek_v3)
     pages = {}
     for lone in ("dense", "local"):
-        with vcsd.attach(model, attention=lone, compression=1) as csd:
+        with vcsd.attach(model, method=lone, compression=1) as csd:
             out = model(torch.randint(3, 97, (1, 300)), use_cache=True)
             model(torch.tensor([[5]]), past_key_values=out.past_key_values)
             pages[lone] = csd.report().pages_read
@@ -230,7 +230,7 @@ def test_absorbed_attention_is_the_expanded_one():
         ({"layout": "int8"}, "use progressive, progressive4, fp16"),
         ({"layout": "progressive-exact"}, "use progressive, progressive4, fp16"),
         ({"layout": "progressive"}, "keeps no rows, use layout fp16"),
-        ({"storage": "fp8"}, "layout fp16 stores fp16, bf16"),
+        ({"kv_dtype": "fp8"}, "layout fp16 stores fp16, bf16"),
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
 )

@@ -85,7 +85,7 @@ def talk(model, cache=None):
 def test_layers_in_different_places_equal_the_models_own(make, drives):
     model = made(make)
     expected = talk(model)
-    with vcsd.attach(model, drives=drives, attention="dense", mini_batches=2) as csd:
+    with vcsd.attach(model, drives=drives, method="dense", micro_batches=2) as csd:
         assert (talk(model) - expected).abs().max() < FP16_ERROR
         layers = csd.report().to_dict()["layers"]
     kinds = model.config.layer_types
@@ -97,7 +97,7 @@ def test_layers_in_different_places_equal_the_models_own(make, drives):
 def test_a_cache_of_fixed_size_keeps_its_windows(make):
     model = made(make)
     expected = talk(model)
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         assert (talk(model, StaticCache(config=model.config, max_cache_len=200)) - expected).abs().max() < FP16_ERROR
 
 
@@ -105,7 +105,7 @@ def test_v_of_fewer_channels_is_filled_up_and_costs_as_much_as_k():
     """With a selection as well; results are compared with the model's own."""
     model = made(mimo)
     expected = talk(model)
-    with vcsd.attach(model, attention="sparf", compression=1) as csd:
+    with vcsd.attach(model, method="sparf", compression=1) as csd:
         assert (talk(model) - expected).abs().max() < FP16_ERROR
         report = csd.report()
     assert (csd.driver.shape.head_dim, csd.driver.shape.v_head_dim) == (16, 8)
@@ -131,7 +131,7 @@ def test_crop_is_as_the_models_own_cache_has_it():
         return model(ids[:, length - removed : length + 5], past_key_values=cache).logits
 
     expected = cropped(DynamicCache(config=model.config), 20, 5)
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         assert (cropped(DynamicCache(config=model.config), 20, 5) - expected).abs().max() < FP16_ERROR
         with pytest.raises(RuntimeError, match="does not track past states"):
             cropped(DynamicCache(config=model.config), 50, 5)
@@ -140,15 +140,15 @@ def test_crop_is_as_the_models_own_cache_has_it():
 def test_a_window_alone_leaves_nothing_for_drives():
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=2, **windows))
-    with pytest.raises(vcsd.Unsupported, match="nothing is for drives"), vcsd.attach(model):
+    with pytest.raises(vcsd.UnsupportedModelError, match="nothing is for drives"), vcsd.attach(model):
         pass
 
 
 def test_rows_that_only_windows_have_moved_are_of_no_use():
     model = made(gemma3)
-    with vcsd.attach(model, attention="dense"):
+    with vcsd.attach(model, method="dense"):
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
-        with pytest.raises(vcsd.Unsupported, match="beam search"):
+        with pytest.raises(vcsd.UnsupportedModelError, match="beam search"):
             cache.reorder_cache(torch.tensor([1, 0]))
-        with pytest.raises(vcsd.Unsupported, match="start a new cache"):
+        with pytest.raises(vcsd.UnsupportedModelError, match="start a new cache"):
             model(torch.tensor([[5], [6]]), past_key_values=cache)

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from csd_firmware import InProcessDevice
-from csd_spec import Attention
+from csd_firmware import InProcessDrive
+from csd_spec import AttentionConfig
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from host_driver.hf import rows
 from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
-from host_driver.hf.shape import Unsupported, placement
+from host_driver.hf.shape import UnsupportedModelError, placement
 from host_driver.request_cache import RowKv
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
 from kv_cache.limits import TierLimits
@@ -39,8 +39,8 @@ def inference():
 
 
 def drives(model, count: int = 2) -> Driver:
-    devices = [InProcessDevice(INSTCSD_ZYNQ7045_8CH) for _ in range(count)]
-    return Driver(devices, placement(model).shape, Attention.named("dense"))
+    devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(count)]
+    return Driver(devices, placement(model).shape, AttentionConfig.named("dense"))
 
 
 def prompts(count: int = 5) -> dict[str, list[int]]:
@@ -145,7 +145,7 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
     [(qwen3_next, "linear_attention")],
 )
 def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
-    with pytest.raises(Unsupported, match=reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
         RowModel(make(), None)  # type: ignore[arg-type]
 
 
@@ -205,7 +205,7 @@ def test_a_forward_that_fails_harms_nobody_else() -> None:
 def test_a_model_without_positions_is_refused() -> None:
     model = llama()
     model.forward = lambda input_ids, past_key_values=None: None
-    with pytest.raises(Unsupported, match="takes no position_ids"):
+    with pytest.raises(UnsupportedModelError, match="takes no position_ids"):
         RowModel(model, None)  # type: ignore[arg-type]
 
 

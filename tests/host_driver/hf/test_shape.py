@@ -17,7 +17,7 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 import vcsd
 from host_driver.hf.shape import placement
-from vcsd import Unsupported
+from vcsd import UnsupportedModelError
 
 SMALL = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 GEMMA = SMALL | {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 16}
@@ -58,11 +58,15 @@ def test_the_shape_is_the_decoders_own():
     ],
 )
 def test_refused_at_once_for_what_they_do(make, reason):
-    with pytest.raises(Unsupported, match=reason), vcsd.attach(make()):
+    with pytest.raises(UnsupportedModelError, match=reason), vcsd.attach(make()):
         pass
 
 
 def test_states_of_an_encoder_are_refused():
     model = bart().eval()
-    with torch.inference_mode(), vcsd.attach(model), pytest.raises(Unsupported, match="encoder_hidden_states"):
+    with (
+        torch.inference_mode(),
+        vcsd.attach(model),
+        pytest.raises(UnsupportedModelError, match="encoder_hidden_states"),
+    ):
         model(torch.arange(3, 40)[None], encoder_hidden_states=torch.zeros(1, 5, 64))

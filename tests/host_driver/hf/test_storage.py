@@ -51,7 +51,7 @@ def decode(model, tokens=60, **more):
 def test_keys_beyond_fp16_decode_right(drives, method):
     model = llama(layers=[1])
     expected = decode(model)
-    with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="bf16"):
+    with vcsd.attach(model, drives=drives, method=method, compression=1, kv_dtype="bf16"):
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
@@ -61,8 +61,8 @@ def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
     expected, found = decode(llama(), 300), []  # of the same weights, as they are drawn again
     for layers in ([1], []):
         torch.manual_seed(0)
-        options = {"attention": method, "layout": layout, "compression": 1}
-        with vcsd.attach(model := llama(layers), drives=2, storage="bf16", **options):
+        options = {"method": method, "layout": layout, "compression": 1}
+        with vcsd.attach(model := llama(layers), drives=2, kv_dtype="bf16", **options):
             found.append(decode(model, 300))
     assert torch.equal(*found) and (found[0] - expected).abs().max() < BF16_ERROR
 
@@ -85,31 +85,34 @@ def test_8_bit_floats_decode_as_a_cache_of_them(drives, method):
     model = llama(layers=[1])
     expected = decode(model, past_key_values=Rounded())
     assert (expected - decode(model)).abs().max() > BF16_ERROR  # so that rounding is seen
-    with vcsd.attach(model, drives=drives, attention=method, compression=1, storage="fp8") as csd:
+    with vcsd.attach(model, drives=drives, method=method, compression=1, kv_dtype="fp8") as csd:
         assert csd.driver.attention.layout == "fp8"
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
 def test_they_are_refused_in_fp16_with_the_value_and_the_layer():
     model = llama(layers=[1])
-    with vcsd.attach(model, storage="fp16"), pytest.raises(vcsd.Unsupported, match=r"layer 1 has \d+,\d+.*65,504"):
+    with (
+        vcsd.attach(model, kv_dtype="fp16"),
+        pytest.raises(vcsd.UnsupportedModelError, match=r"layer 1 has \d+,\d+.*65,504"),
+    ):
         decode(model)
 
 
 def test_key_beyond_fp16_in_decode_refused():
     model = llama()
-    with vcsd.attach(model, storage="fp16"):
+    with vcsd.attach(model, kv_dtype="fp16"):
         out = model(torch.arange(3, 40)[None], use_cache=True)
         model.model.layers[2].self_attn.k_proj.weight.mul_(LARGE)
-        with pytest.raises(vcsd.Unsupported, match="layer 2 has"):
+        with pytest.raises(vcsd.UnsupportedModelError, match="layer 2 has"):
             model(torch.tensor([[5]]), past_key_values=out.past_key_values)
 
 
 @pytest.mark.parametrize(("dtype", "bf16"), [(torch.bfloat16, True), (torch.float32, False), (torch.float16, False)])
 def test_storage_is_the_models_where_nothing_is_said(dtype, bf16):
-    with vcsd.attach(llama(dtype=dtype), attention="dense") as csd:
+    with vcsd.attach(llama(dtype=dtype), method="dense") as csd:
         assert (csd.driver.attention.layout == "bf16") is bf16 is csd.driver.bf16
-    for options in ({"attention": "ours"}, {"layout": "int8"}):
+    for options in ({"method": "ours"}, {"layout": "int8"}):
         with vcsd.attach(llama(dtype=dtype), **options) as csd:
             assert csd.driver.bf16 is bf16 is csd.driver.attention.layout.endswith("-bf16")
 
@@ -126,21 +129,21 @@ def test_a_second_turn_and_crop_read_bf16_back():
         return torch.cat([first.logits, model(ids[:, 70:71], past_key_values=first.past_key_values).logits], 1)
 
     expected = talk()
-    with vcsd.attach(model, attention="dense", storage="bf16"):
+    with vcsd.attach(model, method="dense", kv_dtype="bf16"):
         assert (talk() - expected).abs().max() < BF16_ERROR
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"storage": "fp16", "layout": "bf16"}, "layout bf16 stores bf16: use one of these"),
-        ({"storage": "fp16", "layout": "progressive-bf16"}, "layout progressive-bf16 stores bf16"),
-        ({"storage": "bf16", "layout": "fp8"}, "layout fp8 stores fp8"),
-        ({"storage": "bf16", "layout": "plain"}, "layout plain stores fp16"),
-        ({"storage": "fp8", "layout": "int8"}, "layout int8 stores fp16, bf16"),
-        ({"storage": "fp8", "attention": "ours"}, "layout progressive stores fp16, bf16"),
-        ({"storage": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
-        ({"storage": 16}, "must be text"),
+        ({"kv_dtype": "fp16", "layout": "bf16"}, "layout bf16 stores bf16: use one of these"),
+        ({"kv_dtype": "fp16", "layout": "progressive-bf16"}, "layout progressive-bf16 stores bf16"),
+        ({"kv_dtype": "bf16", "layout": "fp8"}, "layout fp8 stores fp8"),
+        ({"kv_dtype": "bf16", "layout": "plain"}, "layout plain stores fp16"),
+        ({"kv_dtype": "fp8", "layout": "int8"}, "layout int8 stores fp16, bf16"),
+        ({"kv_dtype": "fp8", "method": "ours"}, "layout progressive stores fp16, bf16"),
+        ({"kv_dtype": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
+        ({"kv_dtype": 16}, "must be text"),
     ],
 )
 def test_storage_that_there_is_none_of_is_refused(options, reason):

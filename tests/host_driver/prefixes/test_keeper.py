@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_link.connect import connect
 from csd_link.doorbell import SocketDoorbell, call
-from csd_link.host_end import DriveLostError, WindowDevice
+from csd_link.host_end import DriveLostError, WindowDrive
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_spec import Flush, KvExist, Status
@@ -53,7 +53,7 @@ def store(keeper, tokens):
 
 @pytest.fixture
 def drives(small_drive):
-    made = [InProcessDevice(small_drive) for _ in range(2)]
+    made = [InProcessDrive(small_drive) for _ in range(2)]
     yield made
     for device in made:
         device.close()
@@ -148,7 +148,7 @@ def test_window_that_another_host_has_taken_is_left_to_it(tmp_path, names, caplo
         until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
         window = window_path(names[0])
         line = call(doorbell_path(window))  # as a host that sees no lock
-        thief = WindowDevice(MappedMedium(window), SocketDoorbell(line), line.close)
+        thief = WindowDrive(MappedMedium(window), SocketDoorbell(line), line.close)
         assert load(keeper, TOKENS) is None
         assert (
             "another host has taken its window: process" in caplog.text

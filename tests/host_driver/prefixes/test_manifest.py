@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from csd_firmware import InProcessDevice
+from csd_firmware import InProcessDrive
 from csd_spec import KvAppend, KvDrop
 from csd_spec.arrays import keys_of
 from host_driver.prefixes.identity import FileIdentity, ModelIdentity
@@ -19,7 +19,7 @@ TOKENS = list(range(40))
 
 @pytest.fixture
 def devices(small_drive):
-    made = [InProcessDevice(small_drive) for _ in range(2)]
+    made = [InProcessDrive(small_drive) for _ in range(2)]
     yield made
     for device in made:
         device.close()

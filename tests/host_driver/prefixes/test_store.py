@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDevice
-from csd_spec import Completion, DeviceError, DriveSpec, KvAppend, KvGather, KvName, Status
+from csd_firmware import InProcessDrive
+from csd_spec import Completion, DriveError, DriveSpec, KvAppend, KvGather, KvName, Status
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.manifest import list_keys
 from host_driver.prefixes.names import AdmissionFilter
@@ -25,7 +25,7 @@ OTHER = ModelIdentity.from_text("other")
 
 @pytest.fixture
 def devices(small_drive: DriveSpec):  # type: ignore[no-untyped-def]
-    made = [InProcessDevice(small_drive) for _ in range(2)]
+    made = [InProcessDrive(small_drive) for _ in range(2)]
     yield made
     for device in made:
         device.close()
@@ -114,7 +114,7 @@ class Dies(Exception):
 class Faulty:
     """A drive that refuses a kind of command, or during which the host dies."""
 
-    def __init__(self, device: InProcessDevice) -> None:
+    def __init__(self, device: InProcessDrive) -> None:
         self.device, self.name, self.spec = device, device.name, device.spec
         self.refuses: type | None = None
         self.dies: type | None = None
@@ -168,7 +168,7 @@ def test_a_drive_that_is_full_or_loses_data_does_no_harm(devices) -> None:
     first, longer = list(range(16)), list(range(40))
     store.store(NAMES.keys(first), *rows(first))
     faulty.refuses, faulty.left = KvAppend, 1
-    with pytest.raises(DeviceError, match="full"):
+    with pytest.raises(DriveError, match="full"):
         store.store(NAMES.keys(longer), *rows(longer))
     faulty.refuses = None
     assert holds(store, longer, 16)

@@ -57,7 +57,7 @@ def engine(name: str, given: dict[str, int]) -> Engine:
     if isinstance(policy, TimeSlices):
         policy.slice_tokens = 4
     cost, tiers = COST.with_room(given[DEVICE]), TierLimits(given[DEVICE], given[HOST], given[PAGE_CACHE])
-    return engine_for(TRACE, cost, policy, 1.0, AdmissionConfig(slots=ROWS), tiers, events=policy.strided)
+    return engine_for(TRACE, cost, policy, 1.0, AdmissionConfig(max_batch_size=ROWS), tiers, events=policy.strided)
 
 
 def made(one: Engine) -> int:

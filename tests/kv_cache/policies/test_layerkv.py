@@ -28,7 +28,7 @@ def served(name: str, slo_s: float = math.inf):
     device = int(SHORT.room_blocks * BLOCK_TOKENS * SHORT.layers * SHORT.token_bytes)
     tiers = TierLimits(device, page_cache=device)
     trace = Trace(name="t", requests=requests, unit="seconds")
-    return engine_for(trace, SHORT, policy_of(name), slo_s, AdmissionConfig(slots=REQUESTS), tiers).run()
+    return engine_for(trace, SHORT, policy_of(name), slo_s, AdmissionConfig(max_batch_size=REQUESTS), tiers).run()
 
 
 def first_token_s(name: str) -> float:

@@ -22,7 +22,7 @@ def served(room_blocks, prompts=(LONG, LONG, LONG), output_tokens=2 * BLOCK_TOKE
     ]
     cost = replace(A5000, room_blocks=room_blocks)
     trace = Trace(name="t", requests=requests, unit="seconds")
-    return simulate(trace, cost, policy_of("vllm"), cost.slo_s(1.0), AdmissionConfig(slots=4))
+    return simulate(trace, cost, policy_of("vllm"), cost.slo_s(1.0), AdmissionConfig(max_batch_size=4))
 
 
 def ends(result):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from csd_spec import Compression
+from csd_spec import CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
 from eval.papers.instinfer.simulate import Pattern, SimulatedDrive
 from eval.papers.profiles import Model
@@ -26,5 +26,5 @@ def test_a_simulated_step_reads_the_pages_that_it_must():
     drive = SimulatedDrive(PAPER, replace(shape, layers=4), 3, 2048, "fp16")
     drive.grow(1024)
     before = drive.ftl.counters.read
-    assert drive.step("dense", Compression(1).at(1024, 128), 1.0, "serial")["flash_token"] > 0
+    assert drive.step("dense", CompressionBudget(1).at(1024, 128), 1.0, "serial")["flash_token"] > 0
     assert drive.ftl.counters.read - before == 4 * 3 * 40 * 2 * 64

@@ -12,11 +12,12 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from transformers import PreTrainedModel
 
-from csd_firmware import InProcessDevice
-from csd_link.driveset import DriveSet
+from csd_firmware import InProcessDrive
+from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
-from csd_spec import Attention, Budget, Device, ModelShape
+from csd_spec import AttentionConfig, Drive, ModelShape, SparsityBudget
 from csd_spec.network import Network, network_named
+from csd_spec.renamed import new_arguments, old_fields
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_not_attached, in_drives
 from host_driver.hf.shape import LayerPlacement, placement
@@ -25,63 +26,65 @@ from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike
 from vcsd.attach_options import (
     IN_STORAGE,
+    METHOD,
+    OLD_OPTIONS,
     DriveOptions,
     attention_of,
     check_in_tiers,
     checked,
     drives_of,
-    renamed,
 )
 from vcsd.capacity_check import check_drives
 from vcsd.redundancy import open_redundant
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report, method_statistics
-from vcsd.tiered import Tiered, TierSetting
+from vcsd.tiered import TierConfig, TierSession
 from vcsd.transport import check_method, methods_of
 
 
+@old_fields(mini_batches="micro_batches", flush_every="flush_interval_steps")
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class AttachConfig:
     """Configuration of `attach` with drives.
 
     Attributes:
         attention: Method, budget and layout.
         drives: Drives to create or connect to; or the caller's devices, which stay open.
-        mini_batches: Micro-batches of a decode step, so that model and drives overlap; None: 2 for a model on a GPU, 1
+        micro_batches: Micro-batches of a decode step, so that model and drives overlap; None: 2 for a model on a GPU, 1
             on the CPU, which would read its weights twice.
-        flush_every: Decode steps between flushes; 0: never.
+        flush_interval_steps: Decode steps between flushes; 0: never.
         redundancy: Protection against lost drives, see `vcsd.redundancy`.
         network: Network between host and drives in simulated time; None: none.
     """
 
-    attention: Attention = Attention()
-    drives: DriveSet | Sequence[Device] = DriveSet()
-    mini_batches: int | None = None
-    flush_every: int = 0
+    attention: AttentionConfig = AttentionConfig()
+    drives: DriveSetConfig | Sequence[Drive] = DriveSetConfig()
+    micro_batches: int | None = None
+    flush_interval_steps: int = 0
     redundancy: Redundancy = "none"
     network: Network | None = None
 
     def __post_init__(self) -> None:
-        if self.mini_batches is not None and self.mini_batches < 1:
-            raise ValueError(f"mini_batches = {self.mini_batches}: must be at least 1")
-        if self.flush_every < 0:
-            raise ValueError(f"flush_every = {self.flush_every}: must be at least 0")
+        if self.micro_batches is not None and self.micro_batches < 1:
+            raise ValueError(f"micro_batches = {self.micro_batches}: must be at least 1")
+        if self.flush_interval_steps < 0:
+            raise ValueError(f"flush_interval_steps = {self.flush_interval_steps}: must be at least 0")
         if self.redundancy not in REDUNDANCIES:
             raise ValueError(f"redundancy = {self.redundancy!r}: must be one of {', '.join(REDUNDANCIES)}")
         if self.redundancy == "mirror" and self.count < 2:
             raise ValueError("redundancy = mirror: at least 2 drives are needed")
-        if self.redundancy == "none" and isinstance(self.drives, DriveSet) and self.drives.spares:
+        if self.redundancy == "none" and isinstance(self.drives, DriveSetConfig) and self.drives.spares:
             raise ValueError("spares: redundancy = none does not use them: set redundancy to mirror or recompute")
-        if not isinstance(self.drives, DriveSet):
+        if not isinstance(self.drives, DriveSetConfig):
             for device in self.drives:
                 if not callable(getattr(device, "submit", None)):
                     raise ValueError(f"drives: {device!r} is not a device: it has no method submit")
 
-    def attached(self, model: PreTrainedModel) -> AbstractContextManager[Attached]:
+    def attach(self, model: PreTrainedModel) -> AbstractContextManager[DriveSession]:
         """Attach a model to the drives until the block ends."""
-        return attached(model, self)
+        return attach_with(model, self)
 
-    def stored(self, dtype: torch.dtype, latent: bool) -> Setting:
+    def stored(self, dtype: torch.dtype, latent: bool) -> AttachConfig:
         """Copy with the stored data type of a model that computes in `dtype`; `latent`: V is a part of K."""
         return replace(self, attention=self.attention.for_model_dtype(dtype is torch.bfloat16, latent))
 
@@ -90,9 +93,9 @@ class Setting:
         assign_heads(shape, self.count)
         self.attention.at(1, shape.head_dim)
 
-    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> Setting:
+    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> AttachConfig:
         """Raise ValueError if the KV cache of a run does not fit in the drives; returns the same configuration."""
-        if isinstance(self.drives, DriveSet):
+        if isinstance(self.drives, DriveSetConfig):
             check_drives(self.drives, self.attention, shape, rows, max_tokens, COPIES[self.redundancy])
         return self
 
@@ -105,40 +108,40 @@ class Setting:
         return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
     @contextmanager
-    def without_data_dir(self) -> Iterator[Setting]:
+    def without_data_dir(self) -> Iterator[AttachConfig]:
         """Copy with temporary drives; their files, if any, are created next to the kept folder."""
         drives = self.drives
-        if not isinstance(drives, DriveSet) or not drives.keep:
+        if not isinstance(drives, DriveSetConfig) or not drives.data_dir:
             yield self
         elif drives.medium.kind == "memory":
-            yield replace(self, drives=replace(drives, keep=None))
+            yield replace(self, drives=replace(drives, data_dir=None))
         else:
-            with TemporaryDirectory(prefix=f"{drives.keep.name}-", dir=drives.keep.absolute().parent) as folder:
-                yield replace(self, drives=replace(drives, keep=Path(folder)))
+            with TemporaryDirectory(prefix=f"{drives.data_dir.name}-", dir=drives.data_dir.absolute().parent) as folder:
+                yield replace(self, drives=replace(drives, data_dir=Path(folder)))
 
     @property
     def count(self) -> int:
         """Number of drives."""
-        return self.drives.count if isinstance(self.drives, DriveSet) else len(self.drives)
+        return self.drives.count if isinstance(self.drives, DriveSetConfig) else len(self.drives)
 
     def known_methods(self) -> Collection[str] | None:
         """Methods that all drives know; None if a device would have to be asked, which takes simulated time."""
-        if isinstance(self.drives, DriveSet):
+        if isinstance(self.drives, DriveSetConfig):
             return methods_of(self.drives)
-        names = [device.methods for device in self.drives if isinstance(device, InProcessDevice)]
+        names = [device.methods for device in self.drives if isinstance(device, InProcessDrive)]
         if len(names) < len(self.drives):
             return None
         return [name for name in names[0] if all(name in others for others in names)]
 
 
-class Attached:
+class DriveSession:
     """A model with decode attention in drives."""
 
     def __init__(
         self,
         driver: Driver,
         placed: LayerPlacement,
-        setting: Setting,
+        config: AttachConfig,
         host: HostCompute,
         known: Collection[str] | None = None,
     ) -> None:
@@ -147,16 +150,16 @@ class Attached:
         Args:
             driver: Ships attention to the drives.
             placed: Placement of the model's layers.
-            setting: Configuration.
+            config: Configuration.
             host: The model's device.
             known: Methods of the drives; None if unknown (drives refuse unknown methods).
         """
-        self.driver, self.placed, self.setting, self._host, self._known = driver, placed, setting, host, known
+        self.driver, self.placed, self.config, self._host, self._known = driver, placed, config, host, known
         self._attended: dict[str, float] | None = None
 
-    def use(self, attention: str, budget: Budget) -> None:
+    def set_method(self, method: str, budget: SparsityBudget) -> None:
         """Change method and budget from the next decode step on; stored data is kept."""
-        method = Attention.named(attention).method
+        method = AttentionConfig.named(method).method
         asked = replace(self.driver.attention, method=method, budget=budget)
         check_method(asked, self._known)
         budget.at(1, self.driver.shape.head_dim)
@@ -166,7 +169,7 @@ class Attached:
         """Report of the work so far; printing it shows a table."""
         return Report.of(self.driver, self.placed, self._attended)
 
-    def keep(self) -> None:
+    def save_statistics(self) -> None:
         """Save the drives' own counters for later reports, before the drives are closed."""
         self._attended = method_statistics(self.driver)
 
@@ -181,35 +184,35 @@ class Attached:
         shape, spec = self.driver.shape, self.driver.devices[0].spec
         decode = Decode.of(shape, len(self.driver.devices), rows, tokens, new_tokens)
         layout = self.driver.attention.layout
-        return Estimate.on(spec, self.setting.network, layout, shape, decode, self._host)
+        return Estimate.on(spec, self.config.network, layout, shape, decode, self._host)
 
 
 @overload
 def attach(
     model: PreTrainedModel,
-    drives: int | str | Sequence[Device] = 1,
-    attention: str = "sparf",
+    drives: int | str | Sequence[Drive] = 1,
+    method: str = METHOD,
     *,
     policy: Literal["in-storage"] = "in-storage",
     **options: Unpack[DriveOptions],
-) -> AbstractContextManager[Attached]: ...
+) -> AbstractContextManager[DriveSession]: ...
 
 
 @overload
 def attach(
     model: PreTrainedModel, *, policy: str | PolicyLike, tiers: TierLimits | None = None
-) -> AbstractContextManager[Tiered]: ...
+) -> AbstractContextManager[TierSession]: ...
 
 
 def attach(
     model: PreTrainedModel,
-    drives: int | str | Sequence[Device] = 1,
-    attention: str = "sparf",
+    drives: int | str | Sequence[Drive] = 1,
+    method: str = METHOD,
     *,
     policy: str | PolicyLike = IN_STORAGE,
     tiers: TierLimits | None = None,
     **options: Any,
-) -> AbstractContextManager[Attached] | AbstractContextManager[Tiered]:
+) -> AbstractContextManager[DriveSession] | AbstractContextManager[TierSession]:
     """Run a decoder's attention in emulated drives until the block ends, then restore the model.
 
     With another policy, keep its KV cache in tiers and attend on the model's device.
@@ -218,7 +221,7 @@ def attach(
         model: A transformers decoder; it is modified in place until the block ends.
         drives: Number of drives to create; `ray` or `ray://HOST:PORT` for a fleet (docs/fleet.md); or devices of the
             caller, which stay open.
-        attention: A method known to the drives, or a name of `csd_spec.NAMED` (such as `ours`), which also sets layout
+        method: A method known to the drives, or a name of `csd_spec.NAMED` (such as `ours`), which also sets layout
             and budget.
         policy: A name of `kv_cache.POLICIES`, FILE:NAME, or a policy object (docs/policies.md); `in-storage` uses
             drives.
@@ -226,40 +229,46 @@ def attach(
         options: Options with drives, see `DriveOptions`.
 
     Raises:
-        ValueError: (Unsupported) The model or an option is not supported; nothing has been changed.
-        DeviceError: A drive refuses a command.
+        ValueError: (UnsupportedModelError) The model or an option is not supported; nothing has been changed.
+        DriveError: A drive refuses a command.
     """
-    policy = renamed(policy, options.pop("residency", None))  # deprecated name
+    if not OLD_OPTIONS.keys().isdisjoint(options):
+        named = {"policy": (policy, IN_STORAGE), "method": (method, METHOD)}
+        asked = {name: value for name, (value, default) in named.items() if value != default}
+        options = new_arguments("attach", asked | options, OLD_OPTIONS)
+        policy, method = options.pop("policy", policy), options.pop("method", method)
     if policy != IN_STORAGE or tiers is not None:
-        check_in_tiers(policy, tiers, drives, attention, options)
-        return TierSetting(policy=policy, tiers=tiers or TierLimits()).attached(model)
-    given = checked(drives, attention, options)
-    asked = {name: given[name] for name in ("mini_batches", "flush_every", "redundancy")}
+        check_in_tiers(policy, tiers, drives, method, options)
+        return TierConfig(policy=policy, tiers=tiers or TierLimits()).attach(model)
+    given = checked(drives, method, options)
+    direct = {name: given[name] for name in ("micro_batches", "flush_interval_steps", "redundancy")}
     over = network_named(given["network"]) if given["network"] else None
-    return attached(model, Setting(attention=attention_of(given), drives=drives_of(given), network=over, **asked))
+    return attach_with(
+        model, AttachConfig(attention=attention_of(given), drives=drives_of(given), network=over, **direct)
+    )
 
 
 @contextmanager
-def attached(model: PreTrainedModel, setting: Setting) -> Iterator[Attached]:
-    """`attach` with a configuration object."""
+def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveSession]:
+    """Like `attach`, with all options in one value."""
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
     placed = placement(model)
-    setting = setting.stored(model.dtype, placed.shape.latent)
-    what = setting.attention
-    setting.check(placed.shape)
-    known = setting.known_methods()  # before connecting: drives serve one host at a time
+    config = config.stored(model.dtype, placed.shape.latent)
+    what = config.attention
+    config.check(placed.shape)
+    known = config.known_methods()  # before connecting: drives serve one host at a time
     check_method(what, known)
     check_not_attached(model)
     with ExitStack() as undo:
-        drives = setting.drives
-        devices, replay = undo.enter_context(open_redundant(drives, setting.redundancy, setting.network))
-        driver = Driver(devices, placed.shape, what, setting.flush_every)
+        drives = config.drives
+        devices, replay = undo.enter_context(open_redundant(drives, config.redundancy, config.network))
+        driver = Driver(devices, placed.shape, what, config.flush_interval_steps)
         undo.callback(driver.close)
-        if isinstance(drives, DriveSet) and drives.keep:
+        if isinstance(drives, DriveSetConfig) and drives.data_dir:
             undo.callback(driver.flush)
         host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
-        csd = Attached(driver, placed, setting, host, known)
-        undo.callback(csd.keep)
-        mini_batches = setting.mini_batches or (1 if model.device.type == "cpu" else 2)
-        undo.enter_context(in_drives(model, driver, placed, mini_batches, replay))
+        csd = DriveSession(driver, placed, config, host, known)
+        undo.callback(csd.save_statistics)
+        micro_batches = config.micro_batches or (1 if model.device.type == "cpu" else 2)
+        undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))
         yield csd
