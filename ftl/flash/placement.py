@@ -142,7 +142,7 @@ class Placement:
         Raises:
             OutOfSpaceError: They do not all fit; nothing has changed.
         """
-        before = [(writer, writer.blocks, writer.written) for writer, _ in jobs]
+        before = [(writer, writer.blocks, writer.written, self.claimed[writer.blocks]) for writer, _ in jobs]
         opened, lent = list[I64](), list[tuple[Writer, I64, I32]]()
         for writer, _ in jobs:
             self._lenders.pop(writer, None)  # its blocks are in use
@@ -151,10 +151,8 @@ class Placement:
                 self._allocate(writer, starts, reserve, opened, lent if take_over else None) for writer, starts in jobs
             ]
         except OutOfSpaceError:
-            for writer, blocks, written in reversed(before):
-                self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
-                writer.blocks, writer.written = blocks, written
-                self.claimed[blocks] = self.nand.next_page[blocks]
+            for writer, blocks, written, claimed in reversed(before):
+                writer.blocks, writer.written, self.claimed[blocks] = blocks, written, claimed
                 self.open.update(blocks.ravel().tolist())
             for lender, blocks, claimed in lent:
                 lender.blocks, self.claimed[blocks] = blocks, claimed
