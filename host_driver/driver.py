@@ -264,13 +264,14 @@ class Driver:
     def step(self, count: int) -> Iterator[list[MiniBatch]]:
         """Run one decode step in `count` micro-batches, which start at the same simulated time."""
         self.settle()
+        began_ns = self.now_ns
         self.traffic.begin_step()
         turnstile = CommandOrder(count) if count > 1 else None
-        each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
+        each = [MiniBatch(began_ns, turnstile=turnstile, number=number) for number in range(count)]
         yield each
         last = max(each, key=lambda mini_batch: mini_batch.now_ns)
-        self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
-        self.now_ns = last.now_ns
+        self.traffic.end_step(last.now_ns - began_ns, last.breakdown_ns)
+        self.now_ns = max(self.now_ns, last.now_ns)  # copies to and from drives may have been in flight
         if self.recorder and self.recorder.end_step():
             self.recorder = None
         if self.flush_every and self.traffic.step_count % self.flush_every == 0:
