@@ -82,6 +82,7 @@ class DriveTier:
         )
         with self.lock:
             out, sums = self.driver.attend(together, ALL, self._step, layer, q, k, self.padded(v))
+        assert len(batches) == len(together.lengths) == len(requests)
         for batch, lengths in zip(batches, together.lengths, strict=True):
             batch.lengths[0] = lengths
         return (out if self.format.latent else out[..., : self.format.v_channels]), sums
@@ -105,6 +106,7 @@ class DriveFrame:
 
     def load(self, at: int, into: memoryview) -> None:
         first, tokens = self._range(at, into)
+        assert first + tokens <= self._batch.lengths[0, self._layer], "tokens that are not stored are read"
         with self._owner.lock:
             stored = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
         for target, rows in zip(self._format.split(np.frombuffer(into, np.float16)), stored, strict=True):
@@ -114,6 +116,7 @@ class DriveFrame:
         first, tokens = self._range(at, data)
         k, v = self._format.split(np.frombuffer(data, np.float16))
         driver, lengths = self._owner.driver, np.array([tokens])
+        assert first <= self._batch.lengths[0, self._layer], "tokens would be stored after a gap"
         with self._owner.lock:
             if first < self._batch.lengths[0, self._layer]:
                 driver.crop(self._batch, self._layer, np.array([first]))

@@ -162,6 +162,7 @@ class Driver:
             )
 
         self._in_flight.append(self._shipper.submit(ship))
+        assert len(self._in_flight) <= LAYERS_IN_FLIGHT and (lengths >= 0).all()
         batch.lengths[rows, layer] += lengths
 
     def settle(self) -> None:
@@ -209,6 +210,9 @@ class Driver:
         batch.lengths[rows, layer] = lengths
         self._account(mini_batch, done, lengths)
         output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
+        assert output.shape[:2] == sums.shape[:2] == q.shape[:2], (
+            f"drives return {output.shape[1]} of {q.shape[1]} heads"
+        )
         return output, sums
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
@@ -282,6 +286,7 @@ class Driver:
         slowest = done[0] if len(done) == 1 else max(done, key=lambda c: c.finish_ns)
         for unit, ns in slowest.breakdown_ns.items():
             mini_batch.breakdown_ns[unit] += ns
+        assert slowest.finish_ns >= mini_batch.now_ns, "a layer ended before it began"
         mini_batch.now_ns = slowest.finish_ns
         each = lengths.tolist()
         self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
