@@ -21,10 +21,6 @@ class PagePlan:
     ends: I64  # (N,) number of pages up to and including each stream
     stored: bool = True  # False: only the read time counts; the content is not in this array
 
-    def __post_init__(self) -> None:
-        """Assert that the pages of all streams are the plan's pages."""
-        assert not self.ends.size or self.ends[-1] == self.ppns.size == self.nbytes.size
-
     @cached_property
     def useful_bytes(self) -> int:
         """Useful bytes of all pages."""

@@ -88,6 +88,7 @@ class Reader:
         return self._whole(slots[stored], useful, np.cumsum(stored.sum((1, 2))))
 
     def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
+        assert ends[-1] == ppns.size == useful.size, "streams end before the last page"
         self.store.page_in(ppns)
         return PagePlan(ppns, useful, np.full(ppns.size, self.store.geometry.page_bytes), ends)
 
@@ -103,6 +104,7 @@ class Reader:
         return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
     def _plan(self, found: PageList) -> PagePlan:
+        assert not found.ends.size or found.ends[-1] == found.ppns.size, "streams end before the last page"
         self.store.page_in(found.ppns)
         nbytes = found.words * (self._word_bytes or self.store.geometry.page_bytes)
         return PagePlan(found.ppns, found.useful, nbytes, found.ends)
