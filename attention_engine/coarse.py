@@ -22,6 +22,7 @@ from attention_engine._lanes import add_rows_of, largest_of, square_codes, squar
 from attention_engine._parallel import over_streams
 from attention_engine._rows import prefetch, untagged_address
 from attention_engine._weights import add_values, round_weights, sum_values2, sum_values4
+from attention_engine.forms import ScoreForm, ScoreScratch, ValueForm, ValuePage
 from attention_engine.kernels import _page, _place
 from attention_engine.refined import _address, _four_rows, progressive_form, run_form, score_rows
 from attention_engine.spend import VARIANCE
@@ -86,22 +87,19 @@ def _score_blocks(out, factors, lines, shape, numbers, first, some):  # type: ig
 def _score_page(page, form, query_rows, scale, scratch, out, tokens, variances):  # type: ignore[no-untyped-def]
     """Add the logits of the first tokens of a page; add their error variances, times the tokens, to `variances`.
 
-    page: its address, and the prefetch offset of the next page. query_rows: addresses of the rows and powers from
-    `_prepare_queries` for its channels, and bytes of a pass of each. scratch: addresses. out: see `_score_blocks`.
+    page: its address, and the prefetch offset of the next page. form: `ScoreForm`. query_rows: addresses of the rows
+    and powers from `_prepare_queries` for its channels, and bytes of a pass of each. scratch: addresses. out: see
+    `_score_blocks`.
     """
-    (m, digits, header_bytes, bf16), (place, prefetch_offset), ((rows, row_bytes), (powers, pass_bytes)) = (
-        form,
-        page,
-        query_rows,
-    )
-    factors, entries, line, scales = scratch
+    (place, prefetch_offset), ((rows, row_bytes), (powers, pass_bytes)) = page, query_rows
+    m, digits, bf16, factors, scales = form.m, form.digits, form.bf16, scratch.factors, scratch.scales
     (at, each, fresh), queries, whole = out, variances.size, tokens // LANES
-    lines, number, half = place + np.uint64(header_bytes), digits // LANES, scale * scale / np.float32(2)
+    lines, number, half = place + np.uint64(form.header_bytes), digits // LANES, scale * scale / np.float32(2)
     for first in range(0, queries, QUERIES):
         number_of = np.uint64(first // QUERIES)
         (o0, o1, o2, o3), missed = read_header(scales, place, bf16, rows + number_of * row_bytes, m)
         (u0, u1, u2, u3), rounding = fill_factors(
-            factors, entries, scales, place, powers + number_of * pass_bytes, m, digits
+            factors, scratch.entries, scales, place, powers + number_of * pass_bytes, m, digits
         )
         v0, v1 = missed[0] + rounding[0], missed[1] + rounding[1]
         v2, v3 = missed[2] + rounding[2], missed[3] + rounding[3]
@@ -117,9 +115,11 @@ def _score_page(page, form, query_rows, scale, scratch, out, tokens, variances):
             some, mine = _in_passes(live, taken), at + np.uint64(first + taken) * each
             _score_blocks((mine, each, fresh), factors, (lines, prefetch_offset), (number, whole), numbers, taken, some)
             if whole * LANES < tokens:
-                rest, there = lines + np.uint64(4 * whole * digits), (line, np.uint64(4 * LANES), True)
+                rest, there = lines + np.uint64(4 * whole * digits), (scratch.line, np.uint64(4 * LANES), True)
                 _score_blocks(there, factors, (rest, prefetch_offset), (number, 1), numbers, taken, some)
-                add_rows_of(mine + np.uint64(4 * LANES * whole), each, fresh, line, some, tokens - whole * LANES)
+                add_rows_of(
+                    mine + np.uint64(4 * LANES * whole), each, fresh, scratch.line, some, tokens - whole * LANES
+                )
             taken += some
 
 
@@ -144,10 +144,11 @@ def _score_stream(place, slots, stream, tokens, form, exact, q, query_rows, scra
     long as a page. query_rows: from `_prepare_queries`. exact: arguments of `score_rows` for tokens without a score
     page.
     """
-    (m, T, digits, header_bytes, bf16), (k_slots, refined, runs) = form, exact
-    factors, entries, line, scales = scratch
-    scale, shape = np.float32(1 / math.sqrt(q.shape[1])), (m, digits, header_bytes, bf16)
-    buffers = _address(factors), _address(entries), _address(line), _address(scales)
+    m, T, header_bytes, (k_slots, refined, runs) = form.m, form.T, form.header_bytes, exact
+    scale = np.float32(1 / math.sqrt(q.shape[1]))
+    buffers = ScoreScratch(
+        _address(scratch.factors), _address(scratch.entries), _address(scratch.line), _address(scratch.scales)
+    )
     (rows, powers), passes = query_rows, np.uint64(query_rows[0].shape[1])
     row_at, row_bytes = _address(rows), np.uint64(4 * QUERIES * rows.shape[3])
     power_at, pass_bytes = _address(powers), np.uint64(4 * LANES * m)
@@ -162,16 +163,16 @@ def _score_stream(place, slots, stream, tokens, form, exact, q, query_rows, scra
             behind = page, _next_page_offset(place, page, slots, stream, part, group, header_bytes)
             before = np.uint64(part) * passes
             these = (row_at + before * row_bytes, row_bytes), (power_at + before * pass_bytes, pass_bytes)
-            _score_page(behind, shape, these, scale, buffers, (mine, each, part == 0), last - first, variances)
+            _score_page(behind, form, these, scale, buffers, (mine, each, part == 0), last - first, variances)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score(begin, end, place, slots, exact, seq_lens, form, q, out, variances):  # type: ignore[no-untyped-def]
     """Compute logits of streams [begin, end); for the arguments, see `score`."""
-    (m, _, digits, _, _), queries = form, q.shape[1]
+    m, digits, queries = form.m, form.digits, q.shape[1]
     factors, entries = np.empty(QUERIES * digits, np.int8), np.empty(QUERIES * (digits + DIGITS), np.float32)
     width, passes = (m + LANES - 1) // LANES * LANES, (queries + QUERIES - 1) // QUERIES
-    scratch = factors, entries, np.empty((QUERIES, LANES), np.float32), np.empty(width, np.float32)
+    scratch = ScoreScratch(factors, entries, np.empty((QUERIES, LANES), np.float32), np.empty(width, np.float32))
     rows = np.empty((slots.shape[1], passes, QUERIES, width), np.float32)
     query_rows = rows, np.empty((slots.shape[1], passes, m, LANES), np.float32)
     for stream in range(begin, end):
@@ -187,18 +188,17 @@ def _score(begin, end, place, slots, exact, seq_lens, form, q, out, variances): 
 def _add_queries(page, addresses, row_sums):  # type: ignore[no-untyped-def]
     """Add the weighted tokens of a value page to the sums of some queries, and (weights x sizes)^2 to their squares.
 
-    page: bits of a value, addresses of sizes and rests, tokens, (lines of a block, blocks), address of the first line,
-    prefetch offset. addresses: tuples of addresses of weights, of scratch for their multiples, of scratch for sums of
+    page: `ValuePage`. addresses: tuples of addresses of weights, of scratch for their multiples, of scratch for sums of
     codes, and of sums. row_sums: addresses of the sums of the weights and of the squares.
     """
-    bits, sizes, rests, tokens, (lines, blocks), place, prefetch_offset = page
     weights, multiples, found, sums = addresses
-    numbers = round_weights(weights, sizes, tokens, (tokens + LANES - 1) // LANES, multiples)
-    if bits == 2:
-        sum_values2(found, multiples, place, prefetch_offset, lines, blocks)
+    tokens, lines = page.tokens, page.lines
+    numbers = round_weights(weights, page.sizes, tokens, (tokens + LANES - 1) // LANES, multiples)
+    if page.bits == 2:
+        sum_values2(found, multiples, page.at, page.prefetch_offset, lines, page.blocks)
     else:
-        sum_values4(found, multiples, place, prefetch_offset, lines, blocks)
-    add_values(sums, row_sums, found, rests, lines, np.float32((1 << bits) - 1), numbers)
+        sum_values4(found, multiples, page.at, page.prefetch_offset, lines, page.blocks)
+    add_values(sums, row_sums, found, page.rests, lines, np.float32((1 << page.bits) - 1), numbers)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -206,16 +206,16 @@ def _add_page(page, form, weights, tokens, scratch, sums, row_sums, queries):  #
     """Add the weighted tokens of a value page to sums in the rotated basis, and (weights x sizes)^2 to squares.
 
     All arguments are addresses: the reference counts of arrays would take longer than a page. page: its address, and
-    the prefetch offset of the next page. weights, sums: address for the first query, and bytes between two queries.
-    row_sums: see `_add_queries`.
+    the prefetch offset of the next page. form: `ValueForm`. weights, sums: address for the first query, and bytes
+    between two queries. row_sums: see `_add_queries`.
     """
-    (m, bits, sizes_bytes, header_bytes, bf16), (at, each), (to, row), first = form, weights, sums, 0
+    m, bits, (at, each), (to, row), first = form.m, form.bits, weights, sums, 0
     (place, prefetch_offset), (sizes, rests, multiples, found) = page, scratch
     lines, block, size = (m + LANES - 1) // LANES, QUAD * 8 // bits, np.uint64((tokens + LANES - 1) // LANES * LANES)
-    widen_halves(sizes, place, tokens, bf16)
-    square_codes(rests, place + np.uint64(sizes_bytes), m, largest_of(sizes, tokens) * RESTS)
-    shape = lines, (tokens + block - 1) // block
-    mine = bits, sizes, rests, tokens, shape, place + np.uint64(header_bytes), prefetch_offset
+    widen_halves(sizes, place, tokens, form.bf16)
+    square_codes(rests, place + np.uint64(form.sizes_bytes), m, largest_of(sizes, tokens) * RESTS)
+    blocks, lines_at = (tokens + block - 1) // block, place + np.uint64(form.header_bytes)
+    mine = ValuePage(bits, sizes, rests, tokens, lines, blocks, lines_at, prefetch_offset)
     while first < queries:
         some, w, s = _in_passes(queries, first), at + np.uint64(first) * each, to + np.uint64(first) * row
         added = row_sums[0] + np.uint64(4 * first), row_sums[1] + np.uint64(4 * first)
@@ -273,7 +273,7 @@ def _add_stream(place, slots, reads, stream, weights, length, form, scratch, fou
         if reads[stream, group]:
             for part in range(slots.shape[1]):
                 page = untagged_address(_page(place, slots[stream, part, group]))
-                prefetch_offset = _next_page_offset(place, page, slots, stream, part, group, page_form[3])
+                prefetch_offset = _next_page_offset(place, page, slots, stream, part, group, page_form.header_bytes)
                 out = to + np.uint64(part * queries) * row, row
                 _add_page((page, prefetch_offset), page_form, (mine, each), count, buffers, out, row_sums, queries)
 
@@ -283,7 +283,7 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
     """Compute `attend_coarse` for streams [begin, end)."""
     (page_form, per_page), (out, rows, of_codes), parts, (_, queries, d) = form, fine, slots.shape[1], fine[0].shape
     (tokens, counts, reads), (weights, tops, variances) = choice, scores
-    m, bits = page_form[0], page_form[1]
+    m, bits = page_form.m, page_form.bits
     room, width = (per_page + LANES - 1) // LANES * LANES, (m + LANES - 1) // LANES * LANES
     sizes, rests = np.empty(room, np.float32), np.empty(width, np.float32)
     multiples, values = np.empty((QUERIES, room), np.int8), np.empty((QUERIES, width), np.int32)
@@ -351,7 +351,7 @@ def score(view: KvSlotView, q: F32, threads: int = 1) -> tuple[F32, F32]:
     """
     form, maps = progressive_form(view), view.maps
     out = _scratch(*q.shape[:2], int(view.seq_lens.max()))
-    shape = form.m, form.T, form.D, form.header_bytes, form.bf16
+    shape = ScoreForm(form.m, form.T, form.D, form.header_bytes, form.bf16)
     exact = view.k_slots, maps["refined"][:, 0], run_form(form)
     variances: F32 = np.empty(q.shape[:2], np.float32)
     arguments = _place(view), maps["scores"], exact, view.seq_lens, shape, np.ascontiguousarray(q), out, variances
@@ -385,7 +385,7 @@ def attend_coarse(
     """
     form = progressive_form(view)
     lost, errors = np.empty(scores.tops.shape, np.float32), np.empty(scores.tops.shape, np.float32)
-    shape = (form.m, form.v_bits, form.sizes_bytes, form.value_header, form.bf16), form.value_tokens
+    shape = ValueForm(form.m, form.v_bits, form.sizes_bytes, form.value_header, form.bf16), form.value_tokens
     arguments = _place(view), view.maps["values"], choice, tuple(scores), v_mean, view.seq_lens, shape
     over_streams(_attend_coarse, threads, len(lost), (*arguments, fine, lost, errors))
     return lost, errors

@@ -30,6 +30,7 @@ from attention_engine._rows import (
     untagged_address,
 )
 from attention_engine.decoded import has_loops, with_channels, with_tokens
+from attention_engine.forms import Banks, EmbeddingForm
 from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
 from csd_spec import KvSlotView
@@ -45,10 +46,9 @@ LAST = RING - 1
 
 @njit(inline="always")
 def _page(place, slot):  # type: ignore[no-untyped-def]
-    """Return the address of the page of a slot. place: addresses of both banks, bytes of a page, bytes of a row."""
-    flash, dram, page_bytes, _ = place
-    base = dram if slot >> np.uint32(BANK_SHIFT) else flash
-    return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * page_bytes
+    """Return the address of the page of a slot. place: `Banks`."""
+    base = place.dram if slot >> np.uint32(BANK_SHIFT) else place.flash
+    return base + np.uint64(slot & np.uint32((1 << BANK_SHIFT) - 1)) * place.page_bytes
 
 
 @njit(inline="always")
@@ -160,7 +160,7 @@ def _attend(  # type: ignore[no-untyped-def]
     sums are divided, the mean of V gets the share 1 - alpha, and m and l are written to `rows`.
     """
     _, queries, d = q.shape
-    scale, row_bytes = np.float32(1 / math.sqrt(d)), place[3]
+    scale, row_bytes = np.float32(1 / math.sqrt(d)), place.row_bytes
     keys, values = np.zeros(RING, np.uint64), np.zeros(RING, np.uint64)
     weights = np.empty((queries, BLOCK), np.float32)
     tops, totals = np.empty(queries, np.float32), np.empty(queries, np.float32)
@@ -208,7 +208,7 @@ def _score_runs(place, e_slots, stream, group, m, run_bytes, chosen, weights, su
 @njit(cache=True, nogil=True, error_model="numpy")
 def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  # type: ignore[no-untyped-def]
     """Add weights[i] * code of chosen channel i to the sums; return the sum of the minimums, to add to each sum."""
-    m, _, _, bits, scale_bytes, run_bytes = form
+    m, bits, run_bytes = form.m, form.bits, form.run_bytes
     ones = np.ones(1, np.float32)
     one, offset = np.uint64(ones.ctypes.data), np.float32(0)
     for i in range(weights.size):
@@ -216,7 +216,7 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
         scale_at, least_at = page + np.uint64(2 * row), page + np.uint64(2 * (m + row))
         weight = weights[i] * dot(one, scale_at, 1)
         offset += weights[i] * dot(one, least_at, 1)
-        codes = untagged_address(page) + np.uint64(scale_bytes + row * run_bytes)
+        codes = untagged_address(page) + np.uint64(form.scale_bytes + row * run_bytes)
         for part in range(8 // bits):
             add_codes(sums + np.uint64(4 * part * run_bytes), weight, codes, part * bits, bits, run_bytes)
     return offset
@@ -226,7 +226,7 @@ def _score_codes(place, e_slots, stream, group, form, chosen, weights, sums):  #
 def _score_rows(place, k_slots, stream, first, n, chosen, weights, sums, count):  # type: ignore[no-untyped-def]
     """Add weights[i] * chosen channel i of `count` rows of K to the sums, for a group without embedding pages."""
     for t in range(count):
-        row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n) * place[3]
+        row = _page(place, k_slots[stream, (first + t) // n]) + np.uint64((first + t) % n) * place.row_bytes
         for i in range(weights.size):
             add_value(sums + np.uint64(4 * t), weights[i], row, chosen[stream, i])
 
@@ -235,14 +235,12 @@ def _score_rows(place, k_slots, stream, first, n, chosen, weights, sums, count):
 def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channels, out):  # type: ignore[no-untyped-def]
     """Compute logits of streams [begin, end) from the chosen channels; for the arguments, see `approximate`.
 
-    form: m, T, n, bits, bytes of scales and bytes of a run of the layout. The weights of a query are its chosen
-    channels over sqrt(d x their share of |q|), so that logits have the scale of exact logits. If the share is 0, the
-    logits are 0. The data of a group decide how it is scored: FP16 runs, codes with scales or, without embedding pages,
-    rows of K.
+    form: `EmbeddingForm`. The weights of a query are its chosen channels over sqrt(d x their share of |q|), so that
+    logits have the scale of exact logits. If the share is 0, the logits are 0. The data of a group decide how it is
+    scored: FP16 runs, codes with scales or, without embedding pages, rows of K.
     """
     _, queries, d = q.shape
-    m, T, n, bits, _, run_bytes = form
-    r = channels.shape[1]
+    T, r = form.T, channels.shape[1]
     weights = np.empty(r, np.float32)
     out_at = out.ctypes.data
     for stream in range(begin, end):
@@ -262,13 +260,13 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
                 first = group * T
                 count, sums = min(T, length - first), logits + np.uint64(4 * first)
                 if e_slots[stream, 0, group] == UNMAPPED:
-                    _score_rows(place, k_slots, stream, first, n, channels, weights, sums, count)
-                elif bits < 16:
+                    _score_rows(place, k_slots, stream, first, form.n, channels, weights, sums, count)
+                elif form.bits < 16:
                     offset = _score_codes(place, e_slots, stream, group, form, channels, weights, sums)
                     for t in range(first, first + T):
                         out[stream, query, t] += offset
                 else:
-                    _score_runs(place, e_slots, stream, group, m, run_bytes, channels, weights, sums, count)
+                    _score_runs(place, e_slots, stream, group, form.m, form.run_bytes, channels, weights, sums, count)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -279,14 +277,14 @@ def _exact(begin, end, place, k_slots, n, q, tokens, counts, out):  # type: igno
         out[stream] = -np.inf
         for i in range(counts[stream]):
             token = tokens[stream, i]
-            row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n) * place[3]
+            row = _page(place, k_slots[stream, token // n]) + np.uint64(token % n) * place.row_bytes
             for query in range(queries):
                 q_row = np.uint64(q_at + (stream * queries + query) * 4 * d)
                 out[stream, query, i] = scale * dot(q_row, row, d)
 
 
-def _place(view: KvSlotView) -> tuple[np.uint64, ...]:
-    """Return the tagged addresses of both banks, and the bytes of a page and of a row."""
+def _place(view: KvSlotView) -> Banks:
+    """Return the location of a view's pages."""
     banks, place = view.kept.get("place", (None, None))
     if banks is not view.banks:
         flash, dram = view.banks
@@ -295,7 +293,7 @@ def _place(view: KvSlotView) -> tuple[np.uint64, ...]:
         tag = view.layout.rows.tag
         assert tag is not None, f"codec {view.layout.rows.name}: its pages are decoded first"
         first, second = (bank.__array_interface__["data"][0] | tag << TAG_SHIFT for bank in view.banks)
-        place = np.uint64(first), np.uint64(second), np.uint64(2 * flash.shape[1]), np.uint64(view.layout.row_bytes)
+        place = Banks(*map(np.uint64, (first, second, 2 * flash.shape[1], view.layout.row_bytes)))
         view.kept["place"] = view.banks, place
     return place  # type: ignore[no-any-return]  # `kept` is untyped
 
@@ -337,7 +335,7 @@ def approximate(view: KvSlotView, q: F32, channels: I32, threads: int = 1) -> F3
     out: F32 = np.empty((*q.shape[:2], int(view.seq_lens.max())), np.float32)
     view = view if has_loops(view) else with_channels(view, channels)
     lay = view.layout
-    form = lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes
+    form = EmbeddingForm(lay.m, lay.T, lay.n, lay.bits, lay.scale_bytes, lay.run_bytes)
     arguments = _place(view), view.e_slots, view.k_slots, view.seq_lens, form, np.ascontiguousarray(q), channels, out
     over_streams(_approximate, threads, q.shape[0], arguments)
     return out

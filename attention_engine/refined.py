@@ -14,6 +14,7 @@ from attention_engine._lanes import squares_of
 from attention_engine._parallel import over_streams
 from attention_engine._rows import add_scaled, dot, prefetch, untagged_address
 from attention_engine._runs import add_code_run, dot_codes, powers_of
+from attention_engine.forms import RowRun, RunForm
 from attention_engine.kernels import BLOCK, TokenSelection, _check_selection, _page, _place, _rescale
 from attention_engine.terms import apply_cap_and_bias
 from csd_io.compiled import njit
@@ -39,13 +40,13 @@ def _four_rows(at, stride):  # type: ignore[no-untyped-def]
 def _logits(q, scale, run, following, weights):  # type: ignore[no-untyped-def]
     """Compute the logits of the K rows of a run for q (G, d) into weights (G, ...), padded with -inf to full BLOCKs.
 
-    run: address of the first row, number of rows, and whether they are codes. following: address and bytes of the data
-    to prefetch.
+    run: `RowRun`. following: address and bytes of the data to prefetch.
     """
     (at, count, coded), (queries, d), each = run, q.shape, np.uint64(4 * q.shape[1])
-    part, together = (following[1] + count - 1) // count, queries // 4 * 4 if coded else 0
+    following_at, following_bytes = following
+    part, together = (following_bytes + count - 1) // count, queries // 4 * 4 if coded else 0
     for i in range(count):
-        prefetch((following[0] + np.uint64(i * part),), part)
+        prefetch((following_at + np.uint64(i * part),), part)
         row = at + np.uint64(i * d if coded else 2 * i * d)
         for first in range(0, together, 4):
             some = dot_codes(_four_rows(_address(q) + np.uint64(first) * each, each), row, d)
@@ -86,21 +87,20 @@ def _add_values(sums, weights, run, scales):  # type: ignore[no-untyped-def]
 def _open_run(place, pages, slots, tokens, form, part, scales):  # type: ignore[no-untyped-def]
     """Return K (part 0) or V (the last part) of tokens [first, last) of one group as a run.
 
-    scales (d,) is set to the channel scales, or to 1 if each token has a scale. form: tokens of a page, bytes before
-    its rows, its parts, and tokens of one buffer of an incomplete group.
+    scales (d,) is set to the channel scales, or to 1 if each token has a scale. form: `RunForm`.
     """
-    (first, last), d, (n, header, _, waiting) = tokens, scales.size, form
+    (first, last), d, n, waiting = tokens, scales.size, form.n, form.waiting
     group, row = first // n, first % n
     if pages[group] == UNMAPPED:
         scales[:] = 1
         slot = slots[group * ((n + waiting - 1) // waiting) + row // waiting]
-        return _page(place, slot) + np.uint64(2 * (row % waiting) * d), last - first, False
+        return RowRun(_page(place, slot) + np.uint64(2 * (row % waiting) * d), last - first, False)
     at = untagged_address(_page(place, pages[group]))
     if part == 0:
         powers_of(_address(scales), at, d)
     else:
         scales[:] = 1
-    return at + np.uint64(header + (part * n + row) * d), last - first, True
+    return RowRun(at + np.uint64(form.header_bytes + (part * n + row) * d), last - first, True)
 
 
 @njit(cache=True, nogil=True)
@@ -114,7 +114,7 @@ def _scale(q, scales, out):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True, error_model="numpy")
 def score_rows(place, k_slots, pages, form, q, tokens, out):  # type: ignore[no-untyped-def]
     """Compute exact logits (G, S) of tokens [first, last) from their K rows, in 8 bits or unquantized."""
-    (queries, d), (first, last), (n, _, _, waiting) = q.shape, tokens, form
+    (queries, d), (first, last), n, waiting = q.shape, tokens, form.n, form.waiting
     scales, keys = np.empty(d, np.float32), np.empty((queries, d), np.float32)
     weights = np.empty((queries, (n + BLOCK - 1) // BLOCK * BLOCK), np.float32)
     while first < last:
@@ -142,11 +142,11 @@ def _add_run(place, pages, slots, tokens, form, weights, scales, powers, sums, n
     The square of a quantization step is 12 times the variance of its rounding error. weights (G, ...) are converted to
     weights of codes. scales (d,) and powers (n,) are scratch.
     """
-    (first, last), (n, _, parts, _) = tokens, form
-    run = _open_run(place, pages, slots, tokens, form, parts - 1, scales)
-    if run[2]:
-        if parts > 1:
-            at = untagged_address(_page(place, pages[first // n])) + np.uint64(scales.size + first % n)
+    first, last = tokens
+    run = _open_run(place, pages, slots, tokens, form, form.parts - 1, scales)
+    if run.coded:
+        if form.parts > 1:
+            at = untagged_address(_page(place, pages[first // form.n])) + np.uint64(scales.size + first % form.n)
             powers_of(_address(powers), at, last - first)
             for query in range(weights.shape[0]):
                 for i in range(last - first):
@@ -163,7 +163,7 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
 
     The page of the next run is prefetched.
     """
-    (_, queries, d), (n, _, _, waiting) = q.shape, form
+    (_, queries, d), n, waiting = q.shape, form.n, form.waiting
     scale, width = np.float32(1 / math.sqrt(d)), (n + BLOCK - 1) // BLOCK * BLOCK
     scales, keys, powers = np.empty(d, np.float32), np.empty((queries, d), np.float32), np.empty(n, np.float32)
     weights = np.ones((queries, width), np.float32)
@@ -177,7 +177,7 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
             last = _run_end(mine, first, length, n, waiting)
             behind = groups[mine[last] // n] if last < length else UNMAPPED
             following = _page(place, behind) if behind != UNMAPPED else np.uint64(0)
-            size = np.int64(place[2]) if behind != UNMAPPED else 0
+            size = np.int64(place.page_bytes) if behind != UNMAPPED else 0
             taken = mine[first], mine[first] + (last - first)
             run = _open_run(place, groups, k_slots, taken, form, 0, scales)
             _scale(queries_of_stream, scales, keys)
@@ -186,9 +186,8 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
                 if logit_terms is not None:
                     apply_cap_and_bias(weights[query], logit_terms[stream, query], mine[first:last])
                 before = tops[query]
-                _rescale(
-                    _address(weights[query]), (run[1] + BLOCK - 1) // BLOCK * BLOCK, tops, totals, query, sums[query]
-                )
+                padded = (run.rows + BLOCK - 1) // BLOCK * BLOCK
+                _rescale(_address(weights[query]), padded, tops, totals, query, sums[query])
                 missed[query] *= exp(np.float32(2) * (before - tops[query]))
             _add_run(place, groups, v_slots, taken, form, weights, scales, powers, sums, missed)
             first = last
@@ -208,9 +207,9 @@ def progressive_form(view: KvSlotView) -> Progressive:
     return form
 
 
-def run_form(form: Progressive) -> tuple[int, int, int, int]:
-    """Return the parameters of a form for `_open_run`."""
-    return form.n, form.refined_header, form.parts, form.waiting
+def run_form(form: Progressive) -> RunForm:
+    """Return the format of the rows of a form's groups."""
+    return RunForm(form.n, form.refined_header, form.parts, form.waiting)
 
 
 def attend_refined(

@@ -133,5 +133,6 @@ def _undo_append(state: DriveState, command: Attend, now_ns: int) -> None:
     """Remove the token that a failed step has appended; sequences that lost data are skipped."""
     for handle in (handle for handle in command.seqs if not state.ftl.sequences[handle].failed):
         length = int(state.ftl.sequence(handle).lengths[command.layer])
+        assert length > 0, f"sequence {handle} has no token to remove"
         state.ftl.crop(handle, command.layer, length - 1, now_ns)
         state.memory.pop((handle, command.layer), None)

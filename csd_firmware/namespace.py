@@ -129,6 +129,7 @@ class Namespace:
     def _program(self, numbers: I64, data: bytes, start_ns: int) -> None:
         """Program pages in the background; large writes bypass the buffer at the same speed."""
         pages = np.frombuffer(data, np.uint8).reshape(-1, self.page_bytes)
+        assert pages.shape[0] == numbers.size, f"{pages.shape[0]} pages of data for {numbers.size} pages"
         ends_ns = self._firmware.ftl.blocks.write(numbers, pages, start_ns)
         self._programs.append((ends_ns, numbers.size))
         while self._programs and self._programs[0][0] <= start_ns:
@@ -154,6 +155,7 @@ class Namespace:
             if len(part) < page:
                 whole, now_ns = self._pages(number, number + 1, now_ns)
                 part = whole[:inside] + part + whole[inside + len(part) :]
+            assert len(part) == page, f"page {number}: {len(part)} bytes in the buffer"
             self._buffer[number] = part
             done += page - inside
         if len(self._buffer) >= BUFFER_PAGES:
@@ -171,6 +173,7 @@ class Namespace:
     def _done(self, kind: str, nbytes: int, submit_ns: int, finish_ns: int) -> None:
         """Record a completed request in the latency log and the health counters."""
         counters = self._firmware.ftl.counters
+        assert finish_ns >= submit_ns, f"{kind} ended before it began"
         self.latency[kind].add(nbytes, finish_ns - submit_ns)
         counters.host_reads += kind == "read"
         counters.host_writes += kind == "write"
@@ -192,6 +195,7 @@ class Namespace:
             else:
                 found = dict(zip(flash, rows, strict=True))
                 content = b"".join(buffer.get(number) or found[number].tobytes() for number in range(first, last))
+        assert len(content) == (last - first) * self.page_bytes and ready_ns >= start_ns
         return content, ready_ns
 
     def _destage(self, now_ns: int) -> None:

@@ -57,6 +57,7 @@ def ends(command: Command, done: Completion) -> bool:
 
 def join_slices(command: Command, cut: list[Any], parts: list[Completion]) -> Completion:
     """Join the completions of a command's slices `cut`, which were carried out one after the other."""
+    assert 0 < len(parts) <= len(cut), f"{len(parts)} completions of {len(cut)} slices"
     spent: dict[str, int] = {}
     for part in parts:
         for unit, ns in part.breakdown_ns.items():

@@ -54,6 +54,7 @@ class DriveState:
     def open(self, handle: int) -> None:
         """Create the state of a sequence."""
         seq = self.ftl.sequences[handle]
+        assert handle not in self.v_sums, f"sequence {handle} is open"
         if seq.layout.opaque:
             self.v_sums[handle] = np.zeros((seq.layers, 0, 0), np.float32)
             return
@@ -71,6 +72,7 @@ class DriveState:
         if not self.v_sums[handle].size:
             return
         layout = self.ftl.sequences[handle].layout
+        assert rows.shape[1:] == self.v_sums[handle].shape[1:], f"sequence {handle}: rows of shape {rows.shape}"
         add_rows(self.v_sums[handle][layer], round_to_codec(layout, rows).view(np.uint16), layout.bf16)
 
     def sums(self, handles: Sequence[int], layer: int) -> F32:
@@ -80,6 +82,7 @@ class DriveState:
     def set_sums(self, handles: Sequence[int], layer: int, sums: F32) -> None:
         """Set the sums of V of a layer, (B * H, d)."""
         heads = sums.shape[0] // len(handles)
+        assert heads * len(handles) == sums.shape[0], f"{sums.shape[0]} sums of {len(handles)} sequences"
         for number, handle in enumerate(handles):
             self.v_sums[handle][layer] = sums[number * heads : (number + 1) * heads]
 

@@ -115,6 +115,7 @@ class Firmware:
             watch.until("queue", self.free_ns)
         done = run(self.state, command, watch)
         if not verb.overlaps:
+            assert watch.now_ns >= self.free_ns, f"{verb.name} ended before it began"
             self.free_ns = watch.now_ns
         if isinstance(verb.effect, CreatesSequences | ForksSequences):
             self.ftl.label(done.data[0].tolist(), tenant)
@@ -199,11 +200,13 @@ class Firmware:
     def _complete(self, verb: CommandSpec, nbytes_in: int, done: Completion, watch: LatencyBreakdown) -> Completion:
         watch.until("flash_program", done.finish_ns)
         self._count(verb, watch)
+        assert len(done.data) == len(verb.reply), f"{verb.name} returns {len(done.data)} arrays"
         nbytes_out = sum([array.nbytes for array in done.data])
         if verb.overlaps:
             watch.until("link", self._link_free_ns)
         watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
         if verb.overlaps:
+            assert watch.now_ns >= self._link_free_ns
             self._link_free_ns = watch.now_ns
         return Completion(
             status=done.status,
@@ -231,6 +234,7 @@ class Firmware:
             took_ns = self.ftl.format(self.free_ns) - self.free_ns
             for handle in handles:
                 self.state.close(handle)
+            assert took_ns >= 0 and not self.ftl.sequences and not self.state.v_sums
             self.free_ns += took_ns
             self._half_changed = frozenset()
         return len(handles), took_ns
@@ -241,6 +245,7 @@ class Firmware:
 
     def refuse(self, command: str, status: Status, reason: str, submit_ns: int) -> Completion:
         """Complete a rejected command, which only changes the error log."""
+        assert status is not Status.SUCCESS, f"{command} is refused with success"
         self.ftl.counters.refused += 1
         self.state.history.refuse(command, status, reason)
         return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)

@@ -19,6 +19,7 @@ class LatencyBreakdown:
         """Add `ns` spent in `unit`."""
         if unit not in UNITS:
             check_unit(unit)
+        assert ns >= 0, f"{unit}: {ns} ns"
         self.breakdown_ns[unit] = self.breakdown_ns.get(unit, 0) + ns
         self.now_ns += ns
 

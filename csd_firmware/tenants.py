@@ -148,6 +148,7 @@ class Tenant:
             if done.status is not Status.SUCCESS:
                 self._undo(command, carried_out)
                 return replace(done, submit_ns=submit_ns, finish_ns=submit_ns)
+            assert done.finish_ns >= at_ns, "a slice ended before it began"
             carried_out.append(done)
             if ends(part, done):
                 break

@@ -83,6 +83,7 @@ class Values:
             handle, self._now_ns = self._ftl.store_value(self._label, key, value, self._now_ns)
             self._state.open(handle)
             if old is not None:
+                assert not old.names, f"key {key.hex()} names its old value, too"
                 self._free(old)
 
     def _check_room(self, size_bytes: int, old: Sequence | None) -> None:
@@ -165,6 +166,7 @@ class Values:
     def _count(self, name: str, start_ns: int) -> None:
         """Record a request in the latency log and the health counters."""
         counters, took_ns = self._ftl.counters, self._now_ns - start_ns
+        assert took_ns >= 0, f"{name} ended before it began"
         counters.host_reads += name == "Retrieve"
         counters.host_writes += name == "Store"
         counters.busy_ns += took_ns

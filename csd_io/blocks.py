@@ -65,6 +65,7 @@ class BlockQueue:
     def submit(self, requests: Sequence[IoRequest]) -> None:
         check(self, requests, len(self._in_flight))
         numbered = list(enumerate(requests, self._number))
+        assert self._number not in self._in_flight, f"{self.name}: a request has the number of another one"
         self._number += len(numbered)
         self._in_flight.update(numbered)
         self._engine.begin(numbered)
@@ -83,6 +84,7 @@ class BlockQueue:
 
     def close(self) -> None:
         self.reap(len(self._in_flight))
+        assert not self._in_flight, f"{self.name}: closed with requests in flight"
         self._engine.close()
         self._target.close()
 

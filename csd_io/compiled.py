@@ -89,20 +89,22 @@ def _sources_of(name: str) -> list[str]:
 
 
 def _dependencies(module: ModuleType) -> set[str]:
-    """Modules that a module imports, or imports functions of."""
+    """Modules that a module imports, or imports functions or tuple classes of."""
     values = [value for value in vars(module).values() if callable(value) or isinstance(value, ModuleType)]
     names = {
         value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
         for value in values
-        if not isinstance(value, type)
+        if not isinstance(value, type) or issubclass(value, tuple)  # the order of a tuple's fields is compiled
     }
     return {name for name in names if getattr(sys.modules.get(name), "__file__", None)}
 
 
+@cache
 def _tuple_types(name: str) -> str:
-    """Names of the tuple classes that a module has."""
-    values = [value for value in vars(sys.modules[name]).values() if isinstance(value, type)]
-    return " ".join(sorted(f"{value.__module__}.{value.__name__}" for value in values if issubclass(value, tuple)))
+    """Names of the tuple classes that a module and those whose functions it uses have."""
+    every = [value for each in _sources_of(name) for value in vars(sys.modules[each]).values()]
+    classes = [value for value in every if isinstance(value, type) and issubclass(value, tuple)]
+    return " ".join(sorted({f"{each.__module__}.{each.__name__}" for each in classes}))
 
 
 def _uses_stamps(name: str) -> bool:

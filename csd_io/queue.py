@@ -100,6 +100,7 @@ def carry_out(queue: Queue, requests: Iterable[IoRequest], depth: int | None = N
                 return
             for ended in queue.reap(1):
                 flying -= 1
+                assert flying >= 0, f"{queue.name}: a request completed twice"
                 failed = failed or ended.error
         raise failed
     finally:
@@ -167,4 +168,6 @@ class BufferPool:
 
     def release(self, buffer: memoryview) -> None:
         """Return a buffer to the pool."""
+        assert any(buffer is each for each in self.buffers), "a buffer of another pool"
+        assert all(buffer is not each for each in self._free), "a buffer was released twice"
         self._free.append(buffer)

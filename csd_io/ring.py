@@ -95,6 +95,7 @@ class Ring:
         """
         if self._prepared + offsets.size > self.entries:
             self.enter(0)
+        assert self._prepared + offsets.size <= self.entries, "an entry would overwrite one that is not submitted"
         entries = np.zeros(offsets.size, _MOVE)
         entries["op"], entries["fd"], entries["offset"], entries["where"] = op, fd, offsets, where
         entries["size"], entries["user"] = sizes, first + np.arange(offsets.size)
@@ -134,6 +135,7 @@ class Ring:
             except OSError as error:
                 if error.errno != errno.EAGAIN:  # the kernel was short of memory
                     raise
+            assert self._prepared >= 0, "the kernel took more entries than there are"
             if not self._prepared:
                 return
 

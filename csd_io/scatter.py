@@ -86,6 +86,7 @@ class Scatter:
             self.max_in_flight = max(self.max_in_flight, begun - ended)
             ring.enter(min(begun - ended, self.depth // 2))
             for number, result in ring.completions():
+                assert ended < begun and number < begun, f"request {number} completed twice, or is of another call"
                 results[number] = result
                 ended += 1
 
@@ -116,6 +117,7 @@ def coalesce_ranges(numbers: I64, spare: int, longest: int) -> tuple[I64, I64]:
         First and end (exclusive) of each range.
     """
     gaps = np.diff(numbers) - 1
+    assert gaps.min(initial=0) >= 0, "numbers are not ascending"
     order = np.argsort(gaps, kind="stable")
     kept = np.zeros(gaps.size, bool)
     kept[order] = (np.cumsum(gaps[order]) <= spare) & (gaps[order] <= longest)

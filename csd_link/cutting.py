@@ -181,6 +181,7 @@ def _appends(command: KvAppend, max_bytes: int) -> Iterator[Command]:
             end = first + sum(counts)
             yield KvAppend(seqs, command.layer, np.array(counts), command.k[first:end], command.v[first:end])
             first = end
+        assert first == len(command.k), f"{first} of {len(command.k)} rows are in parts"
 
 
 def _each_once(command: Any) -> bool:

@@ -166,6 +166,7 @@ class WindowHost:
         except WireError as error:
             return Completion(status=Status.TRANSFER_ERROR, reason=f"from the drive: {error}")
         finally:
+            assert self.ended < self.begun, "a request completed twice"
             self.ended += 1  # last: another thread may submit, and its completion would reuse the slot
 
     def _completed(self, block: ControlBlock, sequence: int) -> Completion:

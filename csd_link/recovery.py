@@ -65,6 +65,7 @@ class UnflushedLayer:
             if left > 0:
                 self.rows.append((k[:left], v[:left]))
         self.kept = min(self.kept, length)
+        assert self.length <= length
 
 
 @dataclass(slots=True)

@@ -84,6 +84,7 @@ class Replica:
 
     def know(self, created: list[int], done: Completion) -> None:
         """Note its handles of sequences that a command has created."""
+        assert self.handles.keys().isdisjoint(created), f"{self.device.name}: sequences {created} are known"
         self.handles |= dict(zip(created, done.data[0].tolist(), strict=True))
 
     def remember(self, part: Command, created: list[int]) -> None:
@@ -104,6 +105,7 @@ class Replica:
         self.remember(part, created)
         if created:
             self.know(created, self.settle())
+            assert not self.pending
         while self.pending and (self.pending[0].done() or len(self.pending) > MAX_PENDING):
             check(self.pending.popleft().result())
 

@@ -287,6 +287,7 @@ class ReplicatedDrive:
 
     def _fill(self, lost: Replica) -> None:
         """Fill a drive in place of a lost one, in a thread of its own."""
+        assert self._filling is None, "two drives are filled at a time"
         source, backlog = self._live[0], deque[tuple[Command, list[int], int]]()
         snapshot = {handle: Stored(each.create, list(each.lengths)) for handle, each in self._sequences.items()}
         if source.history is not None:
@@ -387,6 +388,7 @@ class ReplicatedDrive:
 
     def _join(self, target: Replica) -> None:
         """Add a filled drive to the replicas; those that were only needed until now leave."""
+        assert target not in self._live and not target.pending, f"{target.device.name} joins before it is filled"
         for replica in [each for each in self._live if each.is_temporary or each.is_leaving]:
             self._live.remove(replica)
             if replica.is_temporary:

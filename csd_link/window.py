@@ -75,6 +75,7 @@ class ControlBlock:
 
     def pack(self) -> bytes:
         """Encode the block, at most 4 KiB."""
+        assert len(self.body) <= BODY_BYTES, f"{len(self.body)} bytes would reach into the next block"
         head = _HEAD.pack(MAGIC, VERSION, self.kind, len(self.body), self.host, self.drive, self.sequence, 0)
         crc = crc32(self.body, crc32(head[:_BEFORE_CRC]))
         return b"".join((head[:_BEFORE_CRC], crc.to_bytes(4, "little"), self.body))

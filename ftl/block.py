@@ -47,6 +47,7 @@ class BlockNamespace(Referrer):
         self.store.placement.invalidate(mapped)
         self.map[first : first + count] = UNMAPPED
         self.mapped -= mapped.size
+        assert 0 <= self.mapped <= self.pages
         self.lost = {lpn for lpn in self.lost if not first <= lpn < first + count}
         if count:
             self.discards.add(first, first + count, self.store.nand.writes, self._empty)
@@ -80,7 +81,9 @@ class BlockNamespace(Referrer):
         finish_ns = store.program(writer, ppns, data, tag.block_tags(lpns), start_ns)
         old = self.map[lpns]
         self.map[lpns] = ppns
+        assert (self.map[lpns] == ppns).all(), "a logical page is written twice by a command"
         self.mapped += lpns.size - there
+        assert self.mapped <= self.pages
         self.lost.difference_update(lpns.tolist())
         store.placement.invalidate(old[in_flash(old)])
         store.counters.blocks += ppns.size
@@ -110,6 +113,7 @@ class BlockNamespace(Referrer):
         """Map the newest page of every tag (power-on)."""
         lpns = tag.logical_pages(tags)
         known = lpns < self.pages
+        assert not in_flash(self.map[lpns[known]]).any(), "a logical page is mapped before recovery"
         self.map[lpns[known]] = ppns[known]
         self.mapped = int(np.count_nonzero(known))
         np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[known]), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class Discards:
             else:
                 kept += [(a, min(b, first), old)] * (a < first) + [(max(a, end), b, old)] * (end < b)
         self.ranges = sorted([*kept, (first, end, number)])
+        assert all(a[0] < a[1] <= b[0] for a, b in pairwise(self.ranges)), "ranges overlap"
 
     def undone(self, lpns: I64) -> U64:
         """Number of the last undone write of each logical page, (N,) uint64; 0 if there was no discard."""

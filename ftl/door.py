@@ -139,6 +139,7 @@ class Ftl:
     def flush(self, start_ns: int) -> int:
         """Make all earlier changes durable; returns the simulated time at which they are in flash, ns."""
         finish_ns = max(self.collector.reclaim(start_ns, everything=True), self.timing.idle_ns())
+        assert not self.kv.changes.dirty and not self.kv.changes.freed, "a flush left changes out of the journal"
         self.nand.sync()
         self.nand.release_erased()
         return finish_ns

@@ -121,6 +121,7 @@ class Journal(Referrer):
         return np.concatenate(ppns), start_ns
 
     def _write_place(self, place: int, record: Record, start_ns: int) -> tuple[U32, int]:
+        assert record.number == self.number - 1, "the number of a record is not the next one"
         data, writer = record.pack(self.store.geometry.page_bytes), self.writers[place]
         count = data.shape[0]
         if count >= tag.MAX_RECORD_PAGES:
@@ -131,6 +132,7 @@ class Journal(Referrer):
 
     def _head(self, handles: list[int]) -> dict[str, Any]:
         kv = self.kv
+        assert max(handles, default=0) < kv.next_handle and kv.changes.freed.isdisjoint(handles)
         return {
             "writes": self.store.nand.writes,
             "next_handle": kv.next_handle,
@@ -150,7 +152,10 @@ class Journal(Referrer):
 
     def _forget_changes(self, recorded: set[int]) -> None:
         changes = self.kv.changes
+        assert changes.trimmed <= recorded | changes.freed, "a record lacks sequences that invalidated pages"
+        assert changes.freed.isdisjoint(self.kv.sequences), "a sequence that was freed is there"
         changes.dirty -= recorded
+        assert changes.dirty <= self.kv.sequences.keys(), "a sequence that is not there has changed"
         changes.named -= recorded | changes.freed
         changes.trimmed.clear()
         changes.freed.clear()

@@ -83,6 +83,7 @@ class Record:
     def pack(self, page_bytes: int) -> U8:
         """Encode as pages (count, page_bytes)."""
         rows = self.rows or b""
+        assert len(self.text) < _NO_ROWS and len(rows) < _NO_ROWS
         record = self._numbers(_NO_ROWS if self.rows is None else len(rows)) + self.text + rows
         pages = np.zeros((-(-len(record) // page_bytes), page_bytes), np.uint8)
         pages.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
@@ -143,6 +144,7 @@ def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
     for mapped in seq.primary.values():
         count = int(seq.lengths[layer]) % mapped.per_group
         if count:
+            assert mapped.buffered(layer), f"sequence {seq.handle}, layer {layer}: {count} rows are nowhere"
             blank = bytes(2 * count * seq.heads * seq.layout.head_dim)
             parts.append(
                 mapped.buffered_rows(kv.open_groups.content, layer, count).tobytes() if kv.store.nand.payload else blank

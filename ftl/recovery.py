@@ -72,6 +72,7 @@ class Recovery:
             if len(parts) == (count := counts[number, place]):
                 pages = np.array([parts[index] for index in range(count)], np.uint32)
                 self._add(number, Record.unpack(self.store.nand.read(pages)), pages)
+        assert self.begun_twice <= self.newest
         self.journal.number = self.newest + 1
 
     def _add(self, number: int, record: Record, pages: U32) -> None:
@@ -125,6 +126,7 @@ class Recovery:
 
     def _replay(self, record: Record) -> None:
         head = record.head()
+        assert head["next_handle"] >= self.kv.next_handle, f"record {record.number} is older than the one before"
         if record.type is RecordType.CHECKPOINT:
             self.sequences.clear()
             self.unsure.clear()
@@ -174,7 +176,9 @@ class Recovery:
                 self._find_groups(seq, layer)
                 at = _buffer_rows(self.kv, seq, layer, raw, at)
                 if not seq.failed:
+                    seq.check_layer(layer)
                     self._buffer_copies(seq, layer)
+            assert at == len(raw), f"sequence {seq.handle}: {len(raw)} bytes of rows are recorded, {at} restored"
 
     def _buffer_copies(self, seq: Sequence, layer: int) -> None:
         """Rebuild the buffers of copies' unfinished groups from the primary maps."""
@@ -263,6 +267,7 @@ class Recovery:
                 ppns = mapped.flash_slots()
                 self.kv.shared.found(ppns, seen)
                 placement.count(ppns, seen)
+        assert (placement.valid <= self.store.nand.next_page).all(), "a page in use was not programmed"
 
     def change_owners(self) -> None:
         """Give every sequence a new owner, since pages programmed after the last commit have tags of the old one."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from csd_spec import DriveError
 from csd_spec.arrays import F16, F32
-from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.driver import Batch, Driver, MicroBatch
 from host_driver.kv_format import KVFormat
 from kv_cache.block_table import BlockKey
 
@@ -28,7 +28,7 @@ class DriveTier:
         self.driver, self.format, self.max_tokens = driver, kv_format, max_tokens
         self.batches: dict[tuple[Hashable, int], Batch] = {}
         self.lock = threading.Lock()
-        self._step: MiniBatch | None = None
+        self._step: MicroBatch | None = None
 
     def frame(self, block: BlockKey, nbytes: int) -> DriveFrame:
         with self.lock:
@@ -82,6 +82,7 @@ class DriveTier:
         )
         with self.lock:
             out, sums = self.driver.attend(together, ALL, self._step, layer, q, k, self.padded(v))
+        assert len(batches) == len(together.lengths) == len(requests)
         for batch, lengths in zip(batches, together.lengths, strict=True):
             batch.lengths[0] = lengths
         return (out if self.format.latent else out[..., : self.format.v_channels]), sums
@@ -105,6 +106,7 @@ class DriveFrame:
 
     def load(self, at: int, into: memoryview) -> None:
         first, tokens = self._range(at, into)
+        assert first + tokens <= self._batch.lengths[0, self._layer], "tokens that are not stored are read"
         with self._owner.lock:
             stored = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
         for target, rows in zip(self._format.split(np.frombuffer(into, np.float16)), stored, strict=True):
@@ -114,6 +116,7 @@ class DriveFrame:
         first, tokens = self._range(at, data)
         k, v = self._format.split(np.frombuffer(data, np.float16))
         driver, lengths = self._owner.driver, np.array([tokens])
+        assert first <= self._batch.lengths[0, self._layer], "tokens would be stored after a gap"
         with self._owner.lock:
             if first < self._batch.lengths[0, self._layer]:
                 driver.crop(self._batch, self._layer, np.array([first]))

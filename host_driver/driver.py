@@ -53,7 +53,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class MiniBatch:
+class MicroBatch:
     """A part of a batch in a decode step: its simulated time, and its place in the order of submissions."""
 
     now_ns: int
@@ -167,6 +167,7 @@ class Driver:
             )
 
         self._in_flight.append(self._shipper.submit(ship))
+        assert len(self._in_flight) <= LAYERS_IN_FLIGHT and (lengths >= 0).all()
         batch.lengths[rows, layer] += lengths
 
     def settle(self) -> None:
@@ -174,7 +175,7 @@ class Driver:
         while self._in_flight:
             self._settle_oldest()
 
-    def decode(self, batch: Batch, rows: Rows, micro_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
+    def decode(self, batch: Batch, rows: Rows, micro_batch: MicroBatch, layer: int, q: F16, k: F16, v: F16) -> F16:
         """Store one new token per sequence and attend.
 
         Args:
@@ -191,7 +192,7 @@ class Driver:
         return self.attend(batch, rows, micro_batch, layer, q, k, v)[0]
 
     def attend(
-        self, batch: Batch, rows: Rows, micro_batch: MiniBatch, layer: int, q: F16, k: F16, v: F16
+        self, batch: Batch, rows: Rows, micro_batch: MicroBatch, layer: int, q: F16, k: F16, v: F16
     ) -> tuple[F16, F32]:
         """`decode` with the sums that are needed to merge the output with attention to other tokens elsewhere.
 
@@ -214,6 +215,7 @@ class Driver:
         batch.lengths[rows, layer] = lengths
         self._account(micro_batch, done, lengths)
         output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
+        assert output.shape[1] == q.shape[1], f"drives return {output.shape[1]} of {q.shape[1]} heads"
         return output, sums
 
     def read(self, batch: Batch, rows: Rows, layer: int, first: int = 0, tokens: int = 0) -> tuple[F16, F16]:
@@ -266,26 +268,28 @@ class Driver:
         self._abandon()
 
     @contextmanager
-    def step(self, count: int) -> Iterator[list[MiniBatch]]:
+    def step(self, count: int) -> Iterator[list[MicroBatch]]:
         """Run one decode step in `count` micro-batches, which start at the same simulated time."""
         self.settle()
+        began_ns = self.now_ns
         self.traffic.begin_step()
         turnstile = CommandOrder(count) if count > 1 else None
-        each = [MiniBatch(self.now_ns, turnstile=turnstile, number=number) for number in range(count)]
+        each = [MicroBatch(began_ns, turnstile=turnstile, number=number) for number in range(count)]
         yield each
         last = max(each, key=lambda micro_batch: micro_batch.now_ns)
-        self.traffic.end_step(last.now_ns - self.now_ns, last.breakdown_ns)
-        self.now_ns = last.now_ns
+        self.traffic.end_step(last.now_ns - began_ns, last.breakdown_ns)
+        self.now_ns = max(self.now_ns, last.now_ns)  # copies to and from drives may have been in flight
         if self.recorder and self.recorder.end_step():
             self.recorder = None
         if self.flush_interval_steps and self.traffic.step_count % self.flush_interval_steps == 0:
             self.flush()
 
-    def _account(self, micro_batch: MiniBatch, done: list[Completion], lengths: I64) -> None:
+    def _account(self, micro_batch: MicroBatch, done: list[Completion], lengths: I64) -> None:
         """Account for a layer: it ends with its slowest drive, whose breakdown is the layer's."""
         slowest = done[0] if len(done) == 1 else max(done, key=lambda c: c.finish_ns)
         for unit, ns in slowest.breakdown_ns.items():
             micro_batch.breakdown_ns[unit] += ns
+        assert slowest.finish_ns >= micro_batch.now_ns, "a layer ended before it began"
         micro_batch.now_ns = slowest.finish_ns
         each = lengths.tolist()
         self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
@@ -301,7 +305,7 @@ class Driver:
         """Submit one command to each of the first drives."""
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=False)]
 
-    def _carry_out(self, micro_batch: MiniBatch, commands: Sequence[Command]) -> list[Completion]:
+    def _carry_out(self, micro_batch: MicroBatch, commands: Sequence[Command]) -> list[Completion]:
         """Run one command per drive; returns the completions.
 
         This thread executes the last drive's command itself if the drive allows it and no other micro-batch waits.

@@ -106,6 +106,7 @@ class RowKv:
             attention = self._policy_thread.enter_layer(layer)
             yield attention
             rows -= len(attention.rows)
+            assert rows >= 0, f"layer {layer}: the policy attends to more rows than there are"
 
     def stored(self, block: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of a block on the device, (tokens, kv_heads, channels) each, as writable views."""

@@ -59,6 +59,8 @@ class Traffic:
     def end_step(self, ns: int, breakdown_ns: Counter[str]) -> None:
         """End the current step and add it to the totals."""
         step, total = self.current, self.total
+        assert ns >= 0, f"a step of {ns} ns"
+        assert not step.ns, "a step ends twice"
         step.ns, step.breakdown_ns = ns, breakdown_ns
         self.steps.append(step)
         self.step_count += 1

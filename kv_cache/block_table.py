@@ -173,6 +173,7 @@ class BlockTable:
         entry = self[block]
         copy = self._whole(block, tier)
         waits = self._take(tier, tokens * entry.row_bytes)
+        assert tokens >= 0 and copy.tokens == entry.tokens, f"{block}: {copy.tokens} tokens in {tier}"
         copy.tokens += tokens
         entry.tokens += tokens
         return waits
@@ -216,6 +217,7 @@ class BlockTable:
     def cancel_copy(self, copy_range: CopyRange) -> None:
         """Undo `copy` for a transfer that cannot start: the target keeps its earlier tokens."""
         block, target = copy_range.block, copy_range.target
+        assert self[block].copies[target].tokens == copy_range.first + copy_range.tokens, f"{block}: changed since"
         self.used[target] -= copy_range.tokens * copy_range.row_bytes
         self[block].copies[target].tokens = copy_range.first
         if not copy_range.first:
@@ -225,6 +227,7 @@ class BlockTable:
         """Record a started transfer."""
         copies = self[copy_range.block].copies
         target, source = copies[copy_range.target], copies[copy_range.source]
+        assert transfer not in target.arriving and target.tokens >= copy_range.first + copy_range.tokens
         target.arriving = [*_missing(target.arriving), transfer]
         source.readers = [*_pending(source.readers), transfer]
 
@@ -262,14 +265,17 @@ class BlockTable:
         """End the attention to blocks."""
         for block in blocks:
             self.entries[block].attended -= 1
+            assert self.entries[block].attended >= 0, f"{block}: its attention ends twice"
             self._forget_selection(block)
 
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Keep only the first `tokens` tokens of a block without transfers in flight."""
         entry = self[block]
         for tier, copy in entry.copies.items():
+            assert not _pending([*copy.arriving, *copy.readers]), f"{block}: cropped while it moves"
             keep = min(copy.tokens, tokens)
             self.used[tier] -= (copy.tokens - keep) * entry.row_bytes
+            assert self.used[tier] >= 0, tier
             copy.tokens = keep
         entry.tokens = min(entry.tokens, tokens)
 
@@ -303,12 +309,14 @@ class BlockTable:
     def _forget_selection(self, block: BlockKey) -> None:
         if selection := self.selected.pop(block, None):
             self.used[selection.tier] -= selection.nbytes
+            assert self.used[selection.tier] >= 0, selection.tier
 
     def _release_copy(self, block: BlockKey, tier: str) -> None:
         entry = self.entries[block]
         copy = entry.copies.pop(tier)
         nbytes = copy.tokens * entry.row_bytes
         self.used[tier] -= nbytes
+        assert copy.tokens <= entry.tokens and self.used[tier] >= 0, f"{block}: {self.used[tier]} bytes used in {tier}"
         still = tuple(_pending([*copy.readers, *copy.arriving]))
         if still:
             self._leaving[tier].append((nbytes, still))
@@ -321,6 +329,7 @@ class BlockTable:
         Returns:
             Transfers that still use this space.
         """
+        assert nbytes >= 0, f"{nbytes} bytes of {tier}: copies have more tokens than their block"
         limit = self._tier(tier).limit_bytes
         if nbytes > self.free_bytes(tier):
             free = self.free_bytes(tier)

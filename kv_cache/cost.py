@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -262,6 +262,25 @@ class DriveModel:
     call_s: float = Seconds
 
 
+class StepLine(NamedTuple):
+    """A decode step of a batch as a line of its tokens.
+
+    Attributes:
+        step_s, token_s: Step with the KV cache on the device, seconds: constant, and per cached token.
+        fetch_s, fetch_token_s: Fetch of a request, seconds: constant, and per cached token, all layers.
+        call_s, drive_token_s: Attention of a layer in drives, seconds: per call, and per token.
+        block_tokens: Tokens per block.
+    """
+
+    step_s: float
+    token_s: float
+    fetch_s: float
+    fetch_token_s: float
+    call_s: float
+    drive_token_s: float
+    block_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCost:
     """A model on a GPU with a link to host memory, and optional computational drives.
@@ -330,16 +349,11 @@ class ServingCost:
                     f"request {each.number}: {each.tokens:,} tokens, {self.name} has room for {self.longest_tokens:,}"
                 )
 
-    def line(self, batch: int) -> tuple[float, float, float, float, float, float, float]:
-        """Coefficients of `costs` for `batch` requests, for compiled loops.
-
-        Returns:
-            Seconds of a step: constant, per token. Seconds of a fetch: constant, per token. Seconds of drives: per
-            call, per token of a layer. Tokens per block.
-        """
+    def line(self, batch: int) -> StepLine:
+        """Coefficients of `costs` for `batch` requests, for compiled loops."""
         drives = self.drives
         in_drives = (drives.call_s, drives.token_bytes / drives.bytes_per_s) if drives else (0.0, 0.0)
-        return *self.compute.line(batch), self.fetch_s, self.fetch_token_s, *in_drives, float(BLOCK_TOKENS)
+        return StepLine(*self.compute.line(batch), self.fetch_s, self.fetch_token_s, *in_drives, BLOCK_TOKENS)
 
     def slo_s(self, scale: float) -> float:
         """OrbitFlow's objective: the step of the longest request that fits on the device, times `scale`, seconds."""

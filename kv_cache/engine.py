@@ -361,7 +361,7 @@ class Engine:
 
     def _computed(self, sequence: SequenceState, tokens: int, took_s: float) -> None:
         """Count computed prompt tokens; the last of them also produces an output token."""
-        sequence.num_computed_tokens += tokens
+        sequence.add_computed(tokens)
         if sequence.num_missing_tokens:
             return
         sequence.add_tokens(np.array([self.now_s]), np.array([took_s]))

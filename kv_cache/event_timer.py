@@ -102,13 +102,13 @@ class EventTimer:
     def _layer_time(self, call: AttendCall) -> LayerTime:
         """Time of a layer for the rows of a call; the batch waits for its drives."""
         L, batch = self.cost.layers, self._decoding
-        step_s, token_s, _, _, call_s, drive_token_s, _ = self.cost.line(max(1, batch))
+        line = self.cost.line(max(1, batch))
         decoding = [row for row in call.rows if row not in self._prefill_s]
         seconds = sum(self._prefill_s.get(row, 0.0) for row in call.rows) / L
         if decoding:
-            seconds += len(decoding) / batch * (step_s / L + (call_s if CSD in call.tiers else 0.0))
+            seconds += len(decoding) / batch * (line.step_s / L + (line.call_s if CSD in call.tiers else 0.0))
         for block in call.blocks:
             if block.request not in self._prefill_s:
                 tokens = self.runner.table[block].tokens * call.read
-                seconds += tokens * (drive_token_s if call.tiers[block.index] == CSD else token_s / L)
+                seconds += tokens * (line.drive_token_s if call.tiers[block.index] == CSD else line.token_s / L)
         return LayerTime(1e9 * seconds)

@@ -38,5 +38,7 @@ class Events:
             self._next()
 
     def _next(self) -> None:
-        self.now_ns, _, act = heapq.heappop(self._queue)
+        ns, _, act = heapq.heappop(self._queue)
+        assert ns >= self.now_ns, f"an event of {ns} ns runs at {self.now_ns} ns"
+        self.now_ns = ns
         act()

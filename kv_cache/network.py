@@ -69,6 +69,7 @@ class LinkNetwork:
 
         def flow() -> None:
             self._advance(loaded)
+            assert not (link.fifo and loaded.flows), "a FIFO link has two pieces"
             loaded.flows.append(_Flow(nbytes + overhead, urgency, done))
             self._rerate(loaded)
 
@@ -80,6 +81,7 @@ class LinkNetwork:
     def _advance(self, loaded: _LinkState) -> None:
         """Advance the pieces of a link to the present at their current rates."""
         now_ns = self.events.now_ns
+        assert now_ns >= loaded.since_ns
         if loaded.flows and now_ns > loaded.since_ns:
             for flow in loaded.flows:
                 flow.left -= flow.rate * (now_ns - loaded.since_ns) / 1e9

@@ -42,11 +42,13 @@ class PageCache:
     def _evict(self) -> None:
         while self.limit_bytes is not None and self.blocks_at > self.limit_bytes:
             self.blocks_at -= self._pieces.popitem(last=False)[1]
+        assert self.blocks_at >= 0
 
     def forget(self, file: Hashable) -> None:
         """Drop all pieces of a deleted file."""
         for piece in [piece for piece in self._pieces if piece[0] == file]:
             self.blocks_at -= self._pieces.pop(piece)
+        assert self.blocks_at >= 0
 
     @property
     def hit_share(self) -> float | None:

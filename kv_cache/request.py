@@ -72,7 +72,15 @@ class SequenceState:
 
     def add_tokens(self, ends: F64, took: F64) -> None:
         """Record tokens produced by steps that ended at `ends` and took `took` seconds, (steps,) each."""
+        assert ends.size == took.size > 0 and not self.finished
+        assert not self.bursts or self.bursts[-1][0][-1] <= ends[0], f"request {self.number}: a token before the last"
         self.bursts.append((ends, took))
         self.num_output_tokens += ends.size
+        assert self.num_output_tokens <= self.request.output_tokens, f"request {self.number}: too many tokens"
         self.num_computed_tokens = self.num_tokens - 1
         self.deposit.extend(ends.tolist())
+
+    def add_computed(self, tokens: int) -> None:
+        """Record tokens whose KV data is stored now."""
+        assert 0 < tokens <= self.num_missing_tokens, f"request {self.number}: {tokens} tokens computed"
+        self.num_computed_tokens += tokens

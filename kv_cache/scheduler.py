@@ -87,6 +87,9 @@ class IterationResult:
     timed_by: str
     finished: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        assert self.took_s >= 0 and self.num_steps >= 0
+
 
 @dataclass(slots=True, kw_only=True)
 class SchedulerState:

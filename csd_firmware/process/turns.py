@@ -30,6 +30,7 @@ class FifoLock:
 
     def __exit__(self, *exception: object) -> None:
         with self._guard:
+            assert self._taken, "a turn ends that nobody had"
             if self._waiting:
                 self._waiting.popleft().release()
             else:

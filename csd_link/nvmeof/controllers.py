@@ -136,6 +136,7 @@ class Controllers:
         """Count bytes as no longer in flight."""
         with self._lock:
             self._in_flight_bytes -= size
+            assert self._in_flight_bytes >= 0, "data was released twice"
 
     @property
     def in_flight_bytes(self) -> int:

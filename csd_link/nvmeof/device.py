@@ -151,6 +151,7 @@ class NvmeDrive(AttachedDrive):
         io = self._host.io
         while self._unsent and not self._large:
             sent = self._unsent.popleft()
+            assert not sent.future.done(), f"command {sent.number} is sent after its completion"
             kept = sent.number - self._waiting[0].number
             io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, kept), sent.parts, 0, (sent, Op.SUBMIT))
             if sent.size > io.in_capsule_bytes:
@@ -163,6 +164,7 @@ class NvmeDrive(AttachedDrive):
             io.shut()
 
     def _fetch(self, sent: _SentCommand) -> None:
+        assert not sent.is_asked or sent.frame, f"command {sent.number}: its completion is fetched twice"
         sent.is_asked = True
         at, into = (_FETCH_BYTES, memoryview(sent.frame)[_FETCH_BYTES:]) if sent.frame else (0, None)
         size = _FETCH_BYTES if into is None else len(into)
@@ -206,6 +208,7 @@ class NvmeDrive(AttachedDrive):
             elif reply.status:
                 raise _status_error(reply.status)
             elif op is Op.SUBMIT:
+                assert self._large == sent, f"command {sent.number} was not large"
                 self._large = None
                 self._fetch(sent)
             elif reply.result:

@@ -248,6 +248,7 @@ class HostQueue:
         return self._stream.line
 
     def _number(self) -> int:
+        assert len(self._begun) < _CIDS, "all command IDs are in flight"
         while self._cids in self._begun:
             self._cids = (self._cids + 1) % _CIDS
         cid, self._cids = self._cids, (self._cids + 1) % _CIDS

@@ -77,10 +77,12 @@ class Session:
                 raise CommandError(Code.SEQUENCE_ERROR)
             for old in [each for each in self._kept if each < number - kept]:
                 self.kept_bytes -= sum(map(len, self._kept.pop(old)))
+            assert number not in self._kept and self.kept_bytes >= 0
             self._next += 1  # first: it must not be executed again, even after an error
             frame = _frame(carry_out(self._service, partial(_request, data), self._slot_bytes))
             self._kept[number] = frame
             self.kept_bytes += sum(map(len, frame))
+            assert len(self._kept) <= self._depth, f"{len(self._kept)} completions are kept"
 
     def fetch(self, number: int) -> tuple[bytes, ...]:
         """Return the parts of a completion's frame; raises CommandError if it is not kept."""

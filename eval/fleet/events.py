@@ -28,13 +28,42 @@ BUCKETS = int(np.log(1e12) * BUCKETS_OF_E)
 TTFT, TPOT = range(2)
 
 
+class DriveStep(NamedTuple):
+    """Seconds of a decode step of a mean drive.
+
+    Attributes:
+        part_s: Per part of a batch.
+        flash_s, engine_s: Flash and engine, per token of the sequences so far.
+        tail_s: Per token of one sequence.
+    """
+
+    part_s: float
+    flash_s: float
+    engine_s: float
+    tail_s: float
+
+
+class ArrivalColumns(NamedTuple):
+    """Requests that arrive in a period.
+
+    Attributes:
+        arrival_s: Arrival, seconds, (R,).
+        input_tokens, output_tokens: Tokens of prompt and answer, (R,).
+        block_ends: End of the blocks of each prompt, (R,).
+    """
+
+    arrival_s: F64
+    input_tokens: I64
+    output_tokens: I64
+    block_ends: I64
+
+
 class Costs(NamedTuple):
     """Seconds of a host's work.
 
     Attributes:
         by_batch: GPU, link and network of a decode step by sequences of a host, (batch + 1, 3).
-        drive: A decode step of a mean drive: per part of a batch; per token of the sequences so far, flash and engine;
-            per token of one sequence, (4,).
+        drive: A decode step of a mean drive.
         slowest: Slowest drive of a group over their mean.
         micro_batches: Parts of a batch; two alternate between the GPU and the drives.
         layers: Layers of the model.
@@ -47,7 +76,7 @@ class Costs(NamedTuple):
     """
 
     by_batch: F64
-    drive: F64
+    drive: DriveStep
     slowest: float
     micro_batches: int
     layers: int
@@ -211,17 +240,17 @@ def _retire(s: Any, host: int, group: int) -> None:
 @njit(cache=True, nogil=True)
 def _group_s(s: Any, costs: Any, host: int, group: int) -> tuple[float, bool]:
     """Seconds of a group's mean drive for a step, and whether a request ends with it; each gets a token."""
-    fixed_s, flash_s, engine_s, tail_s = costs.drive
+    drive = costs.drive
     so_far, chain_s, ends = 0, 0.0, False
     for at in range(s.members[host, group]):
         tokens = s.tokens[host, group, at]
         so_far += tokens
-        chain_s = max(chain_s, so_far * flash_s + tokens * tail_s)
+        chain_s = max(chain_s, so_far * drive.flash_s + tokens * drive.tail_s)
         s.tokens[host, group, at] = tokens + 1
         s.left[host, group, at] -= 1
         ends |= s.left[host, group, at] == 0
     parts = min(costs.micro_batches, s.members[host, group])
-    return parts * fixed_s + max(chain_s, so_far * engine_s), ends
+    return parts * drive.part_s + max(chain_s, so_far * drive.engine_s), ends
 
 
 @njit(cache=True, nogil=True)
@@ -292,22 +321,21 @@ def run(s: Any, pool: Any, prefixes: Any, costs: Any, arrivals: Any, first_block
     """Requests of a period arrive; each goes to a host and waits there.
 
     Args:
-        arrivals: Arrival (s), tokens of prompt and answer, end of its blocks, (R,) each.
+        arrivals: `ArrivalColumns` of the period.
         first_block: Index of the period's first block in `prefixes.blocks`.
         block: Tokens of a block.
     """
-    arrival_s, input_tokens, output_tokens, block_ends = arrivals
-    for r in range(arrival_s.size):
+    for r in range(arrivals.arrival_s.size):
         for host in range(s.now_s.size):
-            _advance(s, pool, prefixes, costs, host, block, arrival_s[r])
+            _advance(s, pool, prefixes, costs, host, block, arrivals.arrival_s[r])
         entry = s.free[0]
         s.free[0], s.free[1] = pool.after[entry], s.free[1] - 1
-        start = block_ends[r - 1] if r else 0
-        pool.arrival_s[entry], pool.after[entry] = arrival_s[r], -1
-        pool.input_tokens[entry], pool.output_tokens[entry] = input_tokens[r], output_tokens[r]
-        pool.first_block[entry], pool.block_count[entry] = first_block + start, block_ends[r] - start
+        start, end = arrivals.block_ends[r - 1] if r else 0, arrivals.block_ends[r]
+        pool.arrival_s[entry], pool.after[entry] = arrivals.arrival_s[r], -1
+        pool.input_tokens[entry], pool.output_tokens[entry] = arrivals.input_tokens[r], arrivals.output_tokens[r]
+        pool.first_block[entry], pool.block_count[entry] = first_block + start, end - start
         host = _host_of(s, pool, prefixes, costs, entry, block)
-        s.load[host] += input_tokens[r]
+        s.load[host] += arrivals.input_tokens[r]
         if s.queue[host, 0] < 0:
             s.queue[host, 0] = entry
         else:

@@ -11,7 +11,7 @@ from csd_spec import DriveSpec
 from csd_spec.arrays import F64
 from csd_spec.network import Network
 from eval.fleet.drive_model import FP16_BYTES, Coefficients, DriveRates
-from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs
+from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs, DriveStep
 from eval.papers.instinfer.systems import crossing_s, output_bytes
 from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import CostModel
@@ -87,12 +87,14 @@ class FleetHost:
         """Seconds of the host's work. longest: tokens of the longest prompt."""
         layers, fitted = self.model.shape.layers, self.fitted
         rates = DriveRates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
-        each = layers * fitted.transfer * np.array([rates.flash_s, rates.engine_s, rates.tail_s]) / self.shards
+        each = (
+            layers * fitted.transfer * each_s / self.shards for each_s in (rates.flash_s, rates.engine_s, rates.tail_s)
+        )
         rows = [self._outside_s(batch) for batch in range(self.groups * self.slots + 1)]
         new_s, seen_s = self._prefill_tables(longest)
         return Costs(
             by_batch=np.array(rows),
-            drive=np.array([layers * fitted.command_s, *each]),
+            drive=DriveStep(layers * fitted.command_s, *each),
             slowest=fitted.slowest(self.group),
             micro_batches=self.scheme.micro_batches,
             layers=layers,

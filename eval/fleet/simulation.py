@@ -16,6 +16,7 @@ from eval.fleet.events import (
     BUCKETS_OF_E,
     LEAST_S,
     RESOURCES,
+    ArrivalColumns,
     Costs,
     Pool,
     Prefixes,
@@ -92,7 +93,7 @@ class _Simulation:
         """Run the hosts through the arrivals of a period."""
         self._make_room(arrivals.arrival_s.size)
         first = self._learn(arrivals)
-        columns = (arrivals.arrival_s, arrivals.input_tokens, arrivals.output_tokens, arrivals.block_ends)
+        columns = ArrivalColumns(arrivals.arrival_s, arrivals.input_tokens, arrivals.output_tokens, arrivals.block_ends)
         run(self.state, self.pool, self.prefixes, self.costs, columns, first, arrivals.block_tokens)
         self.arrived, self.block_tokens = self.arrived + arrivals.arrival_s.size, arrivals.block_tokens
 

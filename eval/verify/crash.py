@@ -26,7 +26,7 @@ from eval.verify.place import Place, place
 from eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
 from eval.verify.simulation.disk import Killed
 from ftl import Ftl, FtlError, Nand, UncorrectableReadError
-from ftl.flash.nand import Erase, Operation, Program
+from ftl.flash.operations import Erase, Operation, Program
 from ftl.flash.spare import SPARE
 from ftl.kv.layouts.coarse import decode_scores, decode_values
 from ftl.kv.layouts.codes import to_fp32

@@ -66,6 +66,7 @@ class FlashPageCache:
         missed = np.ones(ppns.size, np.bool_)
         if self.capacity:
             self._filled, self._hand = _touch(ppns, self._state, self._ring, self._filled, self._hand, missed)
+            assert self._filled <= self.capacity
         return missed
 
     @property

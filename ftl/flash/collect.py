@@ -40,6 +40,7 @@ class GarbageCollector:
         """
         empty = self.store.placement.erasable_blocks()
         finish_ns = self.journal.record(start_ns, everything)
+        assert finish_ns >= start_ns, "the record was in flash before it was written"
         for block in sorted(set(empty) & set(self.store.placement.erasable_blocks())):  # the record may have taken one
             self.store.erase(block, finish_ns)
         for block in cold_blocks(self.store):
@@ -91,6 +92,7 @@ class GarbageCollector:
             placement.seal_open_blocks(self.cold_writer, block % self.store.geometry.channels)
             try:
                 self.store.counters.levelled += self._move(block, self.cold_writer, start_ns)
+                assert self.store.counters.levelled <= self.store.counters.moved
             except OutOfSpaceError:
                 return False
         return True
@@ -117,6 +119,7 @@ class GarbageCollector:
             channels = store.geometry.channels
             of_journal = max(0, min(2 * channels, store.reserve - channels))  # an extent for each of its places
             (targets,) = store.placement.allocate([(writer, lanes)], of_journal)
+            assert not (nand.block_of(targets) == block).any(), f"block {block} takes its own pages"
             data = nand.read(kept) if nand.payload else None
             numbers = nand.write_numbers[kept] if nand.payload else None
             tags = nand.tags[kept].copy()
@@ -125,4 +128,5 @@ class GarbageCollector:
             remap(store.referrers, kept, targets, tags)
             store.placement.invalidate(kept)
             store.counters.moved += kept.size
+        assert store.placement.valid[block] == 0, f"block {block}: not all valid pages were moved"
         return kept.size

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,29 +20,11 @@ from ftl.flash.damage import ArrayDamage
 from ftl.flash.faults import FaultPlan
 from ftl.flash.files import NandFiles, correct_entries, runs
 from ftl.flash.memory import reserve_zeros
+from ftl.flash.operations import Erase, Operation, Program
 from ftl.flash.program_order import claim_pages, first_unwritten, list_programmed
 from ftl.flash.spare import SPARE, Spare, build_spares, correct_page, correct_single_bit_errors, keep_present_life
 
 MARGIN_BYTES = 16 << 20  # disk space kept free for the journal and small files
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Program operation of one page, as passed to `Nand.log`."""
-
-    ppn: int
-    page: U8
-    spare: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Erase:
-    """Erase operation of one block."""
-
-    block: int
-
-
-Operation = Program | Erase
 
 
 class Nand:
@@ -234,6 +214,7 @@ class Nand:
                 self._files.write_block(block, int(self.erase_count[block]), int(self.bad[block]))
 
     def _mark_bad(self, block: int) -> None:
+        assert self.bad_blocks < self.geometry.blocks or self.bad[block]
         self.bad_blocks += not self.bad[block]
         self.bad[block] = 1
         self._write_block(block)
@@ -315,13 +296,14 @@ class Nand:
         bad = claim_pages(ppns[: good + 1], self.next_page, g.lanes, g.pages_per_block)
         if bad >= 0:
             raise NandRuleError(f"page {ppns[bad]} programmed twice or out of order")
+        assert not self.bad[self.block_of(ppns[: good + 1])].any(), "a page of a bad block is programmed"
         if good < ppns.size:
             self._mark_bad(int(self.block_of(ppns[good : good + 1])[0]))
             ppns, tags = ppns[:good], tags[:good]
             data = None if data is None else data[:good]
             write_numbers = None if write_numbers is None else write_numbers[:good]
         if self.payload:
-            assert data is not None
+            assert data is not None and data.shape[0] == tags.size == good
             if write_numbers is None:
                 write_numbers = np.arange(self.writes + 1, self.writes + 1 + good, dtype=np.uint64)
             self.release_erased()
@@ -363,6 +345,7 @@ class Nand:
         self.sync()
         if self.log:
             self.log(Erase(block))
+        assert 0 <= self.next_page[block] <= self.geometry.pages_per_block
         pages = self.pages_of(block)[: self.next_page[block]]
         self.tags[pages] = 0
         if self.payload:

@@ -170,6 +170,7 @@ def _chain(causes: list[int], ends: list[int], stages: int) -> list[CriticalStag
     """Follow the causes from the last end back to the start."""
     chain, node, start = list[CriticalStage](), causes[-1], len(ends) - 1
     while node != start:
+        assert len(chain) < start, "the critical path has a cycle"
         chain.append(CriticalStage(node % stages, node >= start // 2, ends[node]))
         node = causes[node]
     return chain[::-1]

@@ -103,6 +103,7 @@ class Placement:
 
     def _take(self, lane: int, worn: bool = False) -> int:
         """Take the least worn free block of a lane; with `worn`, a worn one, but none with the maximum erase count."""
+        assert self._free[lane] > 0, f"lane {lane} has no free block"
         self._free[lane] -= 1
         erased = self._erased[lane]
         most = max((each for each in erased if each[0] < self.nand.erase_count.max()), default=None) if worn else None
@@ -142,7 +143,7 @@ class Placement:
         Raises:
             OutOfSpaceError: They do not all fit; nothing has changed.
         """
-        before = [(writer, writer.blocks, writer.written) for writer, _ in jobs]
+        before = [(writer, writer.blocks, writer.written, self.claimed[writer.blocks]) for writer, _ in jobs]
         opened, lent = list[I64](), list[tuple[Writer, I64, I32]]()
         for writer, _ in jobs:
             self._lenders.pop(writer, None)  # its blocks are in use
@@ -151,10 +152,8 @@ class Placement:
                 self._allocate(writer, starts, reserve, opened, lent if take_over else None) for writer, starts in jobs
             ]
         except OutOfSpaceError:
-            for writer, blocks, written in reversed(before):
-                self.claimed[writer.blocks] = self.nand.next_page[writer.blocks]
-                writer.blocks, writer.written = blocks, written
-                self.claimed[blocks] = self.nand.next_page[blocks]
+            for writer, blocks, written, claimed in reversed(before):
+                writer.blocks, writer.written, self.claimed[blocks] = blocks, written, claimed
                 self.open.update(blocks.ravel().tolist())
             for lender, blocks, claimed in lent:
                 lender.blocks, self.claimed[blocks] = blocks, claimed
@@ -164,9 +163,14 @@ class Placement:
                 self.release(block)
             raise
         finally:
-            self._lenders |= {writer: None for writer, *_ in [*before, *lent] if writer.lends and writer.blocks.size}
+            users = [*(each[0] for each in before), *(each[0] for each in lent)]
+            self._lenders |= {writer: None for writer in users if writer.lends and writer.blocks.size}
         for part in ppns:
-            np.add.at(self.valid, self.nand.block_of(part), 1)
+            blocks = self.nand.block_of(part)
+            np.add.at(self.valid, blocks, 1)
+            assert (self.valid[blocks] <= self.claimed[blocks]).all(), (
+                "a block has more valid pages than allocated ones"
+            )
         return ppns
 
     def _allocate(
@@ -204,6 +208,7 @@ class Placement:
         lender = next(iter(self._lenders))
         del self._lenders[lender]
         blocks, lender.blocks = lender.blocks, lender.blocks[:0]
+        assert lender.lends and self.open.issuperset(blocks.ravel().tolist())
         return lender, blocks, self.claimed[blocks]
 
     def _top_up(self, writer: Writer, channel: int, reserve: int, opened: list[I64]) -> None:
@@ -214,6 +219,7 @@ class Placement:
         lane = min(lanes, key=self._wear) if lanes else int(self._free.argmax())
         block = self._take(lane, writer.worn_blocks)
         assert block not in self.open, f"block {block} is in two extents"
+        self._check_erased([block])
         self.open.add(block)
         self.open.discard(int(writer.blocks[0, channel]))
         opened.append(np.array([[block]]))
@@ -243,9 +249,16 @@ class Placement:
         else:  # a channel has no free block: use the other channels
             taken = [self._take(int(self._free.argmax())) for _ in range(g.channels)]
         assert self.open.isdisjoint(taken) and len(set(taken)) == len(taken), "a block is in two extents"
+        self._check_erased(taken)
         blocks = np.array(taken, np.int64).reshape(-1, g.channels)
         self.open.update(blocks.ravel().tolist())
         return blocks
+
+    def _check_erased(self, blocks: list[int]) -> None:
+        """Assert that free blocks are erased, good and without valid pages when they are opened."""
+        nand = self.nand
+        assert not nand.next_page[blocks].any() and not nand.bad[blocks].any(), f"blocks {blocks}: one is not free"
+        assert not self.valid[blocks].any() and not self.claimed[blocks].any(), f"blocks {blocks}: one has pages"
 
     def _wear(self, lane: int) -> tuple[int, int]:
         """Sort key of a lane: least worn first, then most free blocks."""
@@ -255,6 +268,7 @@ class Placement:
     def close(self, writer: Writer) -> None:
         """Stop filling the writer's open blocks."""
         blocks = writer.blocks.ravel().tolist()
+        assert self.open.issuperset(blocks), "a writer has a block that is not open"
         self.open.difference_update(blocks)
         for block in blocks:
             if self.nand.next_page[block] == 0:
@@ -267,6 +281,7 @@ class Placement:
         ppns = ppns[ppns != UNMAPPED]
         self.invalidate(ppns)
         blocks = np.unique(self.nand.block_of(ppns))
+        assert (self.nand.next_page[blocks] <= self.claimed[blocks]).all(), "a page was programmed unallocated"
         good = blocks[self.nand.bad[blocks] == 0]
         self.claimed[good] = self.nand.next_page[good]
 
@@ -299,11 +314,13 @@ class Placement:
     def release(self, block: int) -> None:
         """Return an erased block to the free list, unless it is bad."""
         assert block not in self.open and self.nand.next_page[block] == 0, f"block {block} is in use"
+        assert self.valid[block] == 0, f"block {block} holds valid pages"
         self.claimed[block] = self.nand.next_page[block]
         if not self.nand.bad[block]:
             lane = block % self.geometry.lanes
             heapq.heappush(self._erased[lane], (int(self.nand.erase_count[block]), block))
             self._free[lane] += 1
+            assert self._free[lane] <= self.geometry.blocks_per_plane, f"block {block} was released twice"
 
     @property
     def alive(self) -> bool:

@@ -163,9 +163,12 @@ def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32)
     Returns:
         The newest write number.
     """
+    before = lives.copy()
     newest = int(_keep_present_life(words(spare), lives, next_page))
+    assert (lives >= before).all(), "the wear of a block decreased"
     for i in lost:
         next_page[i % lives.size] = max(next_page[i % lives.size], i // lives.size + 1)
+    assert next_page.max(initial=0) <= spare.size // max(1, lives.size)
     return newest
 
 

@@ -140,8 +140,11 @@ class FlashStore:
             finish_ns = max(finish_ns, self.timing.program(ppns[left[: good + 1]], start_ns))
             left = left[good:]
             if left.size:
+                assert self.nand.bad[self.nand.block_of(ppns[left[:1]])[0]], "a page of a good block failed"
                 self._place_elsewhere(writer, ppns, left)
                 left = left[np.argsort(ppns[left], kind="stable")]
+        blocks = self.nand.block_of(ppns)
+        assert (self.nand.next_page[blocks] <= self.placement.claimed[blocks]).all(), "a page was not allocated"
         return finish_ns
 
     def _place_elsewhere(self, writer: Writer, ppns: U32, left: I64) -> None:
@@ -157,6 +160,7 @@ class FlashStore:
             self.placement.undo_allocation(ppns)
             ppns[:] = UNMAPPED
             raise
+        assert not (self.nand.block_of(others) == block).any(), f"bad block {block} takes its own pages"
         self.placement.invalidate(ppns[moved])
         ppns[moved] = others
 
@@ -200,6 +204,7 @@ class FlashStore:
             self.page_in(plan.ppns)
         self.counters.read += plan.ppns.size
         finish_ns = self.timing.read(plan.ppns, plan.nbytes, start_ns)
+        assert finish_ns >= start_ns, "the read ends before it starts"
         if self.nand.faults.raw_bit_errors and plan.stored:
             errors = self.nand.bit_errors(plan.ppns)
             again = errors > self.nand.faults.ecc_bits
@@ -224,6 +229,8 @@ class FlashStore:
     def erase(self, block: int, start_ns: int) -> None:
         """Erase a block without valid pages, and return it to the free list."""
         assert self.placement.valid[block] == 0, f"block {block} still holds valid pages"
+        assert block not in self.placement.open, f"block {block} is open"
+        assert self.nand.next_page[block] > 0, f"block {block} is erased already"
         self.nand.erase(block)
         self.cache.forget(self.nand.pages_of(block))
         self.timing.erase(block % self.geometry.lanes, start_ns)

@@ -122,6 +122,7 @@ class _LayerAppend:
                 taken += at.size
                 new = _source_rows(rows, mapped.source)
                 start_ns = self._pack(mapped, pages, at, new, int(groups[0]) * mapped.per_group, start_ns)
+        assert taken == ppns.size, f"{ppns.size} pages are allocated, {taken} are packed"
         ordered = ppns[order]
         try:
             content = None if pages is None else pages.view(np.uint8)
@@ -132,6 +133,7 @@ class _LayerAppend:
     def _pack(self, mapped: GroupMap, pages: U16 | None, at: I64, new: U16 | None, first: int, start_ns: int) -> int:
         """Pack the groups that become full, from token `first` on, into pages[at]; returns when their rows are read."""
         length = self.length
+        assert first <= length + self.tokens, "a group begins after the last token"
         if first < length and (mapped.rebuilt or not mapped.buffered(self.layer)):
             old, start_ns = self._read_rows(mapped.source, first, start_ns)
             if new is not None and old is not None:
@@ -150,11 +152,13 @@ class _LayerAppend:
 
     def map(self, rows: Rows, ppns: U32) -> None:
         """Map the new pages, and buffer the remaining rows."""
+        assert self.seq.lengths[self.layer] == self.length, "the sequence changed during its append"
         end, taken = self.length + self.tokens, 0
         for mapped in self.seq.maps.values():
             first, last = self.length // mapped.per_group, end // mapped.per_group
             mapped.reserve(-(-end // mapped.per_group))
             size = mapped.streams * (last - first) * mapped.programmed
+            assert not in_flash(mapped.slots[self.layer, 0, first:last]).any(), "a full group is mapped already"
             mine = ppns[taken : taken + size].reshape(mapped.streams, -1) if mapped.programmed else UNMAPPED
             mapped.slots[self.layer, :, first:last] = mine
             taken += size
@@ -163,6 +167,7 @@ class _LayerAppend:
         assert taken == ppns.size, f"{ppns.size} pages were programmed, {taken} are mapped"
         self.kv.usage.resize(self.seq, self.length, end)
         self.seq.lengths[self.layer] = end
+        self.seq.check_layer(self.layer)
 
 
 def _source_rows(rows: Rows, source: str) -> U16 | None:
@@ -176,6 +181,10 @@ def _source_rows(rows: Rows, source: str) -> U16 | None:
 def pack_full_groups(kv: KvMap, mapped: GroupMap, layer: int, length: int, rows: U16, pages: U16, at: I64) -> None:
     """Pack the groups that `rows` complete, including buffered rows, into pages[at]; `at` is (streams, groups)."""
     position = length % mapped.per_group
+    assert not position or mapped.buffered(layer), f"layer {layer}: the open group has no buffers"
+    assert rows.shape[0] >= at.shape[1] * mapped.per_group - position, (
+        f"{rows.shape[0]} rows do not fill {at.shape[1]} groups"
+    )
     if not mapped.fills_pages:
         pages[at] = POISON
     if position:

@@ -62,6 +62,7 @@ class DecodePlan:
             begins = [length - length % mapped.per_group for mapped in seq.maps.values()]
             ends = [begin + mapped.per_group for begin, mapped in zip(begins, seq.maps.values(), strict=True)]
             bounds.append((max(begins) + 1, min(ends) - 1))
+            assert length < min(ends), f"sequence {seq.handle}: {length} tokens are beyond its open groups"
         return bounds
 
     def in_bounds(self) -> bool:
@@ -86,6 +87,7 @@ class DecodePlan:
         for i, (number, mapped) in enumerate(found):
             at[i, : mapped.streams, 0] = mapped.buffers[self.layer]
             forms[i] = number, mapped.per_group, mapped.channels, mapped.source == "v"
+        assert (at >= 0).all(), "a row would go to a buffer that the group does not have"
         return at, forms
 
     @cached_property

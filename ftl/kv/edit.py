@@ -31,6 +31,7 @@ def fork(kv: KvMap, handle: int) -> int:
             kept = theirs.buffered(layer) and kv.open_groups.buffer_group(ours, layer, int(parent.lengths[layer]))
             if kept and kv.store.nand.payload:
                 kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
+    assert not child.lengths.any() and not child.names
     kv.usage.remove(child)
     child.label = parent.label
     child.v_sums = None if parent.v_sums is None else parent.v_sums.copy()
@@ -39,6 +40,7 @@ def fork(kv: KvMap, handle: int) -> int:
     for layer in range(parent.layers):
         child.owners[layer] = list(parent.owners[layer])
         child.write_as(layer, child.newest, int(parent.lengths[layer]))
+        child.check_layer(layer)
     kv.owners.share(child.all_owners, child_handle)
     kv.check_owners(child)
     return child_handle
@@ -70,6 +72,7 @@ def crop(kv: KvMap, handle: int, layer: int, length: int, start_ns: int) -> int:
             _take_back(kv, mapped, layer, length, cuts[name], rows.get(name))
     kv.usage.resize(seq, int(seq.lengths[layer]), length)
     seq.lengths[layer] = length
+    seq.check_layer(layer)
     kv.names.crop(seq, length)
     kv.changes.trimmed.add(handle)
     kv.changes.dirty.add(handle)
@@ -102,6 +105,7 @@ def _write_anew(kv: KvMap, seq: Sequence, layer: int, length: int) -> None:
     if seq.owners[layer][-1][0] == seq.newest:
         seq.newest = kv.owners.new(seq.handle, kv.store.nand.writes)
     seq.write_as(layer, seq.newest, length)
+    assert seq.owners[layer][-1] == (seq.newest, -1) and seq.newest in kv.owners.first_write
     kv.owners.release(before - seq.all_owners, seq.handle)
     kv.check_owners(seq)
 

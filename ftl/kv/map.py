@@ -103,6 +103,7 @@ class KvMap(Referrer):
                 f"{count} sequences more than {len(self.sequences)}: a drive has {tag.MAX_OWNERS // 2}"
             )
         handles = list(range(self.next_handle, self.next_handle + count))
+        assert self.sequences.keys().isdisjoint(handles), f"handles {handles[0]} to {handles[-1]} are in use"
         self.next_handle += count
         for handle in handles:
             seq = Sequence(handle, layout, layers, heads, Writer(self.store.geometry.channels, GROWTH, lends=True))
@@ -142,6 +143,7 @@ class KvMap(Referrer):
         for name, mapped in seq.maps.items():
             self.unmap(seq, name, slice(None), 0)
             self.open_groups.release_all(mapped)
+        assert not seq.names and seq.handle not in self.changes.freed
         del self.sequences[seq.handle]
         self.owners.release(seq.all_owners, seq.handle)
         self.changes.dirty.discard(seq.handle)

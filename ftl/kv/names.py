@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import islice
@@ -27,7 +27,9 @@ class SortedKeys:
         """Add a key that is not present."""
         number = bisect_right(self._firsts, key) - 1
         run = self._runs[number]
-        insort(run, key)
+        at = bisect_left(run, key)
+        assert at == len(run) or run[at] != key, f"key {key.hex()} is there twice"
+        run.insert(at, key)
         if len(run) > RUN:
             self._runs[number : number + 1] = [run[: RUN // 2], run[RUN // 2 :]]
             self._firsts.insert(number + 1, run[RUN // 2])
@@ -36,7 +38,9 @@ class SortedKeys:
         """Remove a key that is present."""
         number = bisect_right(self._firsts, key) - 1
         run = self._runs[number]
-        del run[bisect_left(run, key)]
+        at = bisect_left(run, key)
+        assert at < len(run) and run[at] == key, f"key {key.hex()} is not there"
+        del run[at]
         if not run and number:
             del self._runs[number], self._firsts[number]
 
@@ -84,6 +88,7 @@ class PrefixIndex:
         had = set()
         for key in keys:
             if (seq := holders.pop(key, None)) is not None:
+                assert seq.label == label, f"key {key.hex()} of label {label} names a sequence of label {seq.label}"
                 del seq.names[key]
                 self._sorted[label].remove(key)
                 had.add(seq.handle)
@@ -95,11 +100,13 @@ class PrefixIndex:
         for key in keys:
             if key not in holders:
                 ordered.add(key)
+            assert key in seq.names, f"sequence {seq.handle} does not have key {key.hex()}"
             holders[key] = seq
 
     def crop(self, seq: Sequence, length: int) -> None:
         """Unbind keys of prefixes longer than `length`, after a truncation."""
         self.unbind(seq.label, [key for key, tokens in seq.names.items() if tokens > length])
+        assert max(seq.names.values(), default=0) <= length, f"sequence {seq.handle}: a key names tokens it lost"
 
     def holder(self, label: int, key: bytes) -> Sequence | None:
         """Return the sequence that a key names, even if it has lost data."""

@@ -38,6 +38,7 @@ class Owners:
     def release(self, owners: Iterable[int], handle: int) -> None:
         """Remove a sequence from the sharers of these owners; unused owners are freed."""
         for owner in owners:
+            assert handle in self.sharers[owner], f"sequence {handle} has no pages of owner {owner}"
             self.sharers[owner].discard(handle)
             if not self.sharers[owner]:
                 del self.sharers[owner], self.first_write[owner]

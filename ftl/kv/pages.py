@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from csd_io.compiled import njit
-from csd_spec.arrays import U32
+from csd_spec.arrays import I64, U32
 from csd_spec.view import BANK_SHIFT, UNMAPPED
+
+
+class PageList(NamedTuple):
+    """Flash pages of a selection; see `PagePlan`.
+
+    Attributes:
+        ppns: Pages, stream by stream, (P,).
+        useful: Bytes of the selection in each page, (P,).
+        words: Codewords of each page that cross the channel, (P,); 1 if whole pages do.
+        ends: Number of pages up to and including each stream, (N,).
+    """
+
+    ppns: U32
+    useful: I64
+    words: I64
+    ends: I64
+
+
+class RowForm(NamedTuple):
+    """Rows of a page, in bytes.
+
+    Attributes:
+        head_bytes: Before the first row; every row needs them.
+        row_bytes: Distance between two rows.
+        useful_bytes: Part of a row that is selected, with its share of the head.
+        word_bytes: A codeword; 0 if whole pages cross the channel.
+    """
+
+    head_bytes: int
+    row_bytes: int
+    useful_bytes: int
+    word_bytes: int
 
 
 @njit(inline="always")
@@ -18,37 +52,31 @@ def _buffered(slot):  # type: ignore[no-untyped-def]
 def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
     """Count one row of a page: adds the page unless it was the last one, and its codewords.
 
-    Args:
-        form: Bytes before the first row, which every row needs; bytes of a row; useful bytes of it; bytes of a
-            codeword, 0 if whole pages cross the channel.
-
-    Returns:
-        Number of pages found, and the last codeword.
+    Returns the number of pages found, and the last codeword. form: a `RowForm`.
     """
-    head_bytes, row_bytes, useful_bytes, word_bytes = form
     new = page != last  # arithmetic instead of an unpredictable branch
     found += new
     at = found - 1
     ppns[at] = slot
-    useful[at] += useful_bytes
-    if word_bytes == 0:
+    useful[at] += form.useful_bytes
+    if form.word_bytes == 0:
         words[at] = 1
         return found, 0
     if new:
         word = -1
-        if head_bytes:
-            word = (head_bytes - 1) // word_bytes
+        if form.head_bytes:
+            word = (form.head_bytes - 1) // form.word_bytes
             words[at] += word + 1
-    first = head_bytes + row * row_bytes
-    end = (first + row_bytes - 1) // word_bytes
-    words[at] += max(0, end - max(first // word_bytes, word + 1) + 1)
+    first = form.head_bytes + row * form.row_bytes
+    end = (first + form.row_bytes - 1) // form.word_bytes
+    words[at] += max(0, end - max(first // form.word_bytes, word + 1) + 1)
     return found, max(end, word)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # type: ignore[no-untyped-def]
     """List the flash pages of each stream's ascending selected tokens."""
-    form = 0, unit_bytes, unit_bytes, word_bytes
+    form = RowForm(0, unit_bytes, unit_bytes, word_bytes)
     ppns = np.empty(np.minimum(counts, slots.shape[1]).sum(), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     ends, found = np.empty(slots.shape[0], np.int64), 0
@@ -62,24 +90,21 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
             found, word = _hit(slot, group, row, form, last, word, found, ppns, useful, words)
             last = group
         ends[stream] = found
-    return ppns[:found], useful[:found], words[:found], ends
+    return PageList(ppns[:found], useful[:found], words[:found], ends)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def plan_channels(  # type: ignore[no-untyped-def]
-    e_slots, k_slots, channels, seq_lens, m, T, n, of_k, run_bytes, scale_bytes, word_bytes
+    e_slots, k_slots, channels, seq_lens, m, T, n, k_row_bytes, k_value_bytes, run_bytes, scale_bytes, word_bytes
 ):
     """List the flash pages of each stream's ascending selected channels.
 
     A group without embedding pages is read from K's token pages, if they are in flash.
-
-    Args:
-        of_k: Bytes of a row of K, and of one value in it.
     """
     streams, parts, groups = e_slots.shape
     r = channels.shape[1]
-    of_run = scale_bytes, run_bytes, run_bytes + scale_bytes // m, word_bytes
-    of_row = 0, of_k[0], of_k[1] * r, word_bytes
+    of_run = RowForm(scale_bytes, run_bytes, run_bytes + scale_bytes // m, word_bytes)
+    of_row = RowForm(0, k_row_bytes, k_value_bytes * r, word_bytes)
     ppns = np.empty(streams * (min(r, parts) * groups + k_slots.shape[1]), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
     ends, found = np.empty(streams, np.int64), 0
@@ -104,7 +129,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
                 found, word = _hit(slot, page, row, of_run, last, word, found, ppns, useful, words)
                 last = page
         ends[stream] = found
-    return ppns[:found], useful[:found], words[:found], ends
+    return PageList(ppns[:found], useful[:found], words[:found], ends)
 
 
 def stack(tables: list[U32], groups: int) -> U32:

@@ -14,7 +14,7 @@ from csd_spec.arrays import F16, I32, I64, U32, Bools
 from csd_spec.view import UNMAPPED, in_flash
 from ftl.flash.plan import PagePlan
 from ftl.kv.map import KvMap
-from ftl.kv.pages import plan_channels, plan_tokens
+from ftl.kv.pages import PageList, plan_channels, plan_tokens
 
 
 class Reader:
@@ -42,7 +42,7 @@ class Reader:
 
     def _tokens(self, view: KvSlotView, slots: U32, tokens: I32, counts: I64) -> PagePlan:
         row_bytes = view.layout.row_bytes
-        return self._plan(*plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
+        return self._plan(plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, self._word_bytes))
 
     def _whole_map(self, view: KvSlotView, name: str, slots: U32, tokens: I32) -> PagePlan:
         """All pages of K or V; the plan is cached until a group is full."""
@@ -60,8 +60,8 @@ class Reader:
         """
         slots, lay = (view.e_slots, view.k_slots), view.layout
         of_row = lay.row_bytes, max(1, lay.row_bytes // lay.head_dim)
-        shape = lay.m, lay.T, lay.n, of_row, lay.run_bytes, lay.scale_bytes
-        plan = self._plan(*plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
+        shape = lay.m, lay.T, lay.n, *of_row, lay.run_bytes, lay.scale_bytes
+        plan = self._plan(plan_channels(*slots, channels, view.seq_lens, *shape, self._word_bytes))
         missed = self.store.cache.touch(plan.ppns)
         self.store.counters.cached += plan.ppns.size - int(missed.sum())
         return plan.only(missed)
@@ -70,8 +70,8 @@ class Reader:
         """Pages of INT8 rows for ascending tokens (N, k), read as whole pages."""
         row_bytes = (2 - view.layout.latent) * view.layout.head_dim
         slots = view.maps["refined"][:, 0]
-        ppns, useful, _, ends = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
-        return self._whole(ppns, useful, ends)
+        found = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
+        return self._whole(found.ppns, found.useful, found.ends)
 
     def coarse_pages(self, view: KvSlotView, name: str, groups: Bools | None = None) -> PagePlan:
         """Pages of the map `scores` or `values`, read as whole pages; `groups` (N, groups) selects, None means all.
@@ -88,6 +88,7 @@ class Reader:
         return self._whole(slots[stored], useful, np.cumsum(stored.sum((1, 2))))
 
     def _whole(self, ppns: U32, useful: I64, ends: I64) -> PagePlan:
+        assert ends[-1] == ppns.size == useful.size, "streams end before the last page"
         self.store.page_in(ppns)
         return PagePlan(ppns, useful, np.full(ppns.size, self.store.geometry.page_bytes), ends)
 
@@ -102,9 +103,11 @@ class Reader:
         word = self._word_bytes or size
         return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
-    def _plan(self, ppns: U32, useful: I64, words: I64, ends: I64) -> PagePlan:
-        self.store.page_in(ppns)
-        return PagePlan(ppns, useful, words * (self._word_bytes or self.store.geometry.page_bytes), ends)
+    def _plan(self, found: PageList) -> PagePlan:
+        assert not found.ends.size or found.ends[-1] == found.ppns.size, "streams end before the last page"
+        self.store.page_in(found.ppns)
+        nbytes = found.words * (self._word_bytes or self.store.geometry.page_bytes)
+        return PagePlan(found.ppns, found.useful, nbytes, found.ends)
 
     def read_ranges(self, ranges: Seq[tuple[int, range]], layers: range) -> tuple[F16, F16, list[PagePlan]]:
         """Keys and values of ranges of sequences of one shape, each (layers, tokens of all, H, d), and their pages.

@@ -57,6 +57,7 @@ def relayout(reader: Reader, handle: int, layout: PageFormat, start_ns: int) -> 
         store.counters.groups += ppns.size
     for layer in used:
         kv.unmap(seq, COPY, layer, 0)
+    assert (seq.maps[COPY].buffers < 0).all(), f"sequence {handle}: the old copy keeps buffers"
     kv.invalidate_plans()
     kv.usage.remove(seq)
     seq.layout, seq.maps[COPY] = layout, new

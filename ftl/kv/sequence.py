@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from csd_spec import PageFormat
 from csd_spec.arrays import F32, I64, U16, U32
+from csd_spec.view import in_flash
 from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, maps_of
 
@@ -63,6 +66,7 @@ class Sequence:
         """Owners (groups,) of the first `groups` full groups."""
         chain = self.owners[layer]
         ends = [groups if tokens < 0 else tokens // per_group for _, tokens in chain]
+        assert not groups or ends[-1] >= groups, f"layer {layer}: full groups without an owner"
         which = np.searchsorted(ends, np.arange(groups), side="right")
         owners: I64 = np.array([owner for owner, _ in chain], np.int64)[which]
         return owners
@@ -76,7 +80,20 @@ class Sequence:
             before = pruned[-1][1] if pruned else 0
             if any(kept // size > before // size for size in sizes):
                 pruned.append((old, kept))
+        assert all(a < b for (_, a), (_, b) in pairwise(pruned)), f"layer {layer}: {pruned} are not ascending"
         self.owners[layer] = [*pruned, (owner, -1)]
+
+    def check_layer(self, layer: int) -> None:
+        """Assert that full groups in flash and an open group in drive DRAM hold exactly a layer's tokens."""
+        for name, mapped in self.primary.items():
+            full, position = divmod(int(self.lengths[layer]), mapped.per_group)
+            assert mapped.buffered(layer) == (position > 0), (
+                f"sequence {self.handle}, layer {layer}: open group of {name}"
+            )
+            slots = mapped.holder.slots[layer, 0]
+            ends = in_flash(slots[max(0, full - 1) : full + 1])
+            assert not full or ends[0], f"sequence {self.handle}, layer {layer}: a full group of {name} has no page"
+            assert not ends[full > 0 :].any(), f"sequence {self.handle}, layer {layer}: pages after the end of {name}"
 
     def expect(self, tokens: int) -> None:
         """Tell the writer to expect `tokens` tokens in every layer, so that it opens extents of a suitable width."""

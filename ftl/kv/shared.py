@@ -20,6 +20,7 @@ class SharedPages:
 
     def share(self, ppns: U32) -> None:
         """Add one reference to these pages."""
+        assert self.others[ppns].max(initial=0) < np.iinfo(self.others.dtype).max, "a page has too many holders"
         self.others[ppns] += 1
 
     def release(self, ppns: U32) -> NDArray[np.bool_]:
@@ -34,5 +35,6 @@ class SharedPages:
 
     def moved(self, old: U32, new: U32) -> None:
         """Move the counts of pages."""
+        assert not self.others[new].any(), "a page that was free has holders"
         self.others[new] = self.others[old]
         self.others[old] = 0

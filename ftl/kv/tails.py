@@ -37,10 +37,12 @@ class GroupBuffers:
         slots = self._returned[split:] + list(range(self._fresh, self._fresh + count - again))
         del self._returned[split:]
         self._fresh += count - again
+        assert len(slots) == count and self._fresh <= self.capacity
         return np.array(slots, np.int64)
 
     def release(self, slots: I64) -> None:
         """Return buffers to the pool."""
+        assert slots.min(initial=0) >= 0 and slots.max(initial=0) < self._fresh, "a buffer that was never taken"
         self._returned += slots.tolist()
         assert self.left <= self.capacity, "a buffer was given back twice"
 
@@ -69,15 +71,18 @@ class OpenGroups:
         """Free `count` buffers by evicting unfinished groups of copies, whose rows the primary maps hold."""
         while count > self.buffers.left and self._copies:
             mapped, layer = next(iter(self._copies))
+            assert not mapped.primary, "rows that no other map holds are evicted"
             self._release(mapped, layer)
             mapped.slots[layer][~in_flash(mapped.slots[layer])] = UNMAPPED
 
     def _release(self, mapped: GroupMap, layer: int) -> None:
+        assert mapped.buffered(layer), f"layer {layer} has no buffers to release"
         self.buffers.release(mapped.buffers[layer])
         mapped.buffers[layer] = -1
         if not mapped.primary:
             del self._copies[mapped, layer]
             self._of_copies -= mapped.streams
+            assert self._of_copies >= 0
 
     def release_all(self, mapped: GroupMap) -> None:
         """Release the buffers of all layers."""
@@ -102,6 +107,7 @@ class OpenGroups:
             mapped.slots[layer, :, group] = dram_slots(mapped.buffers[layer])
         elif mapped.buffered(layer):
             self._release(mapped, layer)
+        assert mapped.buffered(layer) == (position > 0)
         return position > 0
 
     def _before(self, mapped: GroupMap, layer: int, group: int) -> U16 | None:
@@ -119,4 +125,5 @@ class OpenGroups:
             if begins:
                 mapped.begin(self.content, buffers, self._before(mapped, layer, (length + tokens) // mapped.per_group))
                 rows = rows[rows.shape[0] - position :]
+            assert rows.shape[0] == (position if begins else tokens), "the open group lacks rows"
             mapped.fill(self.content, buffers, position - rows.shape[0], rows)

@@ -96,5 +96,10 @@ class Accounts:
         self._count(seq, layer_usage(seq, after), 1)
 
     def _count(self, seq: Sequence, usage: Usage, times: int) -> None:
-        self.total.add(usage, times)
-        self.of(seq.label).add(usage, times)
+        mine = self.of(seq.label)
+        for each in (self.total, mine):
+            each.add(usage, times)
+        assert min(mine.sequences, mine.table_bytes, mine.pages, mine.buffers, mine.tails) >= 0, (
+            f"label {seq.label}: {mine}"
+        )
+        assert mine.sequences <= self.total.sequences and mine.pages <= self.total.pages

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import CacheLayerMixin
 
-from host_driver.driver import Batch, Driver, MiniBatch
+from host_driver.driver import Batch, Driver, MicroBatch
 from host_driver.hf.external_cache import ExternalCache, NotCopyable
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import UnsupportedModelError
@@ -137,7 +137,7 @@ class CsdCache(ExternalCache):
         self.driver, self.config, self.max_tokens, self.in_drives = driver, config, max_tokens, in_drives
         self.batch: Batch | None = None
         self.rows = slice(None)
-        self.micro_batch: MiniBatch | None = None
+        self.micro_batch: MicroBatch | None = None
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: CsdLayer | None = None
         self._seen: tuple[torch.Tensor | None, NDArray[np.bool_]] | None = None
@@ -196,7 +196,7 @@ class CsdCache(ExternalCache):
             )
 
     @contextmanager
-    def whole(self, micro_batch: MiniBatch) -> Iterator[None]:
+    def whole(self, micro_batch: MicroBatch) -> Iterator[None]:
         """Run a decode step of all sequences as one micro-batch."""
         self.micro_batch = micro_batch
         try:
@@ -204,7 +204,7 @@ class CsdCache(ExternalCache):
         finally:
             self.micro_batch = None
 
-    def part(self, rows: slice, micro_batch: MiniBatch) -> CsdCache:
+    def part(self, rows: slice, micro_batch: MicroBatch) -> CsdCache:
         """View of the sequences in `rows`, for one micro-batch of one decode step."""
         part = CsdCache(self.driver, self.config, self.max_tokens, self.layers, self.in_drives)
         part.batch, part.rows, part.micro_batch, part.valid = self.batch, rows, micro_batch, self.valid[rows]

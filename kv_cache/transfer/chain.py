@@ -13,7 +13,7 @@ import numpy as np
 
 from csd_io.compiled import njit
 from csd_spec.arrays import F64
-from kv_cache.cost import ServingCost
+from kv_cache.cost import ServingCost, StepLine
 from kv_cache.planner.problem import Offload, device_layers, option_arrays, run
 
 
@@ -55,23 +55,22 @@ def decode_s(
 
 
 @njit(cache=True, nogil=True)
-def _steps(line, room, tokens, asked, due, in_drives, shares, until_s, extra_s, took):  # type: ignore[no-untyped-def]
+def _steps(line: StepLine, room, tokens, asked, due, in_drives, shares, until_s, extra_s, took):  # type: ignore[no-untyped-def]
     """Fill `took` until the requests do not fit or the time limit is reached; returns the number of steps."""
-    step_s, token_s, fetch_s, fetch_token_s, call_s, read_token_s, block = line
     R, L = tokens.size, asked.shape[2]
     compute, ends, slower = np.zeros(L), np.zeros(L + 1), np.zeros(in_drives.shape)
     fetch, chosen, passed = np.zeros(R), np.zeros(R, np.int64), 0.0
     for step in range(took.size):
         held = 0
         for r in range(R):
-            held += shares[r] * -(-(tokens[r] + step) // int(block))
+            held += shares[r] * -(-(tokens[r] + step) // line.block_tokens)
         if held > room * L or passed >= until_s:
             return step
-        compute[:] = (step_s + token_s * (tokens.sum() + R * step)) / L
+        compute[:] = (line.step_s + line.token_s * (tokens.sum() + R * step)) / L
         for r in range(R):
             now = tokens[r] + step
-            fetch[r] = (fetch_s + fetch_token_s * now) / L
-            slower[r] = in_drives[r] * (read_token_s * now + call_s / R - token_s * now / L)
+            fetch[r] = (line.fetch_s + line.fetch_token_s * now) / L
+            slower[r] = in_drives[r] * (line.drive_token_s * now + line.call_s / R - line.token_s * now / L)
         run(compute, fetch, asked, due, slower, chosen, ends)
         took[step] = ends[L] + extra_s[step]
         passed += took[step]

@@ -101,6 +101,7 @@ class MemoryFrame:
             return self._map
 
     def view(self, at: int, nbytes: int) -> memoryview:
+        assert 0 <= at <= at + nbytes <= self._size, f"bytes {at} to {at + nbytes} of a frame of {self._size}"
         return memoryview(self.buffer)[at : at + nbytes]
 
     def load(self, at: int, into: memoryview) -> None:
@@ -115,7 +116,7 @@ class MemoryFrame:
             self._map.madvise(mmap.MADV_DONTNEED, first, self._size - first)
 
     def free(self) -> None:
-        self._map = None  # unmapped when the last view of it is released
+        self._map, self._size = None, 0  # unmapped when the last view of it is released
 
 
 class Memory:

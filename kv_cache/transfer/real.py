@@ -129,6 +129,7 @@ class RealTransfers:
             def ended() -> None:
                 nonlocal count
                 count -= 1
+                assert count >= 0, f"{block}: a transfer ends twice"
                 if count <= 0:
                     frame.free()
 
@@ -180,6 +181,7 @@ class RealTransfers:
                 self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        assert not any(self._queues.values()), "a transfer was queued after the end"
         for frame in self.frames.values():
             frame.free()
         self.frames.clear()
@@ -228,6 +230,7 @@ class RealTransfers:
 
         def ended() -> None:
             copy.waits -= 1
+            assert copy.waits >= 0, f"{copy.route.name}: a transfer ends twice"
             if not copy.waits:
                 go()
 
@@ -273,6 +276,7 @@ class RealTransfers:
         copy.began_ns = time.monotonic_ns()
         if copy.error is None:
             try:
+                assert not (copy.done or copy.waits) and 0 <= nbytes <= self._pending[name] and self._under_way > 0
                 move(copy.source, copy.target, copy.first, copy.end, bounce)
             except Exception as error:  # raised by the waiters of this copy
                 copy.error = error

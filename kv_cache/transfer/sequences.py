@@ -206,6 +206,7 @@ class SequenceStore:
 
     def move(self, kv: Kv, to: Level, urgency: int) -> None:
         """Queue a copy of a KV cache to a tier."""
+        assert kv.move is None and kv.level is not to, f"request {kv.sequence.number}: it is on its way, or there"
         links = (
             ()
             if kv.level is None
@@ -227,7 +228,7 @@ class SequenceStore:
     def drop(self, kv: Kv) -> None:
         """Drop a KV cache that is not in flight."""
         assert kv.level is not None and kv.move is None
-        self.free[kv.level] += self.size(kv, kv.level)
+        self._release(kv)
         kv.level = None
         self._start()
 
@@ -266,6 +267,7 @@ class SequenceStore:
             idle = all(link not in other.links for other in self.running for link in move.links)
             if idle and self.free[move.to] >= (taken := self.size(move.kv, move.to)):
                 self.waiting.remove(move)
+                assert move.kv.move is move and move.end_s is None, f"request {move.kv.sequence.number}: copied twice"
                 self.free[move.to] -= taken
                 takes_s = max((self.levels.copy_s(link, move.size) for link in move.links), default=0.0)
                 move.end_s = self.now_s + takes_s
@@ -279,6 +281,14 @@ class SequenceStore:
 
     def _end(self, move: Move) -> None:
         kv = move.kv
+        assert kv.move is move and move.end_s is not None and move.end_s <= self.now_s
         if kv.level is not None:
-            self.free[kv.level] += self.size(kv, kv.level)
+            self._release(kv)
         kv.level, kv.move = move.to, None
+
+    def _release(self, kv: Kv) -> None:
+        """Free the space of a KV cache in its tier."""
+        assert kv.level is not None
+        self.free[kv.level] += self.size(kv, kv.level)
+        capacity = self.levels.capacities()[kv.level]
+        assert self.free[kv.level] <= capacity, f"{kv.level.name}: {self.free[kv.level]} of {capacity} bytes are free"

@@ -103,6 +103,7 @@ class SimulatedTransfers:
 
         def go() -> None:
             copy.waits -= 1
+            assert copy.waits >= 0, f"{copy.copy_range.block}: a transfer that it waits for ends twice"
             if copy.waits <= 0:
                 self._start(copy)
 
@@ -143,6 +144,7 @@ class SimulatedTransfers:
 
     def end(self) -> None:
         self.events.run_to(max(self._ready_ns.values(), default=0))
+        assert self.now_ns >= self._began_ns
         self.iterations_ns.append(self.now_ns - self._began_ns)
         self._began_ns = self.now_ns
 
@@ -175,6 +177,7 @@ class SimulatedTransfers:
     def _start(self, copy: SimulatedTransfer) -> None:
         """Start a copy: cut it into pieces that enter the first link one after the other."""
         copy_range, route = copy.copy_range, copy.route
+        assert not (copy.waits or copy.pieces_left or copy.done), f"{copy_range.block}: its transfer starts twice"
         copy.began_ns = self.now_ns
         row = copy_range.row_bytes
         first, end = route.blocks(copy_range.first * row, (copy_range.first + copy_range.tokens) * row)
@@ -219,6 +222,7 @@ class SimulatedTransfers:
 
         def over() -> None:
             copy.pieces_left -= 1
+            assert copy.pieces_left >= 0
             if not copy.pieces_left:
                 self._ended(copy)
 
@@ -239,17 +243,20 @@ class SimulatedTransfers:
                 self.network.send(links[stage], nbytes, lambda: passed(stage + 1))
                 return
             back.dirty -= nbytes
+            assert back.dirty >= 0, f"{back.dirty} dirty bytes"
             while back.waiting and not back.full:
                 back.waiting.pop(0)()
 
         passed(0)
 
     def _entered(self, copy: SimulatedTransfer) -> None:
+        assert not copy.entered
         copy.entered = True
         for act in copy.when_entered:
             act()
 
     def _ended(self, copy: SimulatedTransfer) -> None:
+        assert copy.entered and not copy.done and not copy.pieces_left
         copy.done, copy.ended_ns = True, self.now_ns
         for act in copy.when_done:
             act()

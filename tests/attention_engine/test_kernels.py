@@ -1,6 +1,7 @@
 """Kernels over scattered pages against Algorithm 1 in float64.
 
-partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/reference.py
+partner of: attention_engine/_half.py, attention_engine/_parallel.py, attention_engine/forms.py,
+attention_engine/reference.py
 """
 
 import multiprocessing

@@ -41,8 +41,10 @@ def package(tmp_path):
     folder.mkdir()
     (folder / "__init__.py").touch()
 
-    def write(factor=3, base=0, names="times", body="times(x) + OWN", more=""):
-        (folder / "third.py").write_text(f"import numpy as np\nBASE = {base}\nTABLE = np.array([BASE])\n")
+    def write(factor=3, base=0, names="times", body="times(x) + OWN", more="", fields=("first", "second")):
+        pair = f"class Pair(NamedTuple):\n    {fields[0]}: int\n    {fields[1]}: int\n"
+        third = f"import numpy as np\nfrom typing import NamedTuple\nBASE = {base}\nTABLE = np.array([BASE])\n"
+        (folder / "third.py").write_text(third + pair)
         (folder / "callee.py").write_text(CALLEE.format(package="made", factor=factor))
         (folder / "caller.py").write_text(CALLER.format(package="made", names=names, body=body, more=more))
 
@@ -90,6 +92,13 @@ def test_tables_and_constants_behind_a_module_are_seen(package, way):
     for base, kept in ((3, 0), (3, 1), (5, 0)):
         write(base=base, body=body, more=way)
         assert run() == [2 * base, kept]
+
+
+def test_order_of_a_tuples_fields_is_seen(package):
+    write, run = package
+    for fields, result in ((("first", "second"), 2), (("second", "first"), 10)):
+        write(body="Pair(x, 10).first", more="from made.third import Pair", fields=fields)
+        assert run() == [result, 0]
 
 
 def test_a_tuple_of_functions_has_no_address(package):

@@ -113,6 +113,21 @@ def test_what_was_cropped_or_freed_is_gone():
     assert all(each.left == each.capacity for each in buffers)
 
 
+def test_read_inside_a_step_does_not_turn_time_back():
+    """Copies from drives during a step may end after it: the step keeps its time, and the host's time its direction."""
+    talk, alone = Talk(1), Talk(1)
+    alone.step()
+    q, k, v = half(talk.generator, 2, 8, 16), half(talk.generator, 2, 4, 16), half(talk.generator, 2, 4, 16)
+    with talk.driver.step(1) as (part,):
+        for layer in range(SHAPE.layers):
+            talk.driver.decode(talk.batch, slice(None), part, layer, q, k, v)
+        while talk.driver.now_ns <= part.now_ns:
+            talk.driver.read(talk.batch, slice(None), 0)
+        read_ns = talk.driver.now_ns
+    assert talk.driver.now_ns == read_ns
+    assert talk.driver.traffic.total.ns == alone.driver.traffic.total.ns > 0
+
+
 def test_drives_are_flushed_every_so_many_steps():
     talk = Talk(1, flush_interval_steps=2)
     flushed = []

@@ -41,6 +41,7 @@ class FlashTiming(ABC):
         if self.listener:
             self.listener("program", ppns, start_ns)
         finish_ns = self.program_ends(ppns, start_ns)
+        assert finish_ns >= start_ns, "the program ends before it starts"
         self.programmed_ns = max(self.programmed_ns, finish_ns)
         return finish_ns
 

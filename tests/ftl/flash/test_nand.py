@@ -1,6 +1,6 @@
 """Violations of the NAND rules raise errors.
 
-partner of: ftl/flash/program_order.py
+partner of: ftl/flash/operations.py, ftl/flash/program_order.py
 """
 
 from contextlib import closing

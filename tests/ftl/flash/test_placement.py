@@ -103,6 +103,20 @@ def fill(placement, left=0):
         allocate(placement, taken, [0, 1])
 
 
+def test_full_placement_keeps_bad_blocks_sealed(small):
+    """A bad block takes no more pages, also after an allocation that did not fit."""
+    writer, g = Writer(2), small.geometry
+    ppns = np.sort(allocate(small, writer, np.zeros(1)))
+    small.nand.program(ppns, np.zeros((1, 512), np.uint8), ppns.astype(np.uint64))
+    (block,) = small.nand.block_of(ppns).tolist()
+    small.nand.bad[block] = 1
+    small.seal(block)
+    with pytest.raises(OutOfSpaceError):
+        allocate(small, writer, np.zeros(g.pages), reserve=g.blocks // 2)
+    assert block in writer.blocks
+    assert block not in small.nand.block_of(allocate(small, writer, np.zeros(2 * g.pages_per_block)))
+
+
 def test_take_over_fills_blocks_of_least_recently_used_writer(small):
     older, newer, wanting = lending(small, 3), lending(small, 5), Writer(2, lends=True)
     fill(small)
