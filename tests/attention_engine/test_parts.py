@@ -40,7 +40,7 @@ def weight(rows):
     cuts=st.lists(st.floats(0, 1), max_size=4),
     scale=st.sampled_from([0.01, 1, 100]),
 )
-def test_parts_wherever_they_are_cut_are_the_whole(seed, S, cuts, scale):
+def test_merged_parts_equal_whole_for_any_cut(seed, S, cuts, scale):
     """Some parts without tokens; at scale 100 most parts have zero weight."""
     generator = np.random.default_rng(seed)
     q, K, V = scale * generator.standard_normal((3, D)), *generator.standard_normal((2, S, D))
@@ -60,7 +60,7 @@ def test_parts_wherever_they_are_cut_are_the_whole(seed, S, cuts, scale):
 
 
 @given(st.data(), SHAPES)
-def test_one_part_comes_back_with_the_same_bits(data, shape):
+def test_merge_of_one_part_changes_no_bit(data, shape):
     out = data.draw(arrays(np.float32, (*shape, D), elements=FINITE))
     m = data.draw(arrays(np.float32, shape, elements=FINITE))
     l = data.draw(arrays(np.float32, shape, elements=st.floats(2.0**-100, 2.0**100, width=32)))  # noqa: E741
@@ -76,7 +76,7 @@ def test_one_part_comes_back_with_the_same_bits(data, shape):
         np.testing.assert_array_equal(rows_again, rows)
 
 
-def test_parts_without_a_token_are_zeros_and_go_on_as_such():
+def test_merge_of_empty_parts_is_empty():
     nothing = part_of(np.zeros((2, D)), np.zeros((0, D)), np.zeros((0, D)))
     out, rows = merged([nothing, nothing])
     np.testing.assert_array_equal(out, np.zeros((2, D)))
@@ -85,7 +85,7 @@ def test_parts_without_a_token_are_zeros_and_go_on_as_such():
     np.testing.assert_array_equal(merged([(out, rows), some])[0], some[0])
 
 
-def test_logits_far_from_0_neither_overflow_nor_vanish():
+def test_large_logits_neither_overflow_nor_underflow():
     out = np.stack([np.full((2, D), value, np.float32) for value in (1, 3)])
     rows = np.array([[[5e4, 1], [-5e4, 1]], [[5e4, 3], [-5e4 - 200, 1]]], np.float32)
     found, whole = merge(out, rows)
@@ -99,7 +99,7 @@ def part(m, l):  # noqa: E741
     return np.zeros((1, D), np.float32), np.array([[m, l]], np.float32)
 
 
-def test_a_weight_that_is_not_known_is_refused():
+def test_part_with_unknown_weight_is_refused():
     with pytest.raises(ValueError, match=r"^part 1: the softmax weight of 1 of 1 rows is not known \(l = 0\)$"):
         merged([part(0, 1), part(0, 0)])
     with pytest.raises(ValueError, match="part 0: the softmax weight"):
@@ -107,7 +107,7 @@ def test_a_weight_that_is_not_known_is_refused():
 
 
 @pytest.mark.parametrize(("m", "l"), [(np.nan, 1), (np.inf, 1), (0, np.nan), (0, np.inf), (0, -1)])
-def test_what_is_no_weight_is_refused(m, l):  # noqa: E741
+def test_part_with_invalid_weight_is_refused(m, l):  # noqa: E741
     with pytest.raises(ValueError, match="part 0: rows: m must be a finite logit or -inf, l a finite weight"):
         merged([part(m, l), part(0, 1)])
 

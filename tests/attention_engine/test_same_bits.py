@@ -65,7 +65,7 @@ def own(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", FEATURES)
-def test_every_form_has_the_bits_of_the_own(tmp_path, own, way):
+def test_every_instruction_set_gives_same_bits(tmp_path, own, way):
     """For the variants whose instructions this processor has."""
     has = {f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there}
     if not set(FEATURES[way].split(",")) <= has:

@@ -71,7 +71,7 @@ def test_lightest_groups_within_the_share_are_light():
         (-3, [0, 0, 0, 0, 0, 1]),
     ],
 )
-def test_lightest_of_all_streams_go_where_the_budget_ends(left, kept):
+def test_lightest_groups_dropped_at_end_of_budget(left, kept):
     """Rows in drive DRAM cost nothing, and are read however small their weight is."""
     reads = np.array([[1, 1, 0], [1, 1, 1]], np.bool_)
     costs = np.array([[2, 2, 2], [2, 2, 0]])
@@ -80,7 +80,7 @@ def test_lightest_of_all_streams_go_where_the_budget_ends(left, kept):
     np.testing.assert_array_equal(reads.ravel(), kept)
 
 
-def test_among_groups_that_weigh_the_same_the_first_go():
+def test_groups_of_equal_weight_dropped_in_order():
     reads = np.ones((2, 2), np.bool_)
     left = drop_unaffordable(reads, np.ones((2, 2), np.int64), np.full((2, 1, 2), 0.25, np.float32), 1)
     assert (reads.ravel().tolist(), left) == ([False, False, False, True], 0)
@@ -100,7 +100,7 @@ def chosen(step, left, lost=0.05, least=1e-5):
     return spend(step.view, worth, logits, left, lost, least), kept, form
 
 
-def test_masses_after_a_choice_are_those_of_other_tokens():
+def test_masses_exclude_chosen_tokens():
     step = Drive(64, "progressive", [1200, 800], alone=3).step(2, sharp=3)
     form, (logits, variances) = step.view.layout.progressive, score(step.view, step.q)
     worth = weigh_pages(logits, step.seq_lens, (form.n, form.value_tokens, 0), variances)
@@ -134,7 +134,7 @@ def test_best_pages_of_all_streams_come_first():
         assert left < 10**6 or (gains <= 1e-5).all()
 
 
-def test_what_no_codes_stand_for_is_read_whatever_it_costs():
+def test_tokens_without_codes_are_always_read():
     step = Drive(64, "progressive", [100, 700]).step(2)
     choice, _, form = chosen(step, 0)
     assert (choice.counts[:2] == 100).all() and not (choice.counts[2:] == 700).any()

@@ -56,7 +56,7 @@ def terms_of(values, spread=0.3):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_terms_that_say_nothing_change_no_bit(small_drive, name):
+def test_neutral_terms_change_no_bit(small_drive, name):
     layout = "fp16" if name in ON_ROWS else "progressive-exact"
     plain, said = Drive(small_drive, 0, layout).step(None), Drive(small_drive, 0, layout).step(terms_of(NOTHING, 0))
     np.testing.assert_array_equal(METHODS[name](plain), METHODS[name](said))
@@ -66,7 +66,7 @@ def test_terms_that_say_nothing_change_no_bit(small_drive, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EXACT)
-def test_output_is_exact_over_what_was_chosen(small_drive, name, kind):
+def test_output_with_terms_equals_exact_over_chosen(small_drive, name, kind):
     """Tokens that are not chosen count as the mean of V with their approximate weight; then the sink takes its share of
     all.
     """
@@ -110,7 +110,7 @@ def test_whole_outputs_against_the_oracle(small_drive, name, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["kivi", "progressive"])
-def test_few_bits_err_no_more_than_they_do_without(small_drive, name, kind):
+def test_low_bit_error_is_not_larger_with_terms(small_drive, name, kind):
     layout = "fp16" if name in ON_ROWS else "progressive4-exact"
     errors = []
     for terms in (terms_of(NOTHING, 0), terms_of(KINDS[kind])):
