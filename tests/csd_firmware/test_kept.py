@@ -169,13 +169,13 @@ def live(twins, bits, methods, rounds):
     ],
 )
 @pytest.mark.parametrize("dram_bytes", [1 << 20, 64 * 512])
-def test_what_is_kept_changes_nothing(small_drive, schedule, bits, methods, dram_bytes):
+def test_cached_plans_change_no_result(small_drive, schedule, bits, methods, dram_bytes):
     engine = replace(small_drive.engine, schedule=schedule)
     for seed in range(2):
         live(Twins(replace(small_drive, engine=engine, dram_bytes=dram_bytes), seed), bits, methods, 20)
 
 
-def test_what_is_kept_changes_nothing_where_data_is_lost(small_drive):
+def test_cached_plans_change_no_result_with_data_loss(small_drive):
     for seed in range(4):
         twins = Twins(small_drive, seed, FaultPlan(seed=seed, raw_bit_errors=5.8e-3))
         live(twins, 16, ("dense", "sparf"), 15)
@@ -194,7 +194,7 @@ def one_decoding(drive, faults=None):
     return twins, (handle,)
 
 
-def test_a_step_finds_pages_where_they_were_moved(small_drive):
+def test_step_reads_pages_moved_by_collection(small_drive):
     twins, seqs = one_decoding(small_drive)
     assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     for firmware in twins.both:
@@ -221,7 +221,7 @@ def test_a_sequence_that_was_freed_between_steps_is_unknown(small_drive):
     assert twins.attend(seqs, 0, "dense").status is Status.UNKNOWN_SEQUENCE
 
 
-def test_what_is_kept_is_bounded(small_drive):
+def test_number_of_cached_plans_is_bounded(small_drive):
     twins, _ = one_decoding(small_drive)
     twins.create(6, 16)
     kv, batches = twins.both[0].ftl.kv, list(permutations(twins.lengths))

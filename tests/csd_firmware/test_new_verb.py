@@ -95,7 +95,7 @@ def device(request, small_drive, tmp_path):
     server.stop()
 
 
-def test_it_goes_through_every_device(device):
+def test_new_verb_runs_on_every_device(device):
     done = device.submit(tailed(filled(device)), 0).result()
     assert (done.status, done.reason) == (Status.SUCCESS, "")
     np.testing.assert_array_equal(done.data[0], ROWS[None, -5:] + np.float16(1))
@@ -104,7 +104,7 @@ def test_it_goes_through_every_device(device):
     assert sum(done.breakdown_ns.values()) == done.latency_ns
 
 
-def test_it_survives_its_bytes_and_is_refused_with_others():
+def test_new_verb_encoding_round_trips():
     command = tailed((3,))
     request = encode(command)
     assert (request.opcode, request.parameters) == (0xD2, (1, 0, H, D, 5))
@@ -115,7 +115,7 @@ def test_it_survives_its_bytes_and_is_refused_with_others():
         decode(replace(request, payload=bytes(request.payload)[:-1]))
 
 
-def test_it_is_checked(small_drive):
+def test_new_verb_invalid_fields_are_refused(small_drive):
     device = InProcessDevice(small_drive)
     good = tailed(filled(device))
     for command, status, reason in (
@@ -130,7 +130,7 @@ def test_it_is_checked(small_drive):
     device.close()
 
 
-def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
+def test_new_verb_obeys_tenant_and_window_limits(small_drive):
     firmware = Firmware(small_drive)
     alice, bob = (Tenant(firmware, b"secret", name) for name in ("alice", "bob"))
     hers = tuple(alice.step(SeqCreate(1, 1, H, D, 512), 0).data[0].tolist())
@@ -141,7 +141,7 @@ def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
     assert (done.status, "1,280 bytes to the host" in done.reason) == (Status.INVALID_FIELD, True)
 
 
-def test_it_is_fuzzed(monkeypatch):
+def test_new_verb_is_fuzzed(monkeypatch):
     with place("memory", fuzz.DRIVE.geometry) as where:
         world = fuzz.FuzzWorld(3, where, 16)
     seeds = [command.seqs for command in world.seeds() if isinstance(command, KvTail)]

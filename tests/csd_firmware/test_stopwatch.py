@@ -5,7 +5,7 @@ import pytest
 from csd_firmware.stopwatch import LatencyBreakdown
 
 
-def test_shares_add_up_to_the_whole():
+def test_shares_of_units_add_up_to_latency():
     watch = LatencyBreakdown(100)
     watch.spend("link", 5)
     watch.until("queue", 90)  # already in the past
@@ -15,6 +15,6 @@ def test_shares_add_up_to_the_whole():
     assert (watch.now_ns, sum(watch.breakdown_ns.values())) == (142, 42)
 
 
-def test_a_unit_of_ones_own_is_refused():
+def test_unknown_unit_is_refused():
     with pytest.raises(ValueError, match="unit 'mine'"):
         LatencyBreakdown(0).spend("mine", 1)

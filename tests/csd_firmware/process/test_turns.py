@@ -8,7 +8,7 @@ from csd_firmware.process.turns import FifoLock
 from tests.served import until
 
 
-def test_turns_go_round_in_the_order_of_those_who_wait() -> None:
+def test_fifo_lock_serves_waiters_in_order() -> None:
     turns, order, inside = FifoLock(), list[int](), list[int]()
 
     def enter(number: int) -> None:
@@ -31,7 +31,7 @@ def test_turns_go_round_in_the_order_of_those_who_wait() -> None:
         pass
 
 
-def test_who_has_had_a_turn_waits_for_those_who_came_meanwhile() -> None:
+def test_fifo_lock_owner_requeues_after_waiters() -> None:
     """A plain lock goes to the thread that asks again at once, as often as it does."""
     turns, order = FifoLock(), list[str]()
 
