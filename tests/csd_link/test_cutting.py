@@ -51,7 +51,7 @@ def attend(count):
 @given(lengths_of, slots)
 @example([0] * 50, TOKEN + 16)
 @settings(max_examples=examples(200))
-def test_parts_of_an_append_fit_and_are_its_rows_in_order(lengths, slot):
+def test_parts_of_append_fit_and_keep_order(lengths, slot):
     whole = append(lengths)
     parts = parts_of(whole, slot)
     fits = len(encode(whole).payload) <= slot
@@ -80,7 +80,7 @@ BY_ROWS = {
 
 @pytest.mark.parametrize("name", BY_ROWS)
 @pytest.mark.parametrize("slot", [400, 1000, 4096])
-def test_other_commands_are_cut_by_rows(name, slot):
+def test_other_commands_are_split_by_rows(name, slot):
     whole = BY_ROWS[name]
     verb, parts = VERBS[type(whole)], parts_of(whole, slot)
     assert all(len(encode(part).payload) <= slot for part in parts)
@@ -124,7 +124,7 @@ def test_oversized_token_is_refused():
 
 @given(lengths_of, st.integers(0, 45), st.integers(0, 45), st.integers(1, 50))
 @settings(max_examples=examples(200))
-def test_parts_of_a_read_have_its_tokens_in_order(lengths, first, tokens, most):
+def test_parts_of_read_keep_token_order(lengths, first, tokens, most):
     whole = KvRead(tuple(range(1, len(lengths) + 1)), 0, first, tokens)
     device = type("Device", (), {"max_bytes": most * TOKEN})()
     parts = read_parts(SplitRead(device, whole, TOKEN, lengths))
@@ -139,7 +139,7 @@ def test_parts_of_a_read_have_its_tokens_in_order(lengths, first, tokens, most):
     assert len(parts) == 1 or len(read(whole)) > most
 
 
-def test_a_read_names_no_more_sequences_than_fit():
+def test_parts_of_read_limit_number_of_sequences():
     device = type("Device", (), {"max_bytes": 10 * TOKEN})()
     parts = read_parts(SplitRead(device, KvRead(SEQS, 0), TOKEN, [0] * len(SEQS)))
     assert [seq for part in parts for seq in part.seqs] == [*SEQS]
@@ -150,7 +150,7 @@ def refused(status, reason):
     return Completion(status=status, reason=reason)
 
 
-def test_a_refusal_says_which_part_and_a_lost_drive_comes_first():
+def test_joined_error_names_part_and_prefers_lost_drive():
     good, full = Completion(status=Status.SUCCESS), refused(Status.CAPACITY_EXCEEDED, "full")
     done = join_completions(append([1]), [good, full, good])
     assert (done.status, done.reason) == (Status.CAPACITY_EXCEEDED, "full (part 2 of 3 of this command)")
@@ -168,7 +168,7 @@ def drives(small_drive):
         device.close()
 
 
-def test_a_drive_that_takes_little_does_as_one_that_takes_all(drives):
+def test_drive_with_small_slots_gives_equal_results(drives):
     lengths, data = [40, 0, 17, 5], []
     for device in drives:
 
@@ -198,7 +198,7 @@ def test_a_drive_that_takes_little_does_as_one_that_takes_all(drives):
         np.testing.assert_array_equal(whole, cut)
 
 
-def test_all_parts_are_under_way_before_one_is_waited_for(drives):
+def test_all_parts_are_submitted_before_waiting(drives):
     device, under_way = drives[1], []
     (seq,) = device.submit(SeqCreate(1, LAYERS, HEADS, DIM, 64), 0).result().data[0].tolist()
     one_by_one = device._submit

@@ -17,7 +17,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_drives_share_the_cores_unless_threads_are_asked_for(way):
+def test_drives_share_cores_unless_threads_are_given(way):
     make, folder = WAYS[way]
     cores = len(os.sched_getaffinity(0))
     plain = {"durability": "process", "medium": IN_MEMORY}
@@ -36,6 +36,6 @@ def test_drives_share_the_cores_unless_threads_are_asked_for(way):
         ({"threads": 0}, "threads = 0: must be at least 1"),
     ],
 )
-def test_what_is_off_is_named(way, fields, reason):
+def test_invalid_hosting_field_is_named(way, fields, reason):
     with pytest.raises(ValueError, match=reason):
         WAYS[way][0](**fields)

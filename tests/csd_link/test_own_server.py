@@ -19,7 +19,7 @@ from tests.served import serving, until
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
-def test_a_server_lives_as_long_as_its_block(tmp_path):
+def test_server_runs_until_its_with_block_ends(tmp_path):
     with serving(tmp_path, "csd0", "csd1") as server:
         assert server.poll() is None
         assert drive_dir("csd0").exists()
@@ -27,7 +27,7 @@ def test_a_server_lives_as_long_as_its_block(tmp_path):
     assert not drive_dir("csd0").exists()
 
 
-def test_a_folder_that_others_may_open_is_refused(tmp_path):
+def test_run_folder_open_to_others_is_refused(tmp_path):
     (tmp_path / "csd0").mkdir(mode=0o755)
     with pytest.raises(ConnectionError, match="only you own"), serving(tmp_path, "csd0", flash=tmp_path):
         raise AssertionError("it was served")
@@ -46,7 +46,7 @@ with open_drives(DriveSet(count=2, transport=sys.argv[1])):
 
 @pytest.mark.parametrize("state", ["serves", "stands still"])
 @pytest.mark.parametrize("transport", ["process", "fuse"])
-def test_when_a_host_is_killed_all_that_it_started_goes(transport, state, request):
+def test_killed_host_leaves_no_server_processes(transport, state, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
     host = subprocess.Popen([sys.executable, "-c", HOST, transport], stdout=subprocess.PIPE)
@@ -68,7 +68,7 @@ def test_when_a_host_is_killed_all_that_it_started_goes(transport, state, reques
 SLOW = "import time; end = time.process_time() + {work}\nwhile time.process_time() < end: pass\ntime.sleep(600)"
 
 
-def test_await_server_that_works_is_waited_for(tmp_path, monkeypatch):
+def test_busy_starting_server_is_waited_for(tmp_path, monkeypatch):
     """A first start compiles for many seconds; a fixed timeout used to end it in spite of its progress."""
     monkeypatch.setattr("csd_link.own_server.IDLE_START_S", 0.3)
     log = tmp_path / "log"

@@ -25,7 +25,7 @@ class Served:
         self.closed += 1
 
 
-def test_a_drive_that_answers_again_is_the_same_for_all_groups():
+def test_reconnected_drive_is_shared_by_all_groups():
     answers = [Served(lost=GONE), DriveLostError("not yet"), second := Served()]
 
     def connect():
@@ -41,7 +41,7 @@ def test_a_drive_that_answers_again_is_the_same_for_all_groups():
     assert second.closed == 1
 
 
-def test_a_drive_that_nothing_restarts_is_not_waited_for():
+def test_drive_without_restart_is_not_waited_for():
     connects = []
 
     def connect():
@@ -52,7 +52,7 @@ def test_a_drive_that_nothing_restarts_is_not_waited_for():
     assert len(connects) == 1
 
 
-def test_a_drive_that_still_runs_is_not_connected_to_again():
+def test_running_drive_is_not_reconnected():
     first = Served()
     device = PlainDevice(lambda: first)
     assert device.reconnect() is None

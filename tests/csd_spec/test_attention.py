@@ -5,7 +5,7 @@ import pytest
 from csd_spec import NAMED, Attention, Compression, Fixed, SparFParams
 
 
-def test_a_method_within_a_budget():
+def test_attention_combines_method_and_budget():
     assert Attention() == Attention("sparf", Compression(8), "fp16")
     assert Attention("mine", Fixed(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
 

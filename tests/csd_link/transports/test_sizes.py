@@ -138,7 +138,7 @@ def kill_before_request(device, number):
     end.submit = submit_after_a_kill
 
 
-def test_prefixes_are_cut_to_what_the_drive_takes(tmp_path):
+def test_prefix_commands_are_split_to_slot_size(tmp_path):
     names = PrefixNames(shape=SHAPE, model=MODEL, block_tokens=8)
     tokens, generator = list(range(8 * FITS)), np.random.default_rng(2)
     k = half(generator, SHAPE.layers, len(tokens), 4, 16)
@@ -153,7 +153,7 @@ def test_prefixes_are_cut_to_what_the_drive_takes(tmp_path):
                 np.testing.assert_array_equal(found[1], -k)
 
 
-def test_what_cannot_be_cut_is_refused_before_anything_is_stored(tmp_path):
+def test_indivisible_command_is_refused_before_storing(tmp_path):
     wide = ModelShape(name="wide", layers=1, q_heads=32, kv_heads=8, head_dim=64)
     reason = "drive csd0 takes 4,096 bytes per command, one token of this model needs {}: .*slot_blocks: {} or more"
     with serving(tmp_path, "csd0", layout=WindowLayout(depth=2, slot_blocks=1)), closing(window_of("csd0")()) as device:
