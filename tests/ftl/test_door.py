@@ -37,7 +37,7 @@ def append(ftl, handle, layer, k, v):
 
 @pytest.mark.parametrize(("m", "name"), [(2, "fp16"), (4, "fp16"), (8, "fp16"), (2, "int8"), (8, "int4")])
 @pytest.mark.parametrize("pieces", [[1] * 130, [70], [31, 1, 33, 200], [64, 64]])
-def test_what_was_appended_is_there_in_both_mappings(small_drive, m, name, pieces):
+def test_appended_rows_read_back_from_both_maps(small_drive, m, name, pieces):
     ftl, layout = make(small_drive, m, name)
     (handle,) = ftl.create(1, LAYERS, HEADS, layout)
     generator = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def test_tags_name_the_group(small_drive):
     assert fields == (PageKind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 
-def test_a_group_that_is_cut_returns_to_dram(small_drive):
+def test_cropped_group_returns_to_dram(small_drive):
     ftl, layout = make(small_drive)
     (handle,) = ftl.create(1, 1, HEADS, layout)
     k = rows(np.random.default_rng(0), 150)
@@ -126,7 +126,7 @@ def test_unknown_sequences_are_refused(small_drive):
         ftl.view([handle], 0)
 
 
-def test_a_full_drive_refuses_and_keeps_what_it_has(small_drive):
+def test_full_drive_refuses_append_and_keeps_data(small_drive):
     ftl, layout = make(small_drive)
     first, second = ftl.create(2, 1, HEADS, layout)
     k = rows(np.random.default_rng(0), 1000)
@@ -176,7 +176,7 @@ def test_embedding_groups_beyond_drive_dram_are_built_from_k(small_drive):
         np.testing.assert_array_equal(embedding_rows(ftl, first, layer), np.concatenate([k, k[:100]]))
 
 
-def test_space_comes_back(small_drive):
+def test_freed_sequences_free_space(small_drive):
     """Ten times the drive's capacity goes through it."""
     ftl, layout = make(small_drive)
     k = rows(np.random.default_rng(0), 1000)
@@ -312,7 +312,7 @@ class FtlMachine(RuleBasedStateMachine):
 
 @pytest.mark.hypothesis  # for `./dev test --random`: Hypothesis marks only tests that it runs itself
 @pytest.mark.parametrize("buffers", [2048, 60])
-def test_random_verbs(small_drive, buffers):
+def test_random_commands_equal_reference(small_drive, buffers):
     """60 group buffers suffice for few unfinished embedding groups, and only sometimes for all of K and V."""
     FtlMachine.drive = replace(small_drive, dram_bytes=buffers * small_drive.geometry.page_bytes)
     machine = FtlMachine.TestCase()
@@ -328,7 +328,7 @@ def test_a_sequence_longer_than_tags_can_number_is_refused(small_drive):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_programs_that_fail_on_a_full_drive_leave_nothing_behind(small_drive, seed):
+def test_failed_programs_on_full_drive_change_nothing(small_drive, seed):
     """The reserve is used up, then a block goes bad in the middle of an append."""
     nand = Nand(small_drive.geometry, FaultPlan(program_fail=0.03, seed=seed))
     ftl, layout = Ftl(small_drive, nand), make(small_drive)[1]

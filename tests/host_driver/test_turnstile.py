@@ -8,7 +8,7 @@ import pytest
 from host_driver.turnstile import CommandOrder, OrderBrokenError
 
 
-def test_turns_alternate():
+def test_micro_batches_alternate():
     turnstile, seen = CommandOrder(3), []
 
     def walk(number):
@@ -23,7 +23,7 @@ def test_turns_alternate():
     assert seen == [0, 1, 2] * 5
 
 
-def test_a_thread_that_leaves_is_not_waited_for():
+def test_finished_micro_batch_is_not_waited_for():
     turnstile = CommandOrder(2)
     turnstile.leave(0, failed=False)
     for _ in range(3):
@@ -31,7 +31,7 @@ def test_a_thread_that_leaves_is_not_waited_for():
             pass
 
 
-def test_a_failure_wakes_the_others():
+def test_failed_micro_batch_wakes_the_others():
     turnstile = CommandOrder(2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(turnstile.turn(1).__enter__)

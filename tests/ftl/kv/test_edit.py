@@ -11,7 +11,7 @@ from ftl.flash.nand import Nand
 
 
 @pytest.mark.parametrize("has_sums", [True, False])
-def test_a_fork_has_sums_of_its_own(small_drive, has_sums):
+def test_fork_has_its_own_sums(small_drive, has_sums):
     ftl = Ftl(small_drive)
     layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, 16, 4)
     (handle,) = ftl.create(1, 2, 2, layout)
@@ -25,7 +25,7 @@ def test_a_fork_has_sums_of_its_own(small_drive, has_sums):
     assert (parent.v_sums == 1).all()
 
 
-def test_fork_expects_pages_of_its_own_alone(small_drive):
+def test_fork_expects_blocks_only_for_its_own_pages(small_drive):
     """Shared pages need no new blocks: a few more tokens take one block of each channel."""
     geometry = replace(small_drive.geometry, dies_per_channel=8, blocks_per_plane=4)
     ftl = Ftl(replace(small_drive, geometry=geometry), Nand(geometry, payload=False))

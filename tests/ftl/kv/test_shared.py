@@ -26,9 +26,7 @@ def looked_at(ftl: Ftl):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("layout", ["fp16", "int4"])
-def test_counts_hold_under_forks_crops_collection_and_power_cuts(
-    small_drive: DriveSpec, seed: int, layout: str
-) -> None:
+def test_share_counts_hold_under_random_operations(small_drive: DriveSpec, seed: int, layout: str) -> None:
     draw, ftl = random.Random(seed), Ftl(small_drive)
     form, done = LAYOUTS[layout].form(512, 16, 256), 0
     generator = np.random.default_rng(seed)

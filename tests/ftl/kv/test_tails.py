@@ -12,7 +12,7 @@ from ftl.kv.tails import GroupBuffers
 LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
 
 
-def test_buffers_are_given_again():
+def test_released_buffers_are_reused():
     buffers = GroupBuffers(4 * 512, 512)
     first = buffers.allocate(3)
     assert buffers.left == 1
@@ -22,7 +22,7 @@ def test_buffers_are_given_again():
     assert set(buffers.allocate(2).tolist()) <= set(first.tolist())
 
 
-def test_a_buffer_that_is_given_back_twice_is_a_defect():
+def test_double_release_of_buffer_fails():
     buffers = GroupBuffers(2 * 512, 512)
     one = buffers.allocate(1)
     buffers.release(one)
@@ -30,7 +30,7 @@ def test_a_buffer_that_is_given_back_twice_is_a_defect():
         buffers.release(one)
 
 
-def test_copies_give_way_to_primary_maps(small_drive):
+def test_buffers_of_copies_are_evicted_for_primary_maps(small_drive):
     """Room for K, V and the copy of one sequence; K and V of a second one take the copy's."""
     streams = 1 + 1 + LAYOUT.embedding_pages
     ftl = Ftl(replace(small_drive, dram_bytes=streams * 512))
@@ -45,7 +45,7 @@ def test_copies_give_way_to_primary_maps(small_drive):
     assert not ftl.sequence(first).maps["k"].buffered(0)
 
 
-def test_a_copy_stays_while_there_is_room_to_the_last_buffer(small_drive):
+def test_copy_keeps_last_free_buffer(small_drive):
     streams = 1 + 1 + LAYOUT.embedding_pages
     ftl = Ftl(replace(small_drive, dram_bytes=(streams + 2) * 512))
     rows = np.ones((3, 1, 8), np.float16)

@@ -59,7 +59,7 @@ def drives(small_drive):
         device.close()
 
 
-def test_what_is_stored_is_loaded_and_counted(drives):
+def test_stored_prefix_is_loaded_and_counted(drives):
     keeper = AsyncPrefixStore(lambda: PrefixStore(drives, NAMES))
     assert load(keeper, TOKENS) is None and store(keeper, TOKENS)
     until(lambda: right(load(keeper, TOKENS), TOKENS, 40))
@@ -90,7 +90,7 @@ class Slow(PrefixStore):
         return super().store(*args)
 
 
-def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
+def test_stores_beyond_queue_are_dropped_without_waiting(drives):
     slow = Slow(drives)
     keeper = AsyncPrefixStore(lambda: slow, stores_in_flight=2)
     prompts = [[n, *TOKENS] for n in range(5)]
@@ -105,7 +105,7 @@ def test_more_stores_than_may_wait_are_dropped_and_nobody_waits(drives):
     assert keeper.take_counts()["stores_dropped"] == 3 and slow.blocks == 15
 
 
-def test_a_store_that_a_close_overtakes_is_dropped(drives):
+def test_store_queued_at_close_is_dropped(drives):
     keeper = AsyncPrefixStore(lambda: PrefixStore(drives, NAMES))
 
     def slow():
@@ -116,7 +116,7 @@ def test_a_store_that_a_close_overtakes_is_dropped(drives):
     assert keeper.take_counts()["stores_dropped"] == 1
 
 
-def test_an_error_of_ours_is_said_and_leaves_nobody_waiting(drives, caplog):
+def test_internal_error_is_logged_and_ends_waits(drives, caplog):
     store_of = PrefixStore(drives, NAMES)
     keeper = AsyncPrefixStore(lambda: store_of)
     assert keeper.load(None).result(60) is None
@@ -141,7 +141,7 @@ def test_killed_drive_fails_loads_keeps_stored(tmp_path, names):
         keeper.close()
 
 
-def test_window_that_another_host_has_taken_is_left_to_it(tmp_path, names, caplog):
+def test_window_taken_by_other_host_is_not_reclaimed(tmp_path, names, caplog):
     with serving(tmp_path, *names):
         keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
@@ -160,7 +160,7 @@ def test_window_that_another_host_has_taken_is_left_to_it(tmp_path, names, caplo
         keeper.close()
 
 
-def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
+def test_random_drive_kills_never_return_wrong_rows(tmp_path, names):
     draw = random.Random(0)
     prompts = [[draw.randrange(100) for _ in range(draw.randint(10, 60))] for _ in range(6)]
     prompts += [each[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for each in prompts]
@@ -185,7 +185,7 @@ def test_drives_killed_at_any_moment_give_nothing_wrong(tmp_path, names):
         keeper.close()
 
 
-def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
+def test_prefixes_survive_restart_of_host_and_drives(tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
         keeper = AsyncPrefixStore(opening(names))
         store(keeper, TOKENS)
@@ -197,7 +197,7 @@ def test_it_survives_a_restart_of_host_and_drives(tmp_path, names):
         keeper.close()
 
 
-def test_drives_that_do_not_answer_are_said_at_the_start(names):
+def test_unreachable_drives_fail_at_start(names):
     with pytest.raises(DriveLostError, match="no drive is served"):
         AsyncPrefixStore(opening(names))
     with pytest.raises(ValueError, match="stores_in_flight = 0"):
