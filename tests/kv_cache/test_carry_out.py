@@ -57,7 +57,7 @@ def iteration(run: IterationRunner, **new: int) -> None:
     run.table.check()
 
 
-def test_rows_of_a_layer_lie_in_different_places() -> None:
+def test_rows_of_layer_in_different_tiers_are_attended() -> None:
     homes = {"a": (DEVICE,), "b": (HOST,), "c": (CSD,), "d": (DIRECT,)}
     run, attended = served(lambda row, layer: homes[row])
     for row in homes:
@@ -69,7 +69,7 @@ def test_rows_of_a_layer_lie_in_different_places() -> None:
     assert run.traffic["device>csd"].bytes == 5 * LAYERS * ROW  # the last token was created there
 
 
-def test_a_row_in_two_blocks() -> None:
+def test_row_in_two_blocks_attends_both_tiers() -> None:
     run, attended = served(lambda row, layer: (DEVICE, CSD))
     iteration(run, a=6)  # the first block
     iteration(run, a=3)  # begins the second
@@ -93,7 +93,7 @@ def test_a_block_that_is_not_the_last_is_never_in_drives() -> None:
 
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])
-def test_no_more_layers_come_than_there_are_buffers(buffers: int) -> None:
+def test_prefetch_is_limited_by_buffers(buffers: int) -> None:
     run, _ = served(lambda row, layer: (HOST,))
     run.memory["buffers"] = lambda row: buffers
     here: list[int] = []
@@ -111,7 +111,7 @@ def test_no_more_layers_come_than_there_are_buffers(buffers: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_is_wanted_no_place_holds_more_than_it_may(seed: int) -> None:
+def test_tiers_never_exceed_limits_for_random_placements(seed: int) -> None:
     draw = random.Random(seed)
     homes: dict[tuple[object, int], tuple[str, ...]] = {}
     run, _ = served(lambda row, layer: homes[row, layer], device=60 * ROW, host=draw.choice((0, 50, 500)) * ROW)
@@ -142,7 +142,7 @@ def test_whatever_is_wanted_no_place_holds_more_than_it_may(seed: int) -> None:
     assert run.table.peak[DEVICE] <= 60 * ROW
 
 
-def test_what_no_room_suffices_for_is_refused() -> None:
+def test_row_larger_than_device_is_refused() -> None:
     run, _ = served(lambda row, layer: (DEVICE,), device=4 * ROW)
     with pytest.raises(PolicyError, match="device is full"):
         iteration(run, a=5)
@@ -183,7 +183,7 @@ class Room:
 
 
 @pytest.mark.parametrize(("need", "leave"), [(100, 0), (101, 2)])
-def test_nothing_leaves_while_what_comes_fits_to_the_last_byte(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
+def test_nothing_is_evicted_if_block_just_fits(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
     sent: list[BlockKey] = []
     monkeypatch.setattr("kv_cache.carry_out._return_block", lambda it, block, lower: sent.append(block))
     _make_room(Room(), need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of an iteration
@@ -191,7 +191,7 @@ def test_nothing_leaves_while_what_comes_fits_to_the_last_byte(monkeypatch, need
 
 
 @pytest.mark.parametrize(("kept", "comes"), [(20, 1), (21, 0)])
-def test_the_next_layer_comes_ahead_if_it_fits_to_the_last_byte(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
+def test_next_layer_is_prefetched_if_it_just_fits(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
     monkeypatch.setattr("kv_cache.carry_out._attention_tiers", lambda it, row, layer: (DEVICE,))
     room = Room()
     _prefetch_layers(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration

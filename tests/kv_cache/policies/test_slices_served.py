@@ -35,7 +35,7 @@ def watched(name, seen):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("seed", range(25))
-def test_rooms_hold_and_all_requests_end(name, seed):
+def test_tiers_keep_limits_and_all_requests_end(name, seed):
     at, requests, slice_tokens, per_s = drawn(seed)
     seen = []
     policy, done = served(requests, at, name, slice_tokens, watched(name, seen), prefill_tokens_per_s=per_s)
@@ -53,20 +53,20 @@ def seconds(names, requests, at, slice_tokens, **more):
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_the_oracle_is_the_fastest_that_rotates(seed):
+def test_oracle_is_fastest_rotating_policy(seed):
     at, requests, slice_tokens, per_s = drawn(seed)
     took = seconds((*ROTATING, "oracle"), requests, at, slice_tokens, prefill_tokens_per_s=per_s)
     assert min(took.values()) > 0.999 * took["oracle"]
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_mended_is_about_as_fast_as_the_best_on_any_machine(seed):
+def test_mended_is_close_to_best_on_random_machines(seed):
     at, requests, slice_tokens, per_s = drawn(seed)
     took = seconds((*ROTATING, "mended"), requests, at, slice_tokens, prefill_tokens_per_s=per_s)
     assert took.pop("mended") < min(took.values()) / 0.9
 
 
-def test_what_fits_is_never_moved():
+def test_requests_that_fit_are_never_moved():
     requests = trace([(20, 10)] * 3)
     for name in NAMES:
         policy, _ = served(requests, machine(), name, 2)
@@ -74,7 +74,7 @@ def test_what_fits_is_never_moved():
         assert policy.counts.hits == policy.counts.entries
 
 
-def test_a_request_alone_takes_its_prefill_and_its_steps():
+def test_single_request_takes_prefill_and_steps():
     _, done = served(trace([(20, 3)]), machine(), "tierkv", 5)
     assert done.end_s == pytest.approx(20 / 1e4 + 3 * 0.01 + (20 + 21 + 22) * 1000 / 1e9)
 
@@ -98,6 +98,6 @@ def test_without_rotation_policies_are_equal():
     assert len(set(took.values())) == 1
 
 
-def test_late_requests_are_waited_for():
+def test_idle_engine_waits_for_late_requests():
     _, done = served(trace([(20, 3), (20, 3)], gap_s=10), machine(), "mended", 5)
     assert done.end_s == pytest.approx(10.03, abs=0.01) and done.idle_s > 9.9
