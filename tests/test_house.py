@@ -7,7 +7,7 @@ import pytest
 from tests import house
 
 
-def test_no_file_imports_itself_by_way_of_others():
+def test_no_import_cycles():
     assert house.circles() == []
 
 
@@ -20,12 +20,12 @@ def test_functions_and_files_stay_small():
     assert {file: size for file, size in sizes.items() if size > house.MAX_FILE_LINES} == {}
 
 
-def test_lines_are_counted_by_folder_and_wing():
+def test_lines_are_counted_by_folder():
     sizes = {"ftl/a.py": 3, "ftl/kv/b.py": 4, "eval/c.py": 5, "eval/papers/d.py": 6}
     assert house.by_folder(sizes) == {"eval": 5, "eval/papers": 6, "ftl": 7}
 
 
-def test_few_class_names_stand_for_several_classes():
+def test_shared_class_names_are_within_limit():
     assert len(house.shared_names()) <= house.MAX_SHARED_NAMES
 
 
@@ -44,7 +44,7 @@ def test_every_module_has_a_test():
 
 
 @pytest.mark.parametrize("block", ["from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    ", "def later():\n    "])
-def test_a_circle_is_found_wherever_the_import_stands(tmp_path, monkeypatch, block):
+def test_import_cycle_is_found_in_any_scope(tmp_path, monkeypatch, block):
     package = tmp_path / "ours"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -55,7 +55,7 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path, monkeypatch, blo
     assert house.circles() == [["ours/a.py", "ours/b.py", "ours/c.py"]]
 
 
-def test_what_may_be_long_is_told_from_what_may_not(tmp_path, monkeypatch):
+def test_kernels_are_exempt_from_function_limits(tmp_path, monkeypatch):
     many = ", ".join(f"a{number}" for number in range(9))
     (tmp_path / "file.py").write_text(
         f"@njit\ndef kernel({many}): ...\n\n\ndef plain({many}): ...\n\n\nclass C:\n    def method(self, a): ...\n"
