@@ -16,13 +16,13 @@ from eval.rivals.conventional import READ, WRITE, ConventionalSsd
     ("depth", "iops", "mean_us"),
     [(1, 15_803, 63.28), (16, 195_959, 81.65), (32, 283_532, 112.86), (256, 379_975, 673.5)],
 )
-def test_random_reads_take_nvmevirts_times(depth, iops, mean_us):
+def test_random_reads_equal_nvmevirt(depth, iops, mean_us):
     end_ns, latencies = ConventionalSsd(NVMEVIRT_970PRO).closed_loop(depth, 300_000, 4096, 100)
     assert latencies.size / (end_ns / 1e9) == pytest.approx(iops, rel=0.01)
     assert latencies.mean() / 1e3 == pytest.approx(mean_us, rel=0.01)
 
 
-def test_one_request_by_hand():
+def test_single_read_time_matches_hand_count():
     """Firmware, sensing (LSB or MSB), 32 units over the channel, 32 over PCIe."""
     _, latencies = ConventionalSsd(NVMEVIRT_970PRO).closed_loop(1, 1000, 4096, 100)
     base = 21_500 + 35_760 + 32 * 152 + 32 * 36
@@ -36,7 +36,7 @@ def test_a_large_read_senses_each_flash_page_once():
     assert 30_490 + 36_013 - 6_000 + channel + pcie <= latency <= 30_490 + 36_013 + 6_000 + 2 * channel + 8 * pcie
 
 
-def test_unmapped_reads_cost_the_firmware_alone():
+def test_unmapped_reads_take_only_firmware_time():
     drive = ConventionalSsd(NVMEVIRT_970PRO)
     drive._s.l2p[:] = -1
     assert drive.replay(*(np.array([x]) for x in (0, 4096, 4096, READ)))[0] == 21_500

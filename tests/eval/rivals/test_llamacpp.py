@@ -24,7 +24,7 @@ def llama(**fields):
     return LlamaForCausalLM(LlamaConfig(**{"max_position_embeddings": 2048, **sizes, **heads, **fields})).eval()
 
 
-def test_what_is_not_compared_says_why(monkeypatch):
+def test_skipped_comparison_has_reason(monkeypatch):
     plain = {"model_type": "llama", "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
     monkeypatch.setattr(llamacpp, "find_spec", lambda name: None)
     assert "pip install 'vcsd[rivals]'" in missing(SimpleNamespace(config=SimpleNamespace(**plain)), 1024)
@@ -40,12 +40,12 @@ def test_what_is_not_compared_says_why(monkeypatch):
         assert said is reason or reason in said
 
 
-def test_a_model_in_16_bits_has_a_cache_in_16_bits():
+def test_cache_dtype_follows_model_dtype():
     assert list(kinds_of(torch.float32)) == list(KINDS)
     assert list(kinds_of(torch.bfloat16)) == ["llama.cpp, fp16", "llama.cpp, fp16, flash"]
 
 
-def test_channels_that_are_rotated_together_lie_side_by_side():
+def test_rotated_channel_pairs_are_adjacent():
     halves = torch.arange(2 * 8).reshape(16, 1)
     assert llamacpp._in_pairs(halves, 2).flatten().tolist() == [
         *(0, 4, 1, 5, 2, 6, 3, 7),
@@ -57,7 +57,7 @@ def test_channels_that_are_rotated_together_lie_side_by_side():
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("fields", [{}, {"attention_bias": True}, {"tie_word_embeddings": True}, {"rms_norm_eps": 0.1}])
 @torch.inference_mode()
-def test_its_logits_are_the_models(name, fields):
+def test_llamacpp_logits_equal_model(name, fields):
     model, ids = llama(**fields), torch.arange(2 * 700).reshape(2, 700) % 63
     for parameter in model.parameters():
         if parameter.ndim == 1:
@@ -69,7 +69,7 @@ def test_its_logits_are_the_models(name, fields):
 
 @pytest.mark.usefixtures("installed")
 @torch.inference_mode()
-def test_weights_in_the_wrong_order_are_noticed(monkeypatch):
+def test_wrong_weight_order_is_detected(monkeypatch):
     model, ids = llama(), torch.arange(40).reshape(1, 40)
     monkeypatch.setattr(llamacpp, "_in_pairs", lambda rows, heads: rows)
     rival = LlamaCpp(model, 41, 1, 1, KINDS["llama.cpp, fp16"])
@@ -78,7 +78,7 @@ def test_weights_in_the_wrong_order_are_noticed(monkeypatch):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_decode_step_is_timed_beside_it():
+def test_decode_bench_times_llamacpp():
     result = bench_decode(DecodeLoad("4x2x32", tokens=40, steps=1, repeats=1))
     cpu = result["step_cpu_ms"]
     assert set(KINDS) <= set(cpu) and set(result["llamacpp_logit_differences"]) == set(KINDS)

@@ -15,7 +15,7 @@ def test_single_bit_flips_corrected_none_silent():
     assert result["by_kind"]["bit"]["reported"] == 0 and result["by_kind"]["burst"]["reported"] > 0
 
 
-def test_the_judge_sees_what_is_not_said(tmp_path, monkeypatch):
+def test_judge_detects_silent_damage(tmp_path, monkeypatch):
     kept = FlushedFolder.make(tmp_path / "drive", 0)
     assert judge(kept) == "harmless"
     content = bytearray(kept.files["content.bin"])

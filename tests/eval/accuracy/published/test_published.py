@@ -109,7 +109,7 @@ def test_streams_do_not_mix(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_short_prompt(name):
+def test_short_prompt_gives_finite_output(name):
     seen = draw(s=20, recent=1, window=8)
     answer = PUBLISHED[name].method(seen, 1 / 4)
     assert np.isfinite(answer.out).all()

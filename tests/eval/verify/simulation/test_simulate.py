@@ -15,7 +15,7 @@ from eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
 from eval.verify.simulation.world import FAULTS
 
 
-def test_seeds_lose_nothing_and_hit_every_fault():
+def test_simulation_seeds_lose_nothing_under_all_faults():
     result = bench_simulate(range(60), minutes=5, steps=40)
     assert result["seeds"] == 60 and result["steps"] == 60 * 40
     assert (result["lost"], result["wrong"], result["hangs"], result["failing"]) == (0, 0, 0, [])
@@ -33,7 +33,7 @@ def test_unrecorded_fused_step_found_within_5_seeds(first):
     assert any(run(seed, 40, "fused").failed for seed in range(first, first + 5))
 
 
-def test_every_plant_can_be_asked_for():
+def test_every_injected_bug_is_selectable():
     assert {each.value for each in Plant} == {"none", *PLANTS}
 
 
