@@ -39,7 +39,7 @@ async def every_segment(dut):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 3)[0])
     await reset(dut)

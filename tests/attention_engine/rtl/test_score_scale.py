@@ -34,7 +34,7 @@ async def any_norms(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 1)[0])
     await reset(dut)
