@@ -14,7 +14,7 @@ from csd_io.medium import Medium
 from csd_spec import LAYOUTS, Attend, KvAppend, KvRead, SeqCreate, Status
 from ftl import FaultPlan, Nand
 from ftl.flash.files import NandFiles
-from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
+from tests.csd_firmware.test_cached_plans import LAYERS, D, G, H, Twins
 
 BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
 

@@ -260,26 +260,35 @@ def test_key_index_stays_sorted() -> None:
     assert names.count == len(alive)
 
 
-class Mortal:
-    """A drive attached through a connection: it dies on request, and comes back with its flushed state."""
+class KilledDrive:
+    """A drive attached through a connection; after a kill it restarts with its flushed state.
+
+    Attributes:
+        killed_in: Commands until the kill, the last one included; negative: none.
+        executes_last: Whether that last command is executed before the kill.
+    """
 
     def __init__(self, spec: DriveSpec) -> None:
-        self.spec, self.name, self.lost = spec, "mortal", None
+        self.spec, self.name, self.lost = spec, "csd0", None
         self.identity = SimpleNamespace(restarts=True)
         self.firmware, self.kept = Firmware(spec), Firmware(spec).ftl.nand
-        self.dies_in, self.behind, self.dead = -1, False, False
+        self.killed_in, self.executes_last, self.dead = -1, False, False
 
-    def connect(self) -> Mortal:
+    def connect(self) -> KilledDrive:
         self.dead = False
         return self
 
     def submit(self, command, submit_ns: int):  # type: ignore[no-untyped-def]
         done = Future[Completion]()
-        self.dies_in -= not self.dead
-        found = None if self.dead or (self.dies_in == 0 and not self.behind) else self.firmware.step(command, submit_ns)
+        self.killed_in -= not self.dead
+        found = (
+            None
+            if self.dead or (self.killed_in == 0 and not self.executes_last)
+            else self.firmware.step(command, submit_ns)
+        )
         if found and isinstance(command, Flush) and found.status is Status.SUCCESS:
             self.kept = self.firmware.ftl.nand.copy()
-        if self.dies_in == 0 and not self.dead:
+        if self.killed_in == 0 and not self.dead:
             self.firmware, self.dead = Firmware(self.spec, self.kept.copy()), True
         if self.dead:
             found = Completion(status=Status.PATH_LOST, reason="died", submit_ns=submit_ns, finish_ns=submit_ns)
@@ -292,9 +301,9 @@ class Mortal:
 
 @pytest.mark.parametrize("ends", ["free", "crop"])
 def test_moved_key_is_not_restored_to_old_sequence(small_drive: DriveSpec, ends: str) -> None:
-    """A death brings back the flushed name of the first sequence, which the key left for the second."""
-    mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    """A kill brings back the flushed key of the first sequence, which the key left for the second."""
+    killed = KilledDrive(small_drive)
+    device = RecoveringDevice(killed.connect)  # type: ignore[arg-type]
 
     def do(command):  # type: ignore[no-untyped-def]
         done = device.submit(command, 0).result()
@@ -308,39 +317,39 @@ def test_moved_key_is_not_restored_to_old_sequence(small_drive: DriveSpec, ends:
     do(Flush())
     do(KvName((second,), one(20), keys_of([key(1)])))
     do(KvFree((second,)) if ends == "free" else KvCrop((second,), 0, one(5)))
-    mortal.dies_in = 1
+    killed.killed_in = 1
     handles, tokens = do(KvExist(keys_of([key(1)]))).data
     assert (int(handles[0]), int(tokens[0])) == (0, 0)
 
 
 def test_cropped_rounded_rows_survive_restart(small_drive: DriveSpec) -> None:
     """A crop opens a full group, whose rows are rounded by then."""
-    mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    killed = KilledDrive(small_drive)
+    device = RecoveringDevice(killed.connect)  # type: ignore[arg-type]
     create = SeqCreate(1, 1, H, D, 256, LAYOUTS["progressive"].code)
     (seq,) = device.submit(create, 0).result().data[0].tolist()
     rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
     device.submit(KvAppend((seq,), 0, one(60), rows, rows), 0).result()
     device.submit(KvCrop((seq,), 0, one(20)), 0).result()
     before = device.submit(KvRead((seq,), 0), 0).result().data[0]
-    mortal.dies_in = 1
+    killed.killed_in = 1
     after = device.submit(KvRead((seq,), 0), 0).result().data[0]
-    assert mortal.dies_in < 0 and not np.array_equal(before, rows[:20])
+    assert killed.killed_in < 0 and not np.array_equal(before, rows[:20])
     np.testing.assert_array_equal(after, before)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_killed_drive_recovers_rows_and_keys(small_drive: DriveSpec, seed: int) -> None:
-    """Rows and names against dictionaries, with a death before or after any command."""
+    """Rows and names against dictionaries, with a kill before or after any command."""
     draw, generator = random.Random(seed), np.random.default_rng(seed)
-    mortal = Mortal(small_drive)
-    device = RecoveringDevice(mortal.connect)  # type: ignore[arg-type]
+    killed = KilledDrive(small_drive)
+    device = RecoveringDevice(killed.connect)  # type: ignore[arg-type]
     rows: dict[int, list[np.ndarray]] = {}
     names: dict[bytes, tuple[int, int]] = {}
 
     def do(command):  # type: ignore[no-untyped-def]
         if draw.random() < 0.1:
-            mortal.dies_in, mortal.behind = draw.choice((1, 2, 3)), draw.random() < 0.5
+            killed.killed_in, killed.executes_last = draw.choice((1, 2, 3)), draw.random() < 0.5
         done = device.submit(command, 0).result()
         assert done.status is Status.SUCCESS, done.reason
         return done

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.house import ROOT
+from tests.code_limits import ROOT
 
 CALLER = """
 from csd_io.compiled import njit

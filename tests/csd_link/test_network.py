@@ -14,7 +14,7 @@ from csd_firmware import InProcessDevice
 from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES, NetworkDevice, Port
 from csd_spec import Attend, Flush, KvAppend, SeqCreate, Status
 from csd_spec.network import NETWORKS, Network, network_named
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 
 SLOW = Network(name="slow", bytes_per_s=1_000_000_000, message_ns=1000)  # a byte takes 1 ns
 
@@ -90,7 +90,7 @@ def test_drives_share_the_port(small_drive):
 
 
 def test_lost_drive_status_passes_unchanged(small_drive):
-    lost = MortalDevice(small_drive, "a", left=0)
+    lost = FailingDevice(small_drive, "a", left=0)
     device = NetworkDevice(lost, Port(SLOW))
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
     assert device.reconnect() is None

@@ -18,7 +18,7 @@ from csd_link.replication import FAULTS, ReplicatedDevice
 from csd_link.spares import Spares
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.arrays import KEY
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 
 H, G, D, LAYERS = 2, 2, 16, 2
 FILLED_S = 30
@@ -101,8 +101,8 @@ class Twin:
 
 
 @pytest.fixture
-def drives(small_drive) -> Iterator[list[MortalDevice]]:
-    made = [MortalDevice(small_drive, name) for name in "abcdefg"]
+def drives(small_drive) -> Iterator[list[FailingDevice]]:
+    made = [FailingDevice(small_drive, name) for name in "abcdefg"]
     yield made
     for each in made:
         each.close()
@@ -271,7 +271,7 @@ def test_drive_frees_stored_rows_after_a_fault(twin, drives):
 
 
 def test_follower_backlog_is_bounded(drives):
-    class Deferring(MortalDevice):
+    class Deferring(FailingDevice):
         """Completions come when they are waited for."""
 
         def submit(self, command, submit_ns):
@@ -313,7 +313,7 @@ def test_a_failed_replacement_is_followed_by_another_one(twin, drives):
 
 
 def test_the_faster_drive_becomes_the_reader(small_drive, drives):
-    slow = MortalDevice(replace(small_drive, link=replace(small_drive.link, command_ns=10**7)), "slow")
+    slow = FailingDevice(replace(small_drive, link=replace(small_drive.link, command_ns=10**7)), "slow")
     slow.device.submit(SeqCreate(1, LAYERS, H, D, 512), 0)  # its handles are others
     group = ReplicatedDevice([slow, drives[0]])
     seqs = tuple(group.submit(SeqCreate(1, 1, H, D, 64), 0).result().data[0].tolist())

@@ -12,7 +12,7 @@ import torch
 import vcsd
 from csd_spec import DeviceError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 from vcsd.loading import CHECKPOINT, PROMPT, load
 from vcsd.redundancy import open_redundant
 
@@ -27,8 +27,8 @@ def loaded():
 
 
 @pytest.fixture
-def drives() -> Iterator[list[MortalDevice]]:
-    made = [MortalDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "abc"]
+def drives() -> Iterator[list[FailingDevice]]:
+    made = [FailingDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "abc"]
     yield made
     for each in made:
         each.close()
@@ -134,7 +134,7 @@ def test_recompute_stops_at_cropped_length(loaded, drives):
         ({"spares": -1}, "spares = -1: must be at least 0"),
         ({"spares": "1"}, "spares = '1': must be a whole number"),
         (
-            {"spares": 1, "redundancy": "mirror", "drives": [MortalDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
+            {"spares": 1, "redundancy": "mirror", "drives": [FailingDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
             "spares = 1: only",
         ),
     ],
@@ -145,7 +145,7 @@ def test_invalid_redundancy_settings_are_refused(loaded, setting, message):
 
 
 @dataclass
-class OnNode(MortalDevice):
+class OnNode(FailingDevice):
     """A drive on a machine of that name."""
 
     node: str

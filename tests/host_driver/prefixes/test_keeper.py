@@ -29,7 +29,7 @@ from tests.host_driver.prefixes.prompts import BLOCK, NAMES, holds, right, rows
 from tests.served import kill, serving, until, window_of
 
 TOKENS = list(range(40))
-HOST = Path(__file__).with_name("dying_host.py")
+HOST = Path(__file__).with_name("killed_host.py")
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
 
 

@@ -46,7 +46,7 @@ EVALS = (
     ("eval", "prefix-reuse"),
     ("eval", "prefix-cache", "--trace", "{data}/mooncake_conversation.jsonl"),
 )
-FAMILIES = Path(__file__).with_name("same_tokens.py")
+FAMILIES = Path(__file__).with_name("family_tokens.py")
 DRIVE = """
 import sys
 import numpy as np

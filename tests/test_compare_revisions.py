@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.same import differences
+from tests.compare_revisions import differences
 
 OLD = {"rows": [{"step_us": 654.9, "equal": True, "wall_s": 3.0}], "name": "sparf"}
 

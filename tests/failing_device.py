@@ -6,7 +6,7 @@ from csd_firmware import InProcessDevice
 from csd_spec import Command, Completion, DriveSpec, Status
 
 
-class MortalDevice:
+class FailingDevice:
     """A drive whose commands fail from a given moment on.
 
     Attributes:

@@ -58,7 +58,7 @@ def imports(file: Path, names: dict[str, Path]) -> set[Path]:
     return found - {file}
 
 
-def circles() -> list[list[str]]:
+def import_cycles() -> list[list[str]]:
     """Groups of files that import each other, directly or not."""
     files = modules()
     names = {str(file.with_suffix("")).removesuffix("/__init__").replace("/", "."): file for file in files}
@@ -90,7 +90,7 @@ def partners() -> Iterator[tuple[Path, str]]:
                 yield test.relative_to(ROOT), name
 
 
-def without_partner() -> list[str]:
+def modules_without_test() -> list[str]:
     """Modules that no test is named after, and none names as its own."""
     named = {name for _, name in partners()}
     lacking = []
@@ -136,9 +136,9 @@ def main() -> int:
         ("longest parameter list", widest.parameters, MAX_PARAMETERS, widest.place),
         ("longest function", longest.lines, MAX_FUNCTION_LINES, longest.place),
         ("longest file", sizes[largest], MAX_FILE_LINES, largest),
-        ("circles of files", len(circles()), 0, "; ".join(", ".join(circle) for circle in circles())),
+        ("import cycles", len(import_cycles()), 0, "; ".join(", ".join(cycle) for cycle in import_cycles())),
         ("names of several classes", len(shared_names()), MAX_SHARED_NAMES, ", ".join(shared_names())),
-        ("modules without a test", len(without_partner()), 0, ", ".join(without_partner())),
+        ("modules without a test", len(modules_without_test()), 0, ", ".join(modules_without_test())),
     )
     for what, found, limit, where in rows:
         print(f"{what}: {found} of at most {limit}{'  ' if where else ''}{where}")

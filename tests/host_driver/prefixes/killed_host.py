@@ -1,4 +1,4 @@
-"""A host that stores prompts in served drives and is killed by itself at a given command: `dying_host.py COMMAND LEFT
+"""A host that stores prompts in served drives and is killed by itself at a given command: `killed_host.py COMMAND LEFT
 TENANT DRIVE...`."""
 
 import os
@@ -16,11 +16,11 @@ def main(command, left, tenant, *drives):
     first, longer = list(range(20)), list(range(40))
     store.store(NAMES.keys(first), *rows(first))
     store.flush()
-    store.devices[-1] = Deadly(store.devices[-1], command, int(left))
+    store.devices[-1] = KillsHostAtCommand(store.devices[-1], command, int(left))
     store.store(NAMES.keys(longer), *rows(longer))
 
 
-class Deadly:
+class KillsHostAtCommand:
     """A drive whose host exits instead of sending a command of kind `command`, after `left` of them."""
 
     def __init__(self, device, command, left):

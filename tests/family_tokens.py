@@ -1,4 +1,4 @@
-"""`python same_tokens.py`: tokens and logits of small random models of six families in drives, one JSON object.
+"""`python family_tokens.py`: tokens and logits of small random models of six families in drives, one JSON object.
 
 `same.py` runs it in two trees, so it imports nothing from this tree's tests.
 """
