@@ -11,7 +11,7 @@ from threading import Event, Thread
 from csd_firmware import InProcessDevice
 from csd_link.driveset import DriveSet
 from csd_link.network import NetworkDevice, Port
-from csd_link.own_server import open_devices
+from csd_link.private_server import open_devices
 from csd_link.replication import COPIES, Redundancy, ReplicatedDevice
 from csd_link.spares import Spares
 from csd_link.transports import transport_of

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS, EngineClock, Memory, Method, Methods, Queries, Read, Step
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Compression
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named

@@ -20,8 +20,8 @@ from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import kept_results, memory
 from eval.experiment import Outcome
-from eval.kept import ResultCache
 from eval.options import Picture, check_picture, numbers
+from eval.partial_results import ResultCache
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder

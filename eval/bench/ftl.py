@@ -15,8 +15,8 @@ import numpy as np
 import typer
 
 from attention_engine import METHODS, Arithmetic, Compute, EngineClock, Queries, Read, Step
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import LAYOUTS, DriveSpec, Geometry, KvView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH

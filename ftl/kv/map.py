@@ -17,12 +17,12 @@ from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.decode_plan import DecodePlan
+from ftl.kv.group_buffers import GroupBuffers, OpenGroups
 from ftl.kv.layouts import GroupMap
-from ftl.kv.names import RECORDED_BYTES, PrefixIndex
 from ftl.kv.owners import Owners
+from ftl.kv.prefix_index import RECORDED_BYTES, PrefixIndex
 from ftl.kv.sequence import Sequence
 from ftl.kv.shared import SharedPages
-from ftl.kv.tails import GroupBuffers, OpenGroups
 from ftl.kv.usage import Accounts
 
 MAX_PLANS = 1 << 12

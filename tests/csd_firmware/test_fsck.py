@@ -1,6 +1,6 @@
 """A damaged folder: damage is reported, repaired if possible, and lost data is reported exactly once.
 
-partner of: vcsd_cli/fsck.py, csd_io/keeping.py
+partner of: vcsd_cli/fsck.py, csd_io/undo_log.py
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_firmware.fsck import fsck
-from csd_io.keeping import INDEX, OLD
+from csd_io.undo_log import INDEX, OLD
 from csd_spec import KvRead, Status
 from eval.verify.flips import FlushedFolder, judge
 from eval.verify.random_host import is_stored

@@ -1,6 +1,6 @@
 """A new verb needs a table row and a handler: it is then sent, checked, tied to its tenant and fuzzed.
 
-partner of: csd_firmware/acts.py, csd_firmware/check.py, csd_firmware/state.py
+partner of: csd_firmware/handlers.py, csd_firmware/check.py, csd_firmware/state.py
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware, InProcessDevice
-from csd_firmware.acts import HANDLERS, CommandHandler
+from csd_firmware.handlers import HANDLERS, CommandHandler
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import Polling
 from csd_link.drive_end import WindowController, WindowServer
@@ -21,7 +21,7 @@ from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
 from eval.verify import fuzz
-from eval.verify.place import place
+from eval.verify.tested_storage import place
 
 H, D, TOKENS = 2, 16, 30
 

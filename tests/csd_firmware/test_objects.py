@@ -1,6 +1,6 @@
 """Forks, names and ranges of many sequences, across power loss, tenants and drives that die.
 
-partner of: csd_firmware/objects.py, ftl/kv/names.py, csd_link/recovery.py
+partner of: csd_firmware/objects.py, ftl/kv/prefix_index.py, csd_link/recovery.py
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import key_list, keys_of
 from ftl import OutOfSpaceError
-from ftl.kv.names import PrefixIndex
+from ftl.kv.prefix_index import PrefixIndex
 
 LAYERS, H, D = 2, 2, 16
 

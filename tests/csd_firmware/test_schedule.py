@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention_engine import Compute, EngineClock, Read
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from ftl import Ftl, PagePlan
 
 READ, CHANNEL = 50_000, 366  # of one page of 512 bytes at 1.4 GB/s

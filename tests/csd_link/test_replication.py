@@ -12,10 +12,10 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_link import replication
-from csd_link.cutting import Deferred
 from csd_link.replica import MAX_PENDING
 from csd_link.replication import FAULTS, ReplicatedDevice
 from csd_link.spares import Spares
+from csd_link.splitting import Deferred
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.arrays import KEY
 from tests.failing_device import FailingDevice

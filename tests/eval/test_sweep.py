@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
 
 

@@ -1,6 +1,6 @@
 """Power loss at every moment; and the judge detects the data that a careless drive would lose.
 
-partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/place.py
+partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/tested_storage.py
 """
 
 import zlib
@@ -20,7 +20,7 @@ from ftl.flash.content import DirectPageStore
 from ftl.flash.files import NandFiles
 from ftl.flash.placement import Placement
 from ftl.kv.map import KvMap
-from ftl.kv.names import PrefixIndex
+from ftl.kv.prefix_index import PrefixIndex
 from ftl.recovery import TagIndex
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)

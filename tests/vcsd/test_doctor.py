@@ -1,13 +1,13 @@
 """`vcsd doctor`: the missing parts that it reports.
 
-partner of: csd_link/finding.py
+partner of: csd_link/diagnosis.py
 """
 
 import json
 
 import pytest
 
-from csd_link.finding import MissingDependency
+from csd_link.diagnosis import MissingDependency
 from csd_link.transports import OURS
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.doctor import examine

@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from csd_link.cutting import SplitRead, submit_reads
 from csd_link.driveset import DriveSet
 from csd_link.recovery import RecoveringDevice
 from csd_link.served_drive import ServedDrive
+from csd_link.splitting import SplitRead, submit_reads
 from csd_link.window import WindowLayout
 from csd_spec import Attention, Compression, KvAppend, KvRead, ModelShape, SeqCreate, Status
 from host_driver.driver import Driver
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.names import PrefixNames
 from host_driver.prefixes.store import PrefixStore
 from tests.served import SHAPE, kill, serving, window_of
 from vcsd.report import Report
@@ -33,7 +33,7 @@ WAYS = ["process", "fuse", "window:{}/windows", "nvme+tcp"]
 @pytest.fixture
 def small_slots(monkeypatch):
     """Drives that are made for a run have small slots."""
-    monkeypatch.setattr("csd_link.own_server.ServedDrive", partial(ServedDrive, layout=LAYOUT))
+    monkeypatch.setattr("csd_link.private_server.ServedDrive", partial(ServedDrive, layout=LAYOUT))
 
 
 def half(generator, *shape):

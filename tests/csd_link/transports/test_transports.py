@@ -38,7 +38,7 @@ PIGEON = '''
 import os
 from contextlib import contextmanager
 
-from csd_link.finding import MissingDependency
+from csd_link.diagnosis import MissingDependency
 from csd_link.transports.inproc import InProcess
 
 

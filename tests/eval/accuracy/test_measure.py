@@ -20,7 +20,7 @@ from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.tasks import Sample, Task
 from eval.accuracy.tasks.language import FORCED
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 

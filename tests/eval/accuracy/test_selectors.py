@@ -1,6 +1,6 @@
 """Comparison of methods: properties of every row, and results of our methods.
 
-partner of: eval/accuracy/contenders.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/kept.py
+partner of: eval/accuracy/contenders.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/partial_results.py
 """
 
 import gc
@@ -16,7 +16,7 @@ from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load

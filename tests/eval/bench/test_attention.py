@@ -1,6 +1,6 @@
 """The attention contest runs on every supported shape, and its errors are those of the kernels.
 
-partner of: eval/bench/contest.py
+partner of: eval/bench/kernel_cases.py
 """
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from attention_engine import METHODS
 from csd_spec import NAMED, SparFParams
 from eval.bench.attention import bench_attention, scratch_mib
-from eval.bench.contest import Contest, Size
+from eval.bench.kernel_cases import Contest, Size
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith(("kivi", "progressive"))])

@@ -1,14 +1,14 @@
 """A KV cache larger than memory: every variant attends, and a drive's reads from its disk stay within its plan.
 
-partner of: eval/bench/offload.py, eval/bench/offload_way.py
+partner of: eval/bench/offload.py, eval/bench/offload_child.py
 """
 
 import pytest
 import torch
 
-from eval.bench import offload, offload_way
+from eval.bench import offload, offload_child
 from eval.bench.offload import OffloadLoad, bench_offload
-from eval.bench.offload_way import OffloadJob, SequenceShape, rows_of
+from eval.bench.offload_child import OffloadJob, SequenceShape, rows_of
 
 SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
 
@@ -21,7 +21,7 @@ def refuse(limit_bytes):
 def one_process(monkeypatch):
     """Run every variant in this process; the memory limit of a variant is not tested here."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(offload, "_child", lambda job, group: offload_way.run(job))
+    monkeypatch.setattr(offload, "_child", lambda job, group: offload_child.run(job))
     yield
     torch.set_num_threads(threads)
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from host_driver.prefixes.keeper import connected
+from host_driver.prefixes.async_store import connected
 from tests.host_driver.prefixes.prompts import NAMES, rows
 from tests.served import window_of
 

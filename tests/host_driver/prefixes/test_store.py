@@ -1,6 +1,6 @@
 """Prefixes in drives: found prefixes equal the stored ones, through eviction, forks, restarts and deaths.
 
-partner of: host_driver/prefixes/store.py, host_driver/prefixes/names.py
+partner of: host_driver/prefixes/store.py, host_driver/prefixes/cache_keys.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 
 from csd_firmware import InProcessDevice
 from csd_spec import Completion, DeviceError, DriveSpec, KvAppend, KvGather, KvName, Status
+from host_driver.prefixes.cache_keys import AdmissionFilter
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.manifest import list_keys
-from host_driver.prefixes.names import AdmissionFilter
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
 

@@ -1,6 +1,6 @@
 """Tier limits that change while requests are served: the step time soon equals that of a run with these limits.
 
-partner of: kv_cache/engine.py, kv_cache/iteration.py, kv_cache/carry_out.py, kv_cache/policies/split.py,
+partner of: kv_cache/engine.py, kv_cache/iteration.py, kv_cache/placement_runner.py, kv_cache/policies/split.py,
 kv_cache/policies/auto.py, kv_cache/policies/time_slices.py
 """
 

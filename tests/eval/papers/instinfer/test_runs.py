@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.kept import ResultCache
 from eval.papers.instinfer import runs as simulation
 from eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
+from eval.partial_results import ResultCache
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
 CASES = [

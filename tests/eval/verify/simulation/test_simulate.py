@@ -1,7 +1,7 @@
 """Seeds of the whole stack under every fault; planted bugs are found, and failed runs are replayed and shortened.
 
 partner of: eval/verify/simulation/disk.py, eval/verify/simulation/drive.py, eval/verify/simulation/host.py,
-eval/verify/simulation/link.py, eval/verify/simulation/plants.py, eval/verify/simulation/prefixes.py,
+eval/verify/simulation/link.py, eval/verify/simulation/injected_bugs.py, eval/verify/simulation/prefixes.py,
 eval/verify/simulation/world.py
 """
 
@@ -10,7 +10,7 @@ import random
 import pytest
 
 from eval.verify.simulation.disk import Killed, SimDisk
-from eval.verify.simulation.plants import PLANTS
+from eval.verify.simulation.injected_bugs import PLANTS
 from eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
 from eval.verify.simulation.world import FAULTS
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from csd_firmware import InProcessDevice
-from csd_link.cutting import SplitRead, check_device, join_completions, parts_of, read_parts, submit_reads
+from csd_link.splitting import SplitRead, check_device, join_completions, parts_of, read_parts, submit_reads
 from csd_link.wire import encode
 from csd_spec import (
     Attend,

@@ -17,7 +17,7 @@ from csd_link.connect import Connect
 from csd_link.driveset import DriveSet
 from csd_link.host_end import DriveLostError
 from csd_link.liveness import cpu_ticks
-from csd_link.plain import PlainDevice
+from csd_link.plain_device import PlainDevice
 from csd_link.recovery import RecoveringDevice
 from csd_link.run_dir import drive_dir, private_dir, run_dir
 from csd_link.served_drive import ServedDrive, ServedDrives

@@ -13,8 +13,8 @@ INDEX, OLD = "index.jsonl", "old.bin"
 class UndoLogFile:
     """A file that saves old bytes to the undo log before they are overwritten."""
 
-    def __init__(self, file: DiskFile, name: str, keeper: UndoLogFolder) -> None:
-        self._file, self._name, self._keeper = file, name, keeper
+    def __init__(self, file: DiskFile, name: str, log: UndoLogFolder) -> None:
+        self._file, self._name, self._log = file, name, log
 
     def read(self, offset: int, into: memoryview) -> None:
         self._file.read(offset, into)
@@ -33,7 +33,7 @@ class UndoLogFile:
     def _keep(self, offset: int, size: int) -> None:
         old = bytearray(size)
         self._file.read(offset, memoryview(old))
-        self._keeper.log_undo(self._name, offset, bytes(old))
+        self._log.log_undo(self._name, offset, bytes(old))
 
 
 class UndoLogFolder:

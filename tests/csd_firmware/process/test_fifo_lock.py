@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from csd_firmware.process.turns import FifoLock
+from csd_firmware.process.fifo_lock import FifoLock
 from tests.served import until
 
 

@@ -1,6 +1,6 @@
 """Worker processes exit with the process that started them.
 
-partner of: csd_io/death.py
+partner of: csd_io/parent_death.py
 """
 
 import signal
@@ -12,7 +12,7 @@ from tests.served import until
 
 PARENT = """
 import multiprocessing, os, time
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 
 def work(parent):
     end_with_parent(parent)

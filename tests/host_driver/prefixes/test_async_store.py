@@ -1,7 +1,7 @@
 """Loads and stores during a server's work, over drives in processes of their own: nothing wrong is found after any
 process dies.
 
-partner of: host_driver/prefixes/keeper.py
+partner of: host_driver/prefixes/async_store.py
 """
 
 import os
@@ -23,7 +23,7 @@ from csd_link.medium import MappedMedium
 from csd_link.run_dir import doorbell_path, window_path
 from csd_spec import Flush, KvExist, Status
 from csd_spec.arrays import keys_of
-from host_driver.prefixes.keeper import COUNTS, AsyncPrefixStore, connected
+from host_driver.prefixes.async_store import COUNTS, AsyncPrefixStore, connected
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, holds, right, rows
 from tests.served import kill, serving, until, window_of

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from csd_link import own_server
+from csd_link import private_server
 from csd_link.host_end import DriveLostError
 from csd_link.liveness import is_running
-from csd_link.own_server import COMPILES
+from csd_link.private_server import COMPILES
 from csd_link.run_dir import drive_dir, run_dir
 from tests.served import serving, until
 
@@ -70,20 +70,20 @@ SLOW = "import time; end = time.process_time() + {work}\nwhile time.process_time
 
 def test_busy_starting_server_is_waited_for(tmp_path, monkeypatch):
     """A first start compiles for many seconds; a fixed timeout used to end it in spite of its progress."""
-    monkeypatch.setattr("csd_link.own_server.IDLE_START_S", 0.3)
+    monkeypatch.setattr("csd_link.private_server.IDLE_START_S", 0.3)
     log = tmp_path / "log"
     log.write_text(f"vcsd: {COMPILES}\n")
     server = subprocess.Popen([sys.executable, "-c", SLOW.format(work=1.5)])
     seen = []
 
     def connect():
-        seen.append(own_server.compiling)
+        seen.append(private_server.compiling)
         raise DriveLostError("no drive answers")
 
     began = time.monotonic()
     with pytest.raises(ConnectionError, match="drives did not start"):
-        own_server._await(connect, server, log)
+        private_server._await(connect, server, log)
     assert time.monotonic() - began > 1.5
-    assert seen[-1] == 1 and own_server.compiling == 0
+    assert seen[-1] == 1 and private_server.compiling == 0
     server.kill()
     server.wait()

@@ -5,18 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from host_driver.turnstile import CommandOrder, OrderBrokenError
+from host_driver.command_order import CommandOrder, OrderBrokenError
 
 
 def test_micro_batches_alternate():
-    turnstile, seen = CommandOrder(3), []
+    order, seen = CommandOrder(3), []
 
     def walk(number):
         for _ in range(5):
             time.sleep(0.001 * number)
-            with turnstile.turn(number):
+            with order.turn(number):
                 seen.append(number)
-        turnstile.leave(number, failed=False)
+        order.leave(number, failed=False)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(walk, [2, 0, 1]))
@@ -24,17 +24,17 @@ def test_micro_batches_alternate():
 
 
 def test_finished_micro_batch_is_not_waited_for():
-    turnstile = CommandOrder(2)
-    turnstile.leave(0, failed=False)
+    order = CommandOrder(2)
+    order.leave(0, failed=False)
     for _ in range(3):
-        with turnstile.turn(1):
+        with order.turn(1):
             pass
 
 
 def test_failed_micro_batch_wakes_the_others():
-    turnstile = CommandOrder(2)
+    order = CommandOrder(2)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(turnstile.turn(1).__enter__)
-        turnstile.leave(0, failed=True)
+        waiting = pool.submit(order.turn(1).__enter__)
+        order.leave(0, failed=True)
         with pytest.raises(OrderBrokenError):
             waiting.result(timeout=5)

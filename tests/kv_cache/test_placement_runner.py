@@ -1,4 +1,4 @@
-"""partner of: kv_cache/carry_out.py"""
+"""partner of: kv_cache/placement_runner.py"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kv_cache import (
     Tier,
 )
 from kv_cache.block_table import BlockKey
-from kv_cache.carry_out import _make_room, _prefetch_layers, carry_out
+from kv_cache.placement_runner import _make_room, _prefetch_layers, carry_out
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 LAYERS, ROW = 4, 8
@@ -185,14 +185,14 @@ class Room:
 @pytest.mark.parametrize(("need", "leave"), [(100, 0), (101, 2)])
 def test_nothing_is_evicted_if_block_just_fits(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
     sent: list[BlockKey] = []
-    monkeypatch.setattr("kv_cache.carry_out._return_block", lambda it, block, lower: sent.append(block))
+    monkeypatch.setattr("kv_cache.placement_runner._return_block", lambda it, block, lower: sent.append(block))
     _make_room(Room(), need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(sent) == leave
 
 
 @pytest.mark.parametrize(("kept", "comes"), [(20, 1), (21, 0)])
 def test_next_layer_is_prefetched_if_it_just_fits(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("kv_cache.carry_out._attention_tiers", lambda it, row, layer: (DEVICE,))
+    monkeypatch.setattr("kv_cache.placement_runner._attention_tiers", lambda it, row, layer: (DEVICE,))
     room = Room()
     _prefetch_layers(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(room.copied) == comes

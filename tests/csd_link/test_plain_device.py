@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from csd_link.host_end import DriveLostError
-from csd_link.plain import PlainDevice
+from csd_link.plain_device import PlainDevice
 
 GONE = DriveLostError("gone")
 

@@ -1,6 +1,6 @@
 """Event-driven TTFT against its closed form.
 
-partner of: eval/papers/tutti/by_events.py
+partner of: eval/papers/tutti/event_simulation.py
 """
 
 import random
@@ -9,7 +9,7 @@ import pytest
 
 from eval.papers.machines import overlay
 from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.by_events import ByEvents
+from eval.papers.tutti.event_simulation import ByEvents
 from eval.papers.tutti.reading import GpuReading, Path
 
 GIVEN = Model.load("llama-3-8b"), Gpu.load("h100"), overlay("tutti")

@@ -2,7 +2,7 @@
 
 import random
 
-from ftl.kv.names import RUN, SortedKeys
+from ftl.kv.prefix_index import RUN, SortedKeys
 
 
 def test_keys_stay_in_order_over_many_runs():

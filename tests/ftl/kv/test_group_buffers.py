@@ -7,7 +7,7 @@ import pytest
 
 from csd_spec import LAYOUTS
 from ftl import Ftl, OutOfSpaceError
-from ftl.kv.tails import GroupBuffers
+from ftl.kv.group_buffers import GroupBuffers
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from csd_firmware.stopwatch import LatencyBreakdown
+from csd_firmware.latency import LatencyBreakdown
 
 
 def test_shares_of_units_add_up_to_latency():

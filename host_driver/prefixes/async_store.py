@@ -14,7 +14,7 @@ from csd_link.connect import Connect
 from csd_link.host_end import TakenError
 from csd_spec import Device, DeviceError, Status
 from csd_spec.arrays import F16
-from host_driver.prefixes.names import PrefixNames
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.store import PrefixStore
 
 Rows = tuple[F16, F16]  # k, v, each (layers, tokens, kv_heads, d)

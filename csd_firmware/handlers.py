@@ -11,9 +11,9 @@ import numpy as np
 from csd_firmware import logs, objects
 from csd_firmware.attend import attend, check_attend
 from csd_firmware.check import InvalidFieldError, require
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.objects import crop_layer
 from csd_firmware.state import DriveState, flash_read, rows_of_v
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import (
     Attend,
     Completion,

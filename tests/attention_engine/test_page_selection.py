@@ -1,6 +1,6 @@
 """Choice of pages within a byte budget: weights per page, light groups, and the pages that a budget covers.
 
-partner of: attention_engine/spend.py
+partner of: attention_engine/page_selection.py
 """
 
 from dataclasses import replace
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from attention_engine.coarse import score
+from attention_engine.page_selection import drop_unaffordable, find_light_groups, spend, tokens_of_pages, weigh_pages
 from attention_engine.select import softmax_scores
-from attention_engine.spend import drop_unaffordable, find_light_groups, spend, tokens_of_pages, weigh_pages
 from csd_spec.view import in_flash
 from tests.attention_engine.few_bits import Drive
 
