@@ -13,10 +13,10 @@ from ftl.flash.pipeline import CriticalStage, ReadStage, UnitStage, pipeline
 from ftl.flash.plan import PagePlan
 from ftl.flash.store import FlashStore
 from ftl.journal import Journal
-from ftl.kv import edit, values
+from ftl.kv import fork_crop, values
 from ftl.kv.append import append
 from ftl.kv.map import KvMap
-from ftl.kv.reading import Reader
+from ftl.kv.reader import Reader
 from ftl.kv.relayout import relayout
 from ftl.kv.sequence import Sequence
 from ftl.recovery import recover
@@ -75,7 +75,7 @@ class Ftl:
 
     def fork(self, handle: int) -> int:
         """Create a copy of a sequence: full groups are shared, unfinished groups are copied. Returns its handle."""
-        return edit.fork(self.kv, handle)
+        return fork_crop.fork(self.kv, handle)
 
     def name(self, handle: int, keys: Seq[bytes], tokens: Seq[int]) -> None:
         """Bind keys to prefixes of a sequence, under the sequence's label; journaled with its tokens."""
@@ -115,11 +115,11 @@ class Ftl:
 
     def crop(self, handle: int, layer: int, length: int, start_ns: int) -> int:
         """Truncate a layer to `length` tokens; returns when a group that was cut is back in drive DRAM, ns."""
-        return edit.crop(self.kv, handle, layer, length, start_ns)
+        return fork_crop.crop(self.kv, handle, layer, length, start_ns)
 
     def free(self, handles: Seq[int], start_ns: int) -> None:
         """Free sequences; if one is unknown, raises UnknownSequenceError and frees none."""
-        edit.free(self.kv, handles)
+        fork_crop.free(self.kv, handles)
         if len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128:
             self.collector.reclaim(start_ns, everything=False)  # a larger pool of free blocks improves wear leveling
 

@@ -17,7 +17,7 @@ from csd_spec import Compression
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.contenders import Contender, Trial
+from eval.accuracy.compared_methods import Contender, Trial
 from eval.accuracy.layers import Layer
 from eval.accuracy.published import PUBLISHED
 from eval.accuracy.published.streams import Streams

@@ -14,7 +14,7 @@ import typer
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
 from eval.accuracy import texts
-from eval.accuracy.contenders import OURS_BEGIN, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS_BEGIN, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT

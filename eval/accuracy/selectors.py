@@ -13,7 +13,7 @@ import typer
 
 from attention_engine import METHODS, Methods, load_methods
 from eval.accuracy import texts
-from eval.accuracy.contenders import OURS_BEGIN, Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS_BEGIN, Contender, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT

@@ -20,7 +20,7 @@ from csd_spec import NAMED, Attention, KvView, SparFParams
 from csd_spec.arrays import F16, F32
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.rivals._prefetch import prefetch
+from eval.baselines._prefetch import prefetch
 from ftl import Ftl, PagePlan
 
 CHUNK = 4096  # tokens of one append, as in a prefill

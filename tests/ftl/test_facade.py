@@ -1,6 +1,6 @@
 """The public interface of the FTL against a dictionary of arrays.
 
-partner of: ftl/kv/append.py, ftl/kv/edit.py, ftl/kv/map.py, ftl/kv/pages.py, ftl/kv/reading.py, ftl/kv/relayout.py,
+partner of: ftl/kv/append.py, ftl/kv/fork_crop.py, ftl/kv/map.py, ftl/kv/pages.py, ftl/kv/reader.py, ftl/kv/relayout.py,
 ftl/kv/sequence.py, ftl/counters.py, ftl/errors.py
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.accuracy.contenders import contenders, trials
+from eval.accuracy.compared_methods import contenders, trials
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, record_layers
 from eval.accuracy.selectors import chosen

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import Contender, Trial, contenders, trials
 from eval.accuracy.front import (
     COLUMNS,
     LEAST,

@@ -1,6 +1,6 @@
 """Comparison of methods: properties of every row, and results of our methods.
 
-partner of: eval/accuracy/contenders.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/partial_results.py
+partner of: eval/accuracy/compared_methods.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/partial_results.py
 """
 
 import gc
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.contenders import OURS, Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS, Contender, Trial, contenders, trials
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from csd_spec import DeviceError
 from csd_spec.presets import NVMEVIRT_970PRO
+from eval.baselines.conventional import ConventionalSsd
 from eval.bench.block_trace import load_trace, record, replay
-from eval.rivals.conventional import ConventionalSsd
 from tests.properties import examples
 from tests.vcsd_cli.test_main import vcsd
 

@@ -1,6 +1,6 @@
 """CPU and wall-clock time of a decode step: every variant is run in turn, and all variants decode the same.
 
-partner of: eval/rivals/caches.py
+partner of: eval/baselines/caches.py
 """
 
 from contextlib import ExitStack
@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from eval.baselines import caches, llamacpp
 from eval.bench.decode import IN_DRIVES, DecodeBench, DecodeLoad, bench_decode
-from eval.rivals import caches, llamacpp
 
 WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
 

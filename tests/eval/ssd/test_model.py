@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.rivals.conventional import ConventionalSsd
+from eval.baselines.conventional import ConventionalSsd
 from eval.ssd.model import block_ssd, link_bytes_per_s, program_ns, simulate
 from eval.ssd.profile import PublishedFigure, drives, shared
 

@@ -1,6 +1,6 @@
 """The conventional SSD against NVMeVirt's times for the same requests, and against the limits of flash.
 
-partner of: eval/rivals/_prefetch.py
+partner of: eval/baselines/_prefetch.py
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import NVMEVIRT_970PRO
-from eval.rivals.conventional import READ, WRITE, ConventionalSsd
+from eval.baselines.conventional import READ, WRITE, ConventionalSsd
 
 
 @pytest.mark.parametrize(

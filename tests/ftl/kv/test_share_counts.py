@@ -1,6 +1,6 @@
 """Counts of pages shared by several sequences: always equal to a count over all sequences.
 
-partner of: ftl/kv/shared.py
+partner of: ftl/kv/share_counts.py
 """
 
 from __future__ import annotations
