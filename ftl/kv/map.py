@@ -47,7 +47,7 @@ class Changes:
 
 
 class KvMap(Referrer):
-    """Sequences over a flash store. Groups change in `append` and `fork_crop`, which record the changes for the journal."""
+    """Sequences over a flash store. `append` and `fork_crop` change groups and record the changes for the journal."""
 
     def __init__(self, store: FlashStore, dram_bytes: int) -> None:
         self.store = store
