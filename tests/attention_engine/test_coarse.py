@@ -10,7 +10,7 @@ import pytest
 
 from attention_engine.coarse import ENERGY, NOISE, Scores, attend_coarse, score
 from ftl.kv.layouts.codes import to_fp32
-from tests.attention_engine.few_bits import Drive, H, digits_of, in_few_bits, pages_of
+from tests.attention_engine.low_bit_drive import Drive, H, digits_of, in_few_bits, pages_of
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 SHAPES = [

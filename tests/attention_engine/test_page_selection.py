@@ -12,7 +12,7 @@ from attention_engine.coarse import score
 from attention_engine.page_selection import drop_unaffordable, find_light_groups, spend, tokens_of_pages, weigh_pages
 from attention_engine.select import softmax_scores
 from csd_spec.view import in_flash
-from tests.attention_engine.few_bits import Drive
+from tests.attention_engine.low_bit_drive import Drive
 
 LENGTHS = np.array([150, 97, 12])
 N, PER_GROUP = 31, 48

@@ -11,7 +11,7 @@ from attention_engine import METHODS, Arithmetic, Compute, Read, merge, referenc
 from attention_engine.methods.progressive import LOST, progressive
 from csd_spec import NAMED
 from csd_spec.view import UNMAPPED, in_flash
-from tests.attention_engine.few_bits import Drive, H, fetched, in_few_bits
+from tests.attention_engine.low_bit_drive import Drive, H, fetched, in_few_bits
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 SHAPES = [

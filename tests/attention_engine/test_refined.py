@@ -8,7 +8,7 @@ import pytest
 
 from attention_engine import METHODS, Read, reference
 from attention_engine.refined import attend_refined, progressive_form
-from tests.attention_engine.few_bits import Drive, H
+from tests.attention_engine.low_bit_drive import Drive, H
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 
@@ -29,7 +29,7 @@ def dense_attends(d, layout, tokens, alone, G=2):
 @KINDS
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
-def test_dense_attends_to_what_is_stored(tokens, alone, exact, bf16):
+def test_dense_attends_to_stored_rows(tokens, alone, exact, bf16):
     dense_attends(64, f"progressive{'-bf16' * bf16}{'-exact' * exact}", tokens, alone)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import attention_engine._dot4 as dot4
 from attention_engine.coarse import Scores, attend_coarse, score
 from attention_engine.methods.progressive import progressive
-from tests.attention_engine.few_bits import Drive
+from tests.attention_engine.low_bit_drive import Drive
 
 print(dot4.WAY)
 for d, layout, G in ((64, "progressive", 7), (96, "progressive4-bf16", 4), (80, "progressive-latent", 3)):

@@ -48,7 +48,7 @@ def raise_in(monkeypatch, owner, name, error, calls=1):
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("calls", [1, 2])
-def test_flush_exception_in_record_keeps_what_was_flushed(small_drive, tmp_path, monkeypatch, calls, kept):
+def test_flush_exception_in_record_keeps_flushed_data(small_drive, tmp_path, monkeypatch, calls, kept):
     """Between the two places of a record, an exception left a run of records that nothing could read."""
     device = InProcessDevice(small_drive, tmp_path if kept else None)
     one, other = filled(device)

@@ -116,7 +116,7 @@ def test_concurrent_reads_overlap_flash_share_link():
     assert 0.9 * link.bytes_per_s < many <= link.bytes_per_s
 
 
-def test_sequential_reads_take_same_time_both_ways():
+def test_read_at_times_equal_sequential_reads():
     namespace, now_ns = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other._now_ns = now_ns

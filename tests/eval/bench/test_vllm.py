@@ -17,7 +17,7 @@ CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16
 def python(tmp_path):
     """A "Python" that runs the stand-in, for any requested module."""
     file = tmp_path / "python"
-    program = Path(__file__).with_name("made_up_vllm.py")
+    program = Path(__file__).with_name("fake_vllm.py")
     file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
     file.chmod(0o700)
     return file
@@ -25,7 +25,7 @@ def python(tmp_path):
 
 @pytest.mark.parametrize(("how", "failed"), [("", False), ("wrong", True), ("blind", True)])
 def test_missing_hit_or_wrong_token_fails(python, monkeypatch, how, failed):
-    monkeypatch.setenv("MADE_UP_VLLM", how)
+    monkeypatch.setenv("FAKE_VLLM", how)
     found = experiment(VllmLoad(python=python, drives=1))
     assert list(found.result) == CASES and found.failed == failed
     for each in found.result.values():
@@ -34,7 +34,7 @@ def test_missing_hit_or_wrong_token_fails(python, monkeypatch, how, failed):
 
 
 def test_early_exit_of_vllm_is_reported_with_output(python, monkeypatch):
-    monkeypatch.setenv("MADE_UP_VLLM", "dead")
+    monkeypatch.setenv("FAKE_VLLM", "dead")
     with pytest.raises(ConnectionError, match="vLLM exited early: no such model"):
         experiment(VllmLoad(python=python, drives=1))
 

@@ -102,7 +102,7 @@ def test_groups_beyond_heads_serve_more_sequences(machine, trace):
     assert machine.with_drives(32).groups == 4 and machine.with_drives(12).groups == 1
 
 
-def test_room_of_drives_is_checked(machine):
+def test_batch_beyond_drive_capacity_is_refused(machine):
     with pytest.raises(ValueError, match="take a smaller --batch"):
         machine.with_drives(1).check_room(1 << 24)
 

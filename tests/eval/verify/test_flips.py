@@ -8,7 +8,7 @@ from eval.verify.random_host import DRIVE
 from ftl.flash.files import data_sizes
 
 
-def test_single_bit_flips_corrected_none_silent():
+def test_bit_flips_are_never_silent_single_ones_corrected():
     result = bench_flips(480, 1)
     assert result["flips"] == 480 == sum(result[each] for each in ("reported", "corrected", "harmless", "silent"))
     assert result["silent"] == 0 and result["corrected"] > 50

@@ -14,7 +14,7 @@ from csd_io.rotation import rotate, rotate_back
 from csd_spec.progressive import LANES, LINE, QUAD, RESTS, Progressive
 from ftl.kv.layouts.coarse import begin_scores, decode_scores, decode_values, put_scores, put_values
 from ftl.kv.layouts.codes import to_fp32
-from tests.ftl.kv.coded import any_values, as_bits, form_of, score_page, value_page, values_of
+from tests.ftl.kv.low_bit_pages import any_values, as_bits, form_of, score_page, value_page, values_of
 from tests.properties import examples
 
 SMALL = Progressive.for_context(512, 16, (2.5, 2), 128)

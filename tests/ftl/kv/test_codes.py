@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from csd_spec.progressive import Progressive
 from ftl.kv.layouts.coded import coded as copied
 from ftl.kv.layouts.codes import refine, refined, to_fp32
-from tests.ftl.kv.coded import any_values, values_of
+from tests.ftl.kv.low_bit_pages import any_values, values_of
 from tests.properties import examples
 
 FORM = Progressive.for_context(512, 16, (2.5, 2), 128)

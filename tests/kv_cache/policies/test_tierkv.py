@@ -10,7 +10,7 @@ import pytest
 from kv_cache.policies.tierkv import FLASH_WINDOW, Lfu, Mended, Rotating, TierKv
 from kv_cache.policies.time_slices import STAY
 from kv_cache.transfer.sequences import Level
-from tests.kv_cache.policies.slices import waiting
+from tests.kv_cache.policies.time_slice_setup import waiting
 
 
 def test_victims_by_rule():

@@ -10,7 +10,7 @@ import pytest
 from kv_cache.policies.time_slices import MAX_ON_FLASH, NOW, SliceCounters, TimeSlices
 from kv_cache.scheduler import IterationResult, SchedulerOutput
 from kv_cache.transfer.sequences import Level
-from tests.kv_cache.policies.slices import waiting
+from tests.kv_cache.policies.time_slice_setup import waiting
 
 
 def test_reactive_evicts_least_recently_used():

@@ -319,7 +319,7 @@ def test_ended_copies_are_not_retained() -> None:
     model.real.close()
 
 
-def test_policy_gets_layer_time_cannot_move_new_rows() -> None:
+def test_policy_reads_layer_time_but_cannot_move_new_rows() -> None:
     def asks(t: Iteration) -> None:
         with pytest.raises(TypeError):
             t.new["r"] = 0  # type: ignore[index]

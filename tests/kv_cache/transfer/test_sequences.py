@@ -6,7 +6,7 @@ partner of: kv_cache/transfer/sequences.py
 import pytest
 
 from kv_cache.transfer.sequences import Level, SequenceStore
-from tests.kv_cache.policies.slices import machine, stored, trace
+from tests.kv_cache.policies.time_slice_setup import machine, stored, trace
 
 
 def kvs(store, *tokens, level=None):

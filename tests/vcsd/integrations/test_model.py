@@ -178,7 +178,7 @@ def test_changed_model_finds_nothing(monkeypatch, tmp_path, names, door, change)
 
 @pytest.mark.parametrize("door", [vllm_door, lmcache_door])
 @pytest.mark.parametrize("change", SAME)
-def test_same_model_finds_what_it_has_stored(monkeypatch, tmp_path, names, door, change):
+def test_same_model_finds_its_stored_prefixes(monkeypatch, tmp_path, names, door, change):
     monkeypatch.chdir(tmp_path)
     model, hits = Model(tmp_path), door(monkeypatch, names)
     assert hits(model, weights=0) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.published import pariskv
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def test_votes_are_the_looped_tiers():

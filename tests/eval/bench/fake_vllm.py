@@ -1,6 +1,6 @@
 """Stand-in for vLLM's process: answers as `eval.bench.vllm_child` does, with a "model" that adds up its prompt.
 
-$MADE_UP_VLLM: `wrong` returns other tokens if drives are used, `blind` finds nothing in them, `dead` exits at once.
+$FAKE_VLLM: `wrong` returns other tokens if drives are used, `blind` finds nothing in them, `dead` exits at once.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 
 arguments = json.loads(sys.argv[-1])
 drives = arguments.get("kv_transfer_config")
-how = os.environ.get("MADE_UP_VLLM", "") if drives else ""
+how = os.environ.get("FAKE_VLLM", "") if drives else ""
 if how == "dead":
     sys.exit("no such model")
 print(json.dumps({"ready": True}), flush=True)

@@ -7,7 +7,7 @@ import pytest
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.transfer.sequences import Level
-from tests.kv_cache.policies.slices import drawn, machine, served, trace
+from tests.kv_cache.policies.time_slice_setup import drawn, machine, served, trace
 
 NAMES = [name for name in POLICIES if isinstance(policy_of(name), TimeSlices)]
 ROTATING = ("lru", "lfu", "static", "tierkv")
