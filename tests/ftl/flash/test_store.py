@@ -65,7 +65,7 @@ def test_collection_moves_only_valid_pages(small_drive):
     assert np.unique(table.pages).size == 200
 
 
-def test_collection_moves_mostly_valid_blocks_if_no_other_is_left(small_drive):
+def test_collection_moves_mostly_valid_blocks_if_needed(small_drive):
     """Overwrites at random of a store that is two thirds full: hardly a block is less than a quarter valid."""
     store = FlashStore(small_drive)
     table = Table(store)
