@@ -152,6 +152,7 @@ def test_score_all_channels_gives_exact_weights():
 
 
 def test_rows_without_tokens_or_weight_have_l_zero():
+    """Their outputs count for nothing in a merge."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 2, 40, 16)
     view, v_mean = view_of(K, V, 8, 4, generator), np.zeros((2, 16), np.float32)

@@ -105,6 +105,7 @@ def test_new_verb_runs_on_every_device(device):
 
 
 def test_new_verb_encoding_round_trips():
+    """A payload of another size is refused."""
     command = tailed((3,))
     request = encode(command)
     assert (request.opcode, request.parameters) == (0xD2, (1, 0, H, D, 5))

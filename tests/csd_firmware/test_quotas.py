@@ -113,6 +113,7 @@ def test_pages_and_buffers_are_bounded_by_tokens(small_drive: DriveSpec) -> None
 
 
 def test_crop_that_reopens_groups_counts_buffers(small_drive: DriveSpec) -> None:
+    """A crop inside a group moves its rows back to a buffer in DRAM."""
     drive = Drive(replace(small_drive, dram_bytes=16 * 512 * 2))
     seqs = made(drive.alice.step(create(5), 0))
     assert append(drive.alice, seqs, 16).status is Status.SUCCESS

@@ -185,6 +185,7 @@ def test_a_file_system_in_memory_is_refused():
 
 
 def test_file_with_data_needs_force(tmp_path, way):
+    """A file that begins with zeros is used without force."""
     file = tmp_path / "blocks"
     file.write_bytes(bytes(4 * MIB))
     with opened(file) as queue:

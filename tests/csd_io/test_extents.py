@@ -58,7 +58,7 @@ def test_a_released_extent_is_free_again_and_discarded():
     assert not any(data[: 48 * SECTOR]) and all(data[48 * SECTOR :])
 
 
-def test_failed_discard_is_not_an_error(monkeypatch):
+def test_unsupported_discard_is_ignored_failed_one_raises(monkeypatch):
     queue = sim_queue()
     extents, said = Extents(queue), [errno.EOPNOTSUPP, errno.EIO]
 

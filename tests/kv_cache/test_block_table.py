@@ -246,6 +246,7 @@ def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
 
 
 def test_copy_waits_for_eviction_but_does_not_need_it() -> None:
+    """If the eviction failed, the copy would not fail."""
     table = BlockTable({DEVICE: Tier(DEVICE, 40, attends=True), HOST: Tier(HOST)})
     x, y = BlockKey("r", 0), BlockKey("s", 0)
     table.add(x, 4, DEVICE, 10)

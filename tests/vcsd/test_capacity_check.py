@@ -110,6 +110,7 @@ def test_run_beyond_memory_error_has_remedy(capsys, monkeypatch, little_memory):
 
 
 def test_agreement_is_measured_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
+    """The tokens differ at this compression, equally with both media."""
     args = "--compression", "64", "--max-new-tokens", "24", "-o", "json"
     found = []
     for where in ((), ("--data-dir", str(tmp_path / "drives"), "--medium", "direct", "--page-buffer-mib", "1")):

@@ -100,6 +100,7 @@ def test_failed_offload_is_retried():
 
 
 def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
+    """One kill was asked for: a second drive process survives."""
     monkeypatch.setattr(mooncake, "BOOTS_S", 0.01)
     monkeypatch.setattr(mooncake, "BETWEEN_S", 0.01)
     victims = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]

@@ -50,6 +50,7 @@ def test_vidur_file_has_columns_and_times(tmp_path, result):
 
 
 def test_graded_steps_are_within_16_percent():
+    """Steps of one while numbers are small."""
     found = graded(1, 128)
     assert found[0] == 1 and found[-1] == 128
     assert all(b <= max(a + 1, 1.16 * a) for a, b in pairwise(found))

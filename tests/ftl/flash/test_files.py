@@ -141,7 +141,7 @@ def test_programmed_ranges_are_listed_by_block(small_drive):
     assert nand.programmed().tolist() == [0, g.lanes, 2 * g.lanes, 1, g.lanes + 1, g.superblock_pages + 2]
 
 
-def test_damaged_page_is_reported_with_its_tag(written, tmp_path):
+def test_damaged_pages_and_spare_areas_are_reported(written, tmp_path):
     with (tmp_path / CONTENT).open("r+b") as file:
         file.seek(2 * written.geometry.page_bytes)
         file.write(b"garbage")

@@ -79,6 +79,7 @@ def test_encoded_value_within_half_step():
 
 
 def test_fp8_page_holds_63_rows():
+    """A page of FP16 rows holds 32."""
     assert (FORM.n, FORM.row_bytes, FORM.m, FORM.T, FORM.run_bytes) == (63, 65, 2, 2047, 2048)
     assert LAYOUTS["fp16"].form(4096, 64, 8192).n == 32
 

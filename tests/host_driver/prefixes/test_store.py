@@ -215,6 +215,7 @@ def test_rows_of_another_worker_are_a_miss(devices) -> None:
 
 
 def test_store_accepts_only_new_rows(devices) -> None:
+    """Rows of stored blocks may be left out; a gap before the first row stores nothing."""
     store, tokens = PrefixStore(devices, NAMES), list(range(48))
     keys, (k, v) = NAMES.keys(tokens), rows(tokens)
     assert store.store(keys[:2], k, v) == 2

@@ -98,4 +98,5 @@ def test_invalid_selection_fractions_are_refused(wrong):
 
 
 def test_infinigen_moves_no_real_blocks():
+    """A server fetches all tokens instead."""
     assert not moves_blocks("infinigen")
