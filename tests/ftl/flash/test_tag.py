@@ -53,6 +53,6 @@ def test_range_of_kind_in_sorted_tags():
 
 
 @pytest.mark.parametrize("kind", [PageKind.JOURNAL, PageKind.BLOCK, 0, tag.KINDS])
-def test_group_tag_of_other_kind_is_refused(kind):
+def test_group_tag_of_non_group_kind_is_refused(kind):
     with pytest.raises(AssertionError, match="no group's"):
         tag.group_tags(kind, 0, 0, 1, np.zeros(1, np.int64))
