@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attention_engine.coarse import attend_coarse, score
 from attention_engine.kernels import approximate, attend, exact
+from attention_engine.page_selection import weigh_pages
 from attention_engine.refined import attend_refined
 from attention_engine.select import best_tokens, selected_mass, softmax_scores, top_channels, top_mass, top_pages
-from attention_engine.spend import weigh_pages
 
 
 class Arithmetic:

@@ -24,8 +24,8 @@ from attention_engine._rows import prefetch, untagged_address
 from attention_engine._weights import add_values, round_weights, sum_values2, sum_values4
 from attention_engine.forms import ScoreForm, ScoreScratch, ValueForm, ValuePage
 from attention_engine.kernels import _page, _place
+from attention_engine.page_selection import VARIANCE
 from attention_engine.refined import _address, _four_rows, progressive_form, run_form, score_rows
-from attention_engine.spend import VARIANCE
 from csd_io.compiled import njit
 from csd_io.rotation import rotate_back
 from csd_spec import KvSlotView

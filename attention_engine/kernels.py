@@ -31,7 +31,7 @@ from attention_engine._rows import (
 )
 from attention_engine.decoded import has_loops, with_channels, with_tokens
 from attention_engine.forms import Banks, EmbeddingForm
-from attention_engine.terms import apply_cap_and_bias
+from attention_engine.logit_terms import apply_cap_and_bias
 from csd_io.compiled import njit
 from csd_spec import KvSlotView
 from csd_spec.arrays import F32, I32, I64

@@ -16,7 +16,7 @@ from attention_engine._rows import add_scaled, dot, prefetch, untagged_address
 from attention_engine._runs import add_code_run, dot_codes, powers_of
 from attention_engine.forms import RowRun, RunForm
 from attention_engine.kernels import BLOCK, TokenSelection, _check_selection, _page, _place, _rescale
-from attention_engine.terms import apply_cap_and_bias
+from attention_engine.logit_terms import apply_cap_and_bias
 from csd_io.compiled import njit
 from csd_spec import KvSlotView
 from csd_spec.arrays import F32

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from attention_engine.arithmetic import Arithmetic
 from attention_engine.coarse import Scores
+from attention_engine.logit_terms import LogitTerms
+from attention_engine.page_selection import VARIANCE, Choice, spend
 from attention_engine.pages import Pages
 from attention_engine.refined import progressive_form
 from attention_engine.select import GroupScore
-from attention_engine.spend import VARIANCE, Choice, spend
-from attention_engine.terms import LogitTerms
 from attention_engine.values import first_tokens, to_half, widen
 from csd_spec import KvSlotView, SparFParams
 from csd_spec.arrays import F32, I32, I64, U32

@@ -10,9 +10,9 @@ import numpy as np
 from attention_engine import DecodeStep, Queries, Read, to_half, widen_inputs
 from csd_firmware.check import InvalidFieldError, check_array, require
 from csd_firmware.fused import Data, FusedStep, fused_step
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, Work
 from csd_firmware.state import DriveState, flash_read, rows_of_v
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Attend, Command, Completion, Status
 from csd_spec.arrays import F16, F32
 from csd_spec.verbs import VERBS

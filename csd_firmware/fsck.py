@@ -18,7 +18,7 @@ from csd_firmware.folder import (
     repair_secret,
 )
 from csd_io.folder import DiskFolder, Folder
-from csd_io.keeping import UndoLogFolder
+from csd_io.undo_log import UndoLogFolder
 from csd_spec import DriveSpec
 from ftl import Ftl, Nand
 from ftl.flash.files import FOOTER_BYTES, older_files, read_generations, sizes, write_generation

@@ -15,7 +15,7 @@ from attention_engine import METHODS, Methods
 from csd_firmware.folder import DriveFolder, describe, read_drive_spec
 from csd_firmware.step import Firmware
 from csd_io.folder import DiskFolder, Durability
-from csd_link.cutting import parts_of, submit_in_parts
+from csd_link.splitting import parts_of, submit_in_parts
 from csd_link.window import WindowLayout
 from csd_spec import Command, Completion, DriveError, DriveSpec, Flush, Status
 from ftl import IN_MEMORY, Medium, Nand

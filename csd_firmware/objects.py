@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from csd_firmware.check import InvalidFieldError, require
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.state import DriveState, flash_read
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Completion, FlashCounters, KvDrop, KvExist, KvGather, KvList, KvName, SeqFork, SeqSweep, Status
 from csd_spec.arrays import I64, KEY, U64, key_list
 from ftl import FtlError, OutOfSpaceError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_firmware.acts import form_of
+from csd_firmware.handlers import form_of
 from csd_firmware.objects import max_names
 from csd_firmware.state import DriveState, Quota
 from csd_spec import KvName

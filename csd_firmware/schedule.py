@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from attention_engine import Compute, EngineClock, Read
-from csd_firmware.stopwatch import LatencyBreakdown
+from csd_firmware.latency import LatencyBreakdown
 from csd_spec.arrays import I64
 from ftl import Ftl, ReadStage, UnitStage
 

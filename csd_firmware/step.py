@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attention_engine import METHODS, Methods
-from csd_firmware.acts import HANDLERS, Run
 from csd_firmware.attend import planned_run
 from csd_firmware.check import NO_LIMIT, InvalidFieldError, check, check_time, seqs_of
+from csd_firmware.handlers import HANDLERS, Run
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.objects import unnamed_sequences
 from csd_firmware.quotas import check_quota
 from csd_firmware.state import DriveState
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
 from csd_spec.verbs import (
     VERBS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice
 
-from csd_firmware.acts import check_tables
+from csd_firmware.handlers import check_tables
 from csd_firmware.objects import check_names, max_names
 from csd_firmware.quotas import check_use, max_pages, max_sequences
 from csd_firmware.step import Firmware, status_of

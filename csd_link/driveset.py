@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from csd_link.hosted import HostingOptions
+from csd_link.hosting import HostingOptions
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.renamed import old_fields
@@ -19,7 +19,7 @@ MIN_CTRL_LOSS_S = 5.0
 class DriveSetConfig(HostingOptions):
     """A set of `count` identical drives.
 
-    The remaining fields, for drives created by this process, are those of `csd_link.hosted.HostingOptions`.
+    The remaining fields, for drives created by this process, are those of `csd_link.hosting.HostingOptions`.
 
     Attributes:
         count: Number of drives.

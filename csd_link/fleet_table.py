@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from csd_link.finding import MissingDependency
+from csd_link.diagnosis import MissingDependency
 from csd_link.host_end import DriveLostError
-from csd_link.hosted import HostingOptions
+from csd_link.hosting import HostingOptions
 from csd_link.liveness import is_running
 from csd_link.nvmeof.device import Endpoint
 from csd_link.run_dir import run_dir

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from csd_io.crc import crc32
-from csd_link.cutting import submit_in_parts
 from csd_link.doorbell import Doorbell, Polling
 from csd_link.lease import describe_process, holder
 from csd_link.liveness import Liveness
+from csd_link.splitting import submit_in_parts
 from csd_link.window import (
     BLOCK_BYTES,
     BODY_BYTES,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from threading import Lock
 
-from csd_link.cutting import Deferred, max_bytes_of, payload_bytes
+from csd_link.splitting import Deferred, max_bytes_of, payload_bytes
 from csd_spec import Command, Completion, Drive, DriveSpec, Status
 from csd_spec.network import Network
 
@@ -72,7 +72,7 @@ class NetworkDrive:
         return replace(done, submit_ns=submit_ns, finish_ns=finish_ns, breakdown_ns=breakdown_ns)
 
     def reconnect(self) -> Drive | None:
-        """See `csd_link.plain.PlainDrive.reconnect`."""
+        """See `csd_link.plain_device.PlainDrive.reconnect`."""
         reconnect = getattr(self._device, "reconnect", None)
         again = reconnect() if reconnect else None
         return NetworkDrive(again, self._port) if again else None

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_link.cutting import Deferred
 from csd_link.driveset import RECOVERY_S
 from csd_link.host_end import AttachedDrive, DriveLostError, HeartbeatTimeoutError, TakenError
+from csd_link.splitting import Deferred
 from csd_spec import (
     Command,
     Completion,

@@ -20,8 +20,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from csd_link.cutting import Deferred, SplitRead, max_bytes_of, submit_reads
 from csd_link.replica import Event, EventKind, Replica, ReplicaError, Stored, ended, not_executed, stored_part
+from csd_link.splitting import Deferred, SplitRead, max_bytes_of, submit_reads
 from csd_spec import Attend, Command, Completion, Drive, KvAppend, KvFree, KvRead, Status, verbs
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from csd_io.medium import Medium
-from csd_link.hosted import HostingOptions
+from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.listen import Listen
 from csd_link.window import WindowLayout
 from csd_spec.drive import DriveSpec
@@ -23,7 +23,7 @@ _PATHS = ("path", "device", "mount", "methods", "layouts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedDrive(HostingOptions):
-    """A drive to serve. The remaining fields are those of `csd_link.hosted.HostingOptions`.
+    """A drive to serve. The remaining fields are those of `csd_link.hosting.HostingOptions`.
 
     Attributes:
         path: Folder of its flash; None keeps it in memory.

@@ -24,7 +24,7 @@ class Drive(Protocol):
 
     A class may also have `carry_out`, with the arguments of `submit`, which returns the completion itself: a drive in
     this process then works in the calling thread. It may also have `max_bytes`, the limit on the payload and on the
-    data of a command; larger commands are carried out in parts (`csd_link.cutting`).
+    data of a command; larger commands are carried out in parts (`csd_link.splitting`).
     """
 
     @property

@@ -2,7 +2,7 @@
 
 From a row follow the encoding (`csd_link.wire`), the structural check and the sizes in both directions
 (`csd_firmware.check`), the sequences that it may name (`csd_firmware.tenants`), the state that a host keeps for replay
-(`csd_link.recovery`), and an example for the fuzzer and the tests. The handler is one function in `csd_firmware.acts`.
+(`csd_link.recovery`), and an example for the fuzzer and the tests. `csd_firmware.handlers` has one function for it.
 
 Shapes and limits are symbolic: B sequences, H KV heads with d channels, G query heads per KV head; X is 1 if the
 optional field is present; sum(NAME) is the sum of the array NAME; `stored` is the number of requested tokens that the

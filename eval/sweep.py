@@ -16,8 +16,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from csd_io.death import end_with_parent
-from eval.kept import ResultCache
+from csd_io.parent_death import end_with_parent
+from eval.partial_results import ResultCache
 from vcsd.progress import Tick, no_tick
 
 Item = TypeVar("Item")

@@ -5,7 +5,6 @@ It does not know how the groups are used. Entry point: `Ftl`.
 """
 
 from csd_io.medium import IN_MEMORY, Medium
-from ftl.door import Ftl
 from ftl.errors import (
     FtlError,
     KeyExistsError,
@@ -17,6 +16,7 @@ from ftl.errors import (
     UnknownKeyError,
     UnknownSequenceError,
 )
+from ftl.facade import Ftl
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
 from ftl.flash.pipeline import CriticalStage, ReadStage, UnitStage

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csd_link.cutting import SplitRead, check_device, submit_reads
+from csd_link.splitting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Attend,
     AttentionConfig,
@@ -36,10 +36,10 @@ from csd_spec import (
 from csd_spec.arrays import F16, F32, I64, U64
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
+from host_driver.command_order import CommandOrder
 from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import assign_heads
 from host_driver.traffic import Traffic
-from host_driver.turnstile import CommandOrder
 
 LAYERS_IN_FLIGHT = 2  # prefill: one layer is written while the next is computed
 
@@ -58,7 +58,7 @@ class MicroBatch:
 
     now_ns: int
     breakdown_ns: Counter[str] = field(default_factory=Counter)
-    turnstile: CommandOrder | None = None
+    order: CommandOrder | None = None
     number: int = 0
     _params: tuple[tuple[AttentionConfig, list[int]], tuple[int, I64, I64]] | None = None
 
@@ -74,12 +74,12 @@ class MicroBatch:
 
     def turn(self) -> AbstractContextManager[None]:
         """Context in which this micro-batch may submit."""
-        return self.turnstile.turn(self.number) if self.turnstile else nullcontext()
+        return self.order.turn(self.number) if self.order else nullcontext()
 
     def leave(self, failed: bool) -> None:
         """Report that this micro-batch has finished or failed, so that others do not wait for it."""
-        if self.turnstile:
-            self.turnstile.leave(self.number, failed)
+        if self.order:
+            self.order.leave(self.number, failed)
 
 
 class Driver:
@@ -273,8 +273,8 @@ class Driver:
         self.settle()
         began_ns = self.now_ns
         self.traffic.begin_step()
-        turnstile = CommandOrder(count) if count > 1 else None
-        each = [MicroBatch(began_ns, turnstile=turnstile, number=number) for number in range(count)]
+        order = CommandOrder(count) if count > 1 else None
+        each = [MicroBatch(began_ns, order=order, number=number) for number in range(count)]
         yield each
         last = max(each, key=lambda micro_batch: micro_batch.now_ns)
         self.traffic.end_step(last.now_ns - began_ns, last.breakdown_ns)
@@ -310,7 +310,7 @@ class Driver:
 
         This thread executes the last drive's command itself if the drive allows it and no other micro-batch waits.
         """
-        if self._carry_last is None or micro_batch.turnstile:
+        if self._carry_last is None or micro_batch.order:
             with micro_batch.turn():
                 submitted = self._submit(commands, micro_batch.now_ns)
             return self._collect(submitted)

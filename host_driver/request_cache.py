@@ -13,10 +13,10 @@ from host_driver.driver import Driver
 from host_driver.kv_format import KVFormat
 from host_driver.tiers import bounce_buffer_factory, first_bytes, round_to_blocks, stores
 from kv_cache.block_table import BlockKey, PolicyError
-from kv_cache.carry_out import Homes, carry_out
 from kv_cache.hardware import CSD, DEVICE, HOST, PAGE_CACHE
 from kv_cache.iteration import IterationRunner, Program
 from kv_cache.limits import TierLimits
+from kv_cache.placement_runner import Homes, carry_out
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles
 from kv_cache.transfer.policy_thread import PolicyThread

@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from kv_cache.block_table import PolicyError
-from kv_cache.carry_out import carry_out
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.iteration import Iteration
+from kv_cache.placement_runner import carry_out
 from kv_cache.planner.problem import Offload, offloaded_layers
 from kv_cache.request import SequenceState
 from kv_cache.transfer.sequences import SequenceStore

@@ -10,7 +10,7 @@ from pydantic import Field
 from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
 from csd_link.fleet_table import MAX_DRIVES, FleetPlan
-from csd_link.hosted import MAX_MIB, MAX_THREADS
+from csd_link.hosting import MAX_MIB, MAX_THREADS
 from csd_spec.checked import frozen_value
 from nvmevirt_config.document import read_yaml
 from nvmevirt_config.serve_config import NameOrDescription, resolve_spec

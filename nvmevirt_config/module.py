@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from csd_link.finding import Finding
+from csd_link.diagnosis import Finding
 from csd_spec.checked import frozen_value
 
 MODULE = "nvmev"

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
-from csd_link.hosted import MAX_MIB, MAX_THREADS
+from csd_link.hosting import MAX_MIB, MAX_THREADS
 from csd_link.nvmeof.commands import MAX_NQN_BYTES
 from csd_link.nvmeof.listen import AllowedHost
 from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from csd_link.connect import connect, find_server
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import DEFAULT, ServedDrive
 from csd_spec import AttentionConfig, CompressionBudget, ModelShape

@@ -66,7 +66,7 @@ def test_commands_of_deployed_files_have_the_options_that_exist():
     assert "Type=notify" in unit and "KillSignal=SIGTERM" in unit and "KillMode=mixed" in unit
 
 
-def test_compose_file_is_whole_and_reaches_what_it_names():
+def test_compose_file_is_complete_and_paths_exist():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert set(compose["services"]) == {"drives", "prometheus", "grafana"}
     scrape = yaml.safe_load(compose["configs"]["prometheus"]["content"])
@@ -225,7 +225,7 @@ def stderr_of(pid):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_an_address_of_metrics_that_is_none_or_taken_is_one_line():
+def test_invalid_or_taken_metrics_address_is_one_line():
     assert subprocess.run([*MAIN, "create", "one"], capture_output=True, check=False).returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for address, says in (("9464", "must be HOST:PORT"), (f"127.0.0.1:{taken.getsockname()[1]}", "already in use")):

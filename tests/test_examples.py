@@ -71,7 +71,7 @@ def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:
     assert ("copy", layers - 1, "host", "device") in real[-1][1] and ("drop", 0, "", "device") not in real[-1][1]
 
 
-def test_the_commands_of_the_example_take_it(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_commands_accept_example_policy(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     (row,) = experiment(PolicyOptions(policy=POLICY, requests=2)).result["rows"]
     assert row["timed_by"] == {"events": sum(row["timed_by"].values())} and set(row["route_bytes"]) == {
         "host>device",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from csd_link.finding import Finding, MissingDependency
+from csd_link.diagnosis import Finding, MissingDependency
 from csd_link.transports import transports
 from nvmevirt_config.guest import MAKE_FS, QEMU, find_kernel
 from nvmevirt_config.module import Reservation, check

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 from csd_link.fleet_table import FleetTable
 from csd_link.host_end import DriveLostError
 from csd_spec import DriveError, LogPage

@@ -21,7 +21,7 @@ from csd_firmware import InProcessDrive
 from csd_link.connect import open_window
 from csd_link.driveset import DriveSetConfig
 from csd_link.medium import MappedMedium
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_link.window import BLOCK_BYTES, WindowLayout

@@ -20,7 +20,7 @@ import host_driver
 from csd_link.medium import MappedMedium
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.listen import Listen, nqn_of
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from nvmevirt_config.guest import Guest, find_kernel, kernel_modules, make_root

@@ -11,7 +11,7 @@ import typer
 
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
-from csd_link.hosted import MAX_MIB, MAX_THREADS, HostingOptions
+from csd_link.hosting import MAX_MIB, MAX_THREADS, HostingOptions
 from csd_spec.layouts import load_layouts, name_of
 from vcsd.models import find_model
 

@@ -53,7 +53,7 @@ class _SpinnerText:
 
 def _is_compiling() -> bool:
     """Whether Numba is compiling, here or in a drive server that is starting. Does not import Numba."""
-    compiled, servers = sys.modules.get("csd_io.compiled"), sys.modules.get("csd_link.own_server")
+    compiled, servers = sys.modules.get("csd_io.compiled"), sys.modules.get("csd_link.private_server")
     return bool((compiled and compiled.is_compiling()) or (servers and servers.compiling))
 
 

@@ -11,7 +11,7 @@ from threading import Event, Thread
 from csd_firmware import InProcessDrive
 from csd_link.driveset import DriveSetConfig
 from csd_link.network import NetworkDrive, Port
-from csd_link.own_server import open_devices
+from csd_link.private_server import open_devices
 from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.spares import Spares
 from csd_link.transports import transport_of

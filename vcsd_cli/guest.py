@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from csd_link.diagnosis import Finding
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import Finding
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
 from nvmevirt_config.module import Reservation, check, load, unload

@@ -16,7 +16,7 @@ import typer
 
 from csd_link.driveset import DriveSetConfig
 from csd_link.fleet_table import MAX_DRIVES
-from csd_link.hosted import HostingOptions
+from csd_link.hosting import HostingOptions
 from csd_link.replication import Redundancy
 from csd_spec import AttentionConfig, CompressionBudget, DriveSpec, FixedBudget, SparFParams, SparsityBudget
 from csd_spec.attention import KvDtype

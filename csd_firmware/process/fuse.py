@@ -21,9 +21,9 @@ import trio
 
 from csd_firmware.logs import smart
 from csd_firmware.namespace import Namespace
+from csd_firmware.process.fifo_lock import FifoLock
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import Ready, window_medium
-from csd_firmware.process.turns import FifoLock
 from csd_firmware.step import Firmware
 from csd_link.doorbell import call
 from csd_link.medium import MappedMedium

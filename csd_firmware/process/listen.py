@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from csd_firmware.logs import CommandStats, smart
 from csd_firmware.namespace import Namespace
-from csd_firmware.process.turns import FifoLock
+from csd_firmware.process.fifo_lock import FifoLock
 from csd_firmware.step import STATUS_OF, Firmware
 from csd_firmware.tenants import Tenant
 from csd_firmware.values import Values

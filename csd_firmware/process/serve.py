@@ -16,8 +16,8 @@ from attention_engine import load_methods
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.namespace import Namespace
 from csd_firmware.process.events import emit
+from csd_firmware.process.fifo_lock import FifoLock
 from csd_firmware.process.listen import serve_nvme_tcp, subsystem_of
-from csd_firmware.process.turns import FifoLock
 from csd_firmware.step import Firmware
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import ListeningDoorbell

@@ -18,9 +18,9 @@ from csd_firmware.process.events import emit
 from csd_firmware.process.mounts import unmount
 from csd_firmware.process.serve import FrontEnd, serve
 from csd_firmware.step import Firmware
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 from csd_link.liveness import is_running
-from csd_link.own_server import COMPILES
+from csd_link.private_server import COMPILES
 from csd_link.run_dir import drive_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import open_window
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
-from csd_link.own_server import ServerEndpoint, own_drives
+from csd_link.private_server import ServerEndpoint, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_spec import Drive

@@ -6,8 +6,8 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_spec import Drive
 

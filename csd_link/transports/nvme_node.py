@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import Connect
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
 from csd_link.nvmeof.node import NodeDrive
-from csd_link.own_server import open_devices
+from csd_link.private_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_spec import Drive
 

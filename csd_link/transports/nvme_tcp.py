@@ -19,7 +19,7 @@ from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.listen import MAX_PORT, AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.target import DEFAULT_PORT
 from csd_link.nvmeof.tls import Credentials, TlsError
-from csd_link.own_server import ServerEndpoint, open_devices, own_drives
+from csd_link.private_server import ServerEndpoint, open_devices, own_drives
 from csd_link.run_dir import port_path
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served

@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 
 from csd_link.connect import Connect
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
 from csd_link.fleet_table import FleetTable, Member, find_cluster, missing_ray, read_table
 from csd_link.host_end import AttachedDrive, DriveLostError
 from csd_link.nvmeof.device import NvmeDrive
 from csd_link.nvmeof.listen import nqn_of
-from csd_link.own_server import open_devices
+from csd_link.private_server import open_devices
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_spec import Drive
 

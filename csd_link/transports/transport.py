@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csd_link.connect import Connect
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
 from csd_spec import Drive
 
 Make = Callable[[Path | None], Drive]

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from csd_link.connect import Connect, find_live_drive, open_window
+from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
-from csd_link.finding import MissingDependency
 from csd_link.host_end import DriveLostError
 from csd_link.medium import FileMedium, make_window_file
-from csd_link.own_server import ServerEndpoint, open_devices, own_drives
+from csd_link.private_server import ServerEndpoint, open_devices, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport, check_served
 from csd_link.window import BLOCK_BYTES

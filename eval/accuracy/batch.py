@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
 from csd_spec import CompressionBudget
-from eval.accuracy.contenders import Trial
+from eval.accuracy.compared_methods import Trial
 from eval.accuracy.plan import DENSE, Counts, Turn
 from eval.accuracy.prefilled import HostPrefill, Prefilled
 from eval.accuracy.rows import REFERENCE

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from attention_engine import METHODS, Methods, load_methods
-from eval.accuracy.contenders import Trial, contenders, trials
+from eval.accuracy.compared_methods import Trial, contenders, trials
 from eval.accuracy.errors import Row, measured
 from eval.accuracy.scenarios import SCENARIOS, scenario
 from eval.accuracy.selectors import chosen

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_engine import METHODS, AttentionMethod, DecodeStep, EngineClock, Memory, Methods, Queries, Read
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import CompressionBudget
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.contenders import Contender, Trial
+from eval.accuracy.compared_methods import Contender, Trial
 from eval.accuracy.layers import Layer
 from eval.accuracy.published import PUBLISHED
 from eval.accuracy.published.streams import Streams

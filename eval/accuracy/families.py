@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import transformers
 import typer
 
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 from eval.accuracy.family import Row, try_family
 from eval.accuracy.tiny import architectures
 from eval.experiment import Outcome

@@ -14,14 +14,14 @@ import typer
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
 from eval.accuracy import texts
-from eval.accuracy.contenders import OURS_BEGIN, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS_BEGIN, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import kept_results, memory
 from eval.experiment import Outcome
-from eval.kept import ResultCache
 from eval.options import Picture, check_picture, numbers
+from eval.partial_results import ResultCache
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder

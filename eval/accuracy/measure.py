@@ -22,7 +22,7 @@ from eval.accuracy.data import find
 from eval.accuracy.plan import MeasurementPlan, Turn
 from eval.accuracy.rows import REFERENCE, reference, rows
 from eval.accuracy.tasks import TASKS, Room, Sample
-from eval.kept import ResultCache, fingerprint
+from eval.partial_results import ResultCache, fingerprint
 from vcsd.progress import Tick, no_tick
 
 BATCH = 8  # samples that are decoded together

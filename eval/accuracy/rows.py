@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64
-from eval.accuracy.contenders import Trial
+from eval.accuracy.compared_methods import Trial
 from eval.accuracy.intervals import Shape, bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
 from eval.accuracy.plan import MeasurementPlan, Turn
 from eval.accuracy.tasks import TASKS

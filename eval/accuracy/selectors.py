@@ -13,13 +13,13 @@ import typer
 
 from attention_engine import METHODS, Methods, load_methods
 from eval.accuracy import texts
-from eval.accuracy.contenders import OURS_BEGIN, Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS_BEGIN, Contender, Trial, contenders, trials
 from eval.accuracy.errors import Row, label, measured
 from eval.accuracy.layers import Layer, Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.experiment import Outcome
-from eval.kept import ResultCache, fingerprint
 from eval.options import Picture, check_picture, numbers
+from eval.partial_results import ResultCache, fingerprint
 from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder

@@ -19,7 +19,7 @@ import typer
 from attention_engine import METHODS, DecodeStep, Memory, Queries
 from attention_engine._dot4 import WAY
 from csd_spec import NAMED, AttentionConfig
-from eval.bench.contest import Contest, Size
+from eval.bench.kernel_cases import Contest, Size
 from eval.experiment import Outcome, flat
 from eval.plot import check_format, new_figure, save_figure
 from vcsd.options import LayoutOption

@@ -23,9 +23,9 @@ from transformers.cache_utils import Cache, DynamicCache, QuantizedCache
 import vcsd
 from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.contest import read_rate
+from eval.baselines import caches, llamacpp
+from eval.bench.kernel_cases import read_rate
 from eval.experiment import Outcome
-from eval.rivals import caches, llamacpp
 from host_driver.hf.cache import CsdCache
 from host_driver.hf.staging import stage
 from vcsd.loading import CHECKPOINT

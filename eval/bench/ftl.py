@@ -15,13 +15,13 @@ import numpy as np
 import typer
 
 from attention_engine import METHODS, Arithmetic, Compute, DecodeStep, EngineClock, Queries, Read
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import LAYOUTS, DriveSpec, Geometry, KvSlotView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
+from eval.baselines.conventional import ConventionalSsd
 from eval.experiment import Outcome, flat
-from eval.rivals.conventional import ConventionalSsd
 from ftl import Ftl, Nand, OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 from csd_link.connect import connect
 from csd_link.doorbell import ListeningDoorbell
 from csd_link.drive_end import WindowController, WindowServer

@@ -18,7 +18,7 @@ import typer
 from csd_firmware import InProcessDrive
 from csd_link.connect import connect
 from csd_link.host_end import WindowDrive
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Attend, Command, Drive, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status

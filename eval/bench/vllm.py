@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from csd_link.connect import connect
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH

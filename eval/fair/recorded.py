@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from eval.accuracy import texts
-from eval.accuracy.contenders import Trial, contenders
+from eval.accuracy.compared_methods import Trial, contenders
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, record_layers
 from eval.papers.instinfer.page_shares import page_shares

@@ -10,7 +10,7 @@ import numpy as np
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.arrays import U32
 from eval.lifetime.workload import Day, Visit
-from ftl.door import Ftl
+from ftl.facade import Ftl
 from ftl.flash.nand import Nand
 from vcsd.progress import Tick, no_tick
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from eval.experiment import Outcome
-from eval.kept import ResultCache, fingerprint
 from eval.options import RayAddress, check_picture
+from eval.partial_results import ResultCache, fingerprint
 from eval.plot import lines, save_figure
 from eval.serving.machines import COSTS
 from eval.serving.pages_error import output_error

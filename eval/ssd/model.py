@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from csd_spec import BlockSsdSpec
-from eval.rivals.conventional import ConventionalSsd
+from eval.baselines.conventional import ConventionalSsd
 from eval.ssd.profile import PublishedFigure, SsdProfile, shared
 from eval.ssd.workload import WORKLOADS, Workload
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from csd_spec.presets import NVMEVIRT_970PRO
+from eval.baselines.conventional import ConventionalSsd
 from eval.experiment import Outcome
-from eval.rivals.conventional import ConventionalSsd
 from eval.ssd.model import simulate
 from eval.ssd.profile import PublishedFigure, SsdProfile, drives, shared, with_sources
 from eval.ssd.workload import WORKLOADS

@@ -25,7 +25,7 @@ from typing import Annotated, Any, NoReturn
 import torch
 import typer
 
-from csd_io.death import end_with_parent
+from csd_io.parent_death import end_with_parent
 from eval import sweep
 from eval.experiment import Outcome, flat
 from eval.verify.cli_files import make_folder

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import csd_firmware.acts
 import csd_firmware.attend
 import csd_firmware.check
+import csd_firmware.handlers
 import csd_firmware.tenants
 import csd_link.drive_end
 import csd_link.host_end
@@ -19,7 +19,7 @@ import csd_link.wire
 from csd_spec.verbs import verb_of
 
 DECODING = csd_link.wire, csd_link.window, csd_link.drive_end, csd_link.host_end
-CHECKING = csd_firmware.check, csd_firmware.acts, csd_firmware.attend, csd_firmware.tenants
+CHECKING = csd_firmware.check, csd_firmware.handlers, csd_firmware.attend, csd_firmware.tenants
 WATCHED = {module.__file__ for module in (*DECODING, *CHECKING)}
 
 

@@ -22,9 +22,9 @@ from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
 from eval.experiment import Outcome, flat
 from eval.options import MediumOption
-from eval.verify.place import Place, place
 from eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
 from eval.verify.simulation.disk import Killed
+from eval.verify.tested_storage import Place, place
 from ftl import Ftl, FtlError, Nand, UncorrectableReadError
 from ftl.flash.operations import Erase, Operation, Program
 from ftl.flash.spare import SPARE

@@ -46,7 +46,7 @@ from eval.experiment import Outcome, flat
 from eval.options import MediumOption
 from eval.verify.coverage import Coverage
 from eval.verify.fuzz_values import FuzzedValues
-from eval.verify.place import Place, place
+from eval.verify.tested_storage import Place, place
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 

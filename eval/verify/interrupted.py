@@ -37,8 +37,8 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, keys_of
 from csd_spec.layouts import layout_named
-from eval.verify.place import CACHE_BYTES
 from eval.verify.random_host import DIM, DRIVE, HEADS
+from eval.verify.tested_storage import CACHE_BYTES
 from ftl import Nand
 from ftl.flash.files import NandFiles
 

@@ -26,7 +26,7 @@ from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import host_nqn
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.nvmeof.pdu import Digests
-from csd_link.own_server import ServerEndpoint, own_server
+from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_spec import AttentionConfig, Command, Completion, CompressionBudget, DriveError, GetLog, LogPage

@@ -20,8 +20,8 @@ import typer
 
 from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
+from csd_firmware.process.fifo_lock import FifoLock
 from csd_firmware.process.listen import BLOCKS_NSID, SEQUENCES_NSID, subsystem_of
-from csd_firmware.process.turns import FifoLock
 from csd_link.nvmeof.commands import Code, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import NvmeHost

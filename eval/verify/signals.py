@@ -39,8 +39,8 @@ from csd_spec import (
 )
 from eval.experiment import Outcome
 from eval.sweep import sweep
-from eval.verify.place import CACHE_BYTES
 from eval.verify.random_host import DIM, DRIVE, HEADS
+from eval.verify.tested_storage import CACHE_BYTES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table

@@ -17,12 +17,12 @@ from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.decode_plan import DecodePlan
+from ftl.kv.group_buffers import GroupBuffers, OpenGroups
 from ftl.kv.layouts import GroupMap
-from ftl.kv.names import RECORDED_BYTES, PrefixIndex
 from ftl.kv.owners import Owners
+from ftl.kv.prefix_index import RECORDED_BYTES, PrefixIndex
 from ftl.kv.sequence import Sequence
-from ftl.kv.shared import SharedPages
-from ftl.kv.tails import GroupBuffers, OpenGroups
+from ftl.kv.share_counts import SharedPages
 from ftl.kv.usage import Accounts
 
 MAX_PLANS = 1 << 12
@@ -47,7 +47,7 @@ class Changes:
 
 
 class KvMap(Referrer):
-    """Sequences over a flash store. Groups change in `append` and `edit`, which record the changes for the journal."""
+    """Sequences over a flash store. `append` and `fork_crop` change groups and record the changes for the journal."""
 
     def __init__(self, store: FlashStore, dram_bytes: int) -> None:
         self.store = store

@@ -11,7 +11,7 @@ from ftl.kv.append import pack_full_groups
 from ftl.kv.layouts import channels_map
 from ftl.kv.layouts.group_map import GroupMap
 from ftl.kv.map import KvMap
-from ftl.kv.reading import Reader
+from ftl.kv.reader import Reader
 from ftl.kv.sequence import Sequence
 
 COPY = "embedding_k"

@@ -14,7 +14,7 @@ import numpy as np
 from csd_spec import LAYOUTS, PageFormat
 from csd_spec.arrays import F16
 from ftl.errors import FtlError
-from ftl.kv import edit
+from ftl.kv import fork_crop
 from ftl.kv.append import append
 from ftl.kv.map import KvMap
 
@@ -62,7 +62,7 @@ def store(kv: KvMap, label: int, value: bytes | bytearray | memoryview, start_ns
     try:
         _, finish_ns = append(kv, [handle], 0, np.array([count]), k, v, start_ns)
     except FtlError:
-        edit.free(kv, [handle])
+        fork_crop.free(kv, [handle])
         raise
     return handle, finish_ns
 

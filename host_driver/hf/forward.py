@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
+from host_driver.command_order import OrderBrokenError
 from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
@@ -23,7 +24,6 @@ from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layer
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
 from host_driver.hf.shape import LayerPlacement, UnsupportedModelError
-from host_driver.turnstile import OrderBrokenError
 
 _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # inputs of cross-attention
 

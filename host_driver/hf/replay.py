@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from csd_link.cutting import Deferred
 from csd_link.replica import Replica, stored_part
 from csd_link.replication import ReplicatedDrive
+from csd_link.splitting import Deferred
 from csd_spec import Attend, AttentionConfig, Command, Completion, Drive, DriveSpec, FlashCounters, KvAppend, SeqCreate
 from host_driver.driver import Driver
 from host_driver.hf.cache import CsdCache

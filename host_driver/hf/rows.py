@@ -28,8 +28,8 @@ from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.hf.staging import stage, unstage
 from host_driver.request_cache import RowKv
-from kv_cache.carry_out import Homes
 from kv_cache.hardware import CSD
+from kv_cache.placement_runner import Homes
 from kv_cache.transfer.engine import AttendCall
 
 _BY_LONGEST = ("longrope", "dynamic")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from csd_link.cutting import max_bytes_of
+from csd_link.splitting import max_bytes_of
 from csd_spec import (
     LAYOUTS,
     Completion,
@@ -28,7 +28,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, key_list, keys_of
 from csd_spec.model import FP16_BYTES
-from host_driver.prefixes.names import KEY_BYTES, PREFIX_BYTES, PrefixNames, is_block, is_check, is_manifest
+from host_driver.prefixes.cache_keys import KEY_BYTES, PREFIX_BYTES, PrefixNames, is_block, is_check, is_manifest
 
 LISTED, LISTED_BYTES = 1024, 32  # maximum keys per command, and bytes of its answer per key
 Place = tuple[int, int]  # handle, tokens

@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from csd_link.cutting import SplitRead, check_device, submit_reads
+from csd_link.splitting import SplitRead, check_device, submit_reads
 from csd_spec import (
     Command,
     Completion,
@@ -35,8 +35,8 @@ from csd_spec import (
 from csd_spec.arrays import F16, keys_of
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.manifest import blocks_of, check_completion, list_keys, write_manifest
-from host_driver.prefixes.names import PrefixNames
 from host_driver.sharding import split_heads
 
 MAX_TOKENS = 1 << 20  # per prompt

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kv_cache.carry_out import carry_out
 from kv_cache.hardware import CSD, DEVICE
 from kv_cache.iteration import Iteration
+from kv_cache.placement_runner import carry_out
 from kv_cache.planner.problem import Offload
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 

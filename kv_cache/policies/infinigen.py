@@ -22,9 +22,9 @@ from dataclasses import replace
 from math import ceil
 
 from kv_cache.block_table import BlockKey
-from kv_cache.carry_out import carry_out, returning, spill
 from kv_cache.hardware import DEVICE, DIRECT, HOST
 from kv_cache.iteration import Iteration
+from kv_cache.placement_runner import carry_out, returning, spill
 from kv_cache.policies._stream import fits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_cache.block_table import BlockKey
-from kv_cache.carry_out import GOLDEN
 from kv_cache.hardware import DEVICE, DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
+from kv_cache.placement_runner import GOLDEN
 from kv_cache.policies._stream import stream
 
 LARGE = 1 << 30  # bytes of a copy whose latency is negligible

@@ -38,7 +38,7 @@ def step_of(spec, layout="bf16", lengths=LENGTHS, seed=0):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("layout", ["bf16", "fp8", "int8-bf16", "int4-bf16"])
-def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, layout):
+def test_output_equals_exact_attention_over_chosen_tokens(small_drive, name, layout):
     step, streams = step_of(small_drive, layout)
     out, (tokens, counts) = METHODS[name](step), step.chosen
     for stream, (K, V) in enumerate(streams):
@@ -51,7 +51,7 @@ def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, layou
 
 
 @pytest.mark.parametrize("layout", ["bf16", "fp8"])
-def test_channels_and_tokens_are_those_of_the_oracle(small_drive, layout):
+def test_channels_and_tokens_equal_oracle(small_drive, layout):
     step, streams = step_of(small_drive, layout, seed=1)
     METHODS["sparf"](step)
     for stream, (K, V) in enumerate(streams):
@@ -85,7 +85,7 @@ def coded(rows, n, axis, levels):
     return rows, worst
 
 
-def test_kivis_codes_reach_all_of_bf16():
+def test_kivi_codes_cover_range_of_bf16():
     rows = np.full((1, 8, 32), 3e38, np.float32)
     rows[:, ::2] *= -1
     assert np.isfinite(by_channel(rows, 3, True)).all() and np.isfinite(by_token(rows, 3, True)).all()
@@ -96,7 +96,7 @@ def test_progressive_method_of_other_layout_is_refused(small_drive):
         METHODS["progressive"](step_of(small_drive)[0])
 
 
-def test_rounding_is_to_the_nearest_and_to_even():
+def test_rounding_to_bf16_is_nearest_even():
     values = np.array([1, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.3e38, -1e-37], np.float32)
     expected = np.array([1, 1, 1 + 2.0**-6, 3.3e38, -1e-37])
     np.testing.assert_allclose(widen(to_half(values, True), True), expected, rtol=2.0**-8)
@@ -105,7 +105,7 @@ def test_rounding_is_to_the_nearest_and_to_even():
     assert (np.abs(widen(to_half(random, True), True) - random) <= np.abs(random) * 2.0**-8).all()
 
 
-def test_what_bf16_does_not_hold_is_no_number():
+def test_values_beyond_bf16_raise():
     for value in (3.4e38, np.inf, np.nan):
         with pytest.raises(FloatingPointError, match="BF16"):
             to_half(np.array([1, value], np.float32), True)

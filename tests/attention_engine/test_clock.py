@@ -23,13 +23,13 @@ def test_cycles_are_rounded_up():
     assert [clock.topk_ns(values) for values in (0, 1, 4)] == [0, 1, 4]
 
 
-def test_the_papers_dense_step():
+def test_dense_step_takes_papers_cycles():
     """OPT-13B, batch 64, S = 1536: 0.137 of an 8.9 s step (figure 14, as read in ARCHITECTURE.md)."""
     beats = 2 * 64 * 40 * 40 * 1536 * 128 // ZYNQ7045.lanes
     assert EngineClock(ZYNQ7045).kernel_ns(beats) / ZYNQ7045.kernels == pytest.approx(0.137 * 8.9e9, rel=0.02)
 
 
 @pytest.mark.parametrize(("field", "value"), [("lanes", 0), ("kernel_efficiency", 1.5), ("schedule", "eager")])
-def test_an_engine_that_cannot_be_is_refused(field, value):
+def test_invalid_engine_spec_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         EngineSpec(**{"clock_hz": 1_000_000_000, **UNITS, field: value})

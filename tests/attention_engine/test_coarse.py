@@ -10,7 +10,7 @@ import pytest
 
 from attention_engine.coarse import ENERGY, NOISE, Scores, attend_coarse, score
 from ftl.kv.layouts.codes import to_fp32
-from tests.attention_engine.few_bits import Drive, H, digits_of, in_few_bits, pages_of
+from tests.attention_engine.low_bit_drive import Drive, H, digits_of, in_few_bits, pages_of
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 SHAPES = [
@@ -32,7 +32,7 @@ def layout_of(name, d, bf16):
 
 @pytest.mark.parametrize(("d", "G", "name", "tokens"), SHAPES)
 @KINDS
-def test_scores_are_what_the_codes_say(d, G, name, tokens, bf16):
+def test_scores_equal_logits_of_codes(d, G, name, tokens, bf16):
     """q times K by its codes, less half of the variance; within half a unit times a digit, and at random 3.5 / 12."""
     step = Drive(d, layout_of(name, d, bf16), [tokens], alone=3).step(G)
     logits, T, root = step.score(), step.view.layout.progressive.T, np.sqrt(d)
@@ -130,7 +130,7 @@ def model(step, weights, reads, stream):
 
 @pytest.mark.parametrize(("d", "G", "name", "tokens"), SHAPES)
 @KINDS
-def test_sums_of_values_are_what_the_codes_say(d, G, name, tokens, bf16):
+def test_value_sums_equal_weighted_codes(d, G, name, tokens, bf16):
     """A unit of weight x size is 1 / 127 of the largest in a page; carrying makes twice the variance of rounding."""
     step = Drive(d, layout_of(name, d, bf16), [tokens, tokens // 2], alone=3).step(G)
     weights, reads = random_weights(step)
@@ -145,7 +145,7 @@ def test_sums_of_values_are_what_the_codes_say(d, G, name, tokens, bf16):
 
 
 @pytest.mark.parametrize("length", [400, 350, 230])
-def test_cropped_pages_say_what_they_said(length):
+def test_cropped_pages_keep_scores_and_sums(length):
     """Also if the crop has left a part of a full page, which has rests."""
     drive = Drive(64, "progressive-exact", [460])
     before = in_few_bits(drive.step(2), "values", 0)
@@ -158,7 +158,7 @@ def test_cropped_pages_say_what_they_said(length):
     assert (np.linalg.norm(attended(step, weights, reads)[0][0] - expected, axis=1) < 2.5 * rounding).all()
 
 
-def test_weights_that_are_small_are_not_lost():
+def test_small_weights_are_carried_not_lost():
     """A thousand tokens that weigh a five-hundredth of one: each is below a half of a unit."""
     step = Drive(64, "progressive4", [1000]).step(1)
     weights = np.full((H, 1, 1000), 1 / 500, np.float32)
@@ -172,7 +172,7 @@ def test_weights_that_are_small_are_not_lost():
 
 
 @pytest.mark.parametrize("exponent", [-149, -126, -99])
-def test_weights_of_almost_nothing_change_nothing(exponent):
+def test_subnormal_weights_change_no_sum(exponent):
     """1 / 127 of such a weight is not an FP32 number, in all groups but the first."""
     step = Drive(64, "progressive", [1000]).step(3)
     weights, reads = random_weights(step)

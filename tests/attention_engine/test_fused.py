@@ -35,7 +35,7 @@ def in_one(view, q, v, sums):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_what_its_parts_come_to(seed):
+def test_fused_step_equals_separate_kernels(seed):
     view, q, v, sums = case(seed)
     mine, theirs = sums.copy(), sums.copy()
     held, out, rows = in_one(view, q, v, mine)
@@ -46,7 +46,7 @@ def test_it_is_what_its_parts_come_to(seed):
     assert (rows.reshape(m_and_l.shape) == m_and_l).all() and (mine == theirs).all()
 
 
-def test_what_fp16_does_not_hold_is_said():
+def test_fused_step_reports_values_beyond_fp16():
     view, q, v, sums = case(0)
     for bank in view.banks:
         bank[:] = bits(np.float16(np.inf))

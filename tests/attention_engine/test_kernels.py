@@ -132,7 +132,7 @@ def test_sparf_equals_the_oracle(seed, G, d, S, shape, data):
 
 
 @pytest.mark.parametrize("scale", [0.01, 1, 30])
-def test_everything_selected_is_dense(scale):
+def test_sparf_with_all_selected_equals_dense(scale):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 3, 2, 200, 64, scale)
     out, _, _, rows = run_sparf(view_of(K, V, 32, 4, generator), q, K, V, 64, 200, 50)
@@ -152,7 +152,8 @@ def test_score_all_channels_gives_exact_weights():
         same_weight(rows[stream], reference.dense_rows(q[stream].astype(np.float64), K[stream].astype(np.float64)))
 
 
-def test_rows_without_tokens_or_without_a_weight_say_so():
+def test_rows_without_tokens_or_weight_have_l_zero():
+    """Their outputs count for nothing in a merge."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 2, 40, 16)
     view, v_mean = view_of(K, V, 8, 4, generator), np.zeros((2, 16), np.float32)
@@ -191,7 +192,7 @@ def unchosen(generator, q, K):
 
 @pytest.mark.parametrize("change", [peaked, wide, constant, subnormal, unchosen])
 @pytest.mark.parametrize("S", [333, 2048])
-def test_hard_inputs(change, S):
+def test_extreme_inputs_equal_reference(change, S):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 2, S, 64)
     change(generator, q, K)
@@ -225,7 +226,7 @@ def test_page_size_changes_no_bit():
     np.testing.assert_array_equal(outs[0], outs[2])
 
 
-def test_what_was_not_selected_never_counts():
+def test_unselected_values_never_change_output():
     """Everything but the selected channels and tokens is poisoned after the selection is known."""
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 2, 120, 32)
@@ -254,7 +255,7 @@ def test_group_without_embedding_pages_uses_token_pages():
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize(("bits", "m"), [(8, 8), (4, 8), (8, 40), (4, 40)])
-def test_codes_of_few_bits_score_as_what_they_stand_for(bits, m, bf16):
+def test_low_bit_scores_equal_dequantized_keys(bits, m, bf16):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 700, 40)
     K[:, 7] *= 100
@@ -291,7 +292,7 @@ def test_moving_tokens_between_pages_does_not_change_the_output():
     np.testing.assert_allclose(outs[0], outs[1], rtol=1e-4, atol=1e-5)
 
 
-def test_a_query_of_zeros_gives_the_mean():
+def test_zero_query_outputs_mean_of_v():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 1, 1, 64, 16)
     out, *_ = run_sparf(view_of(K, V, 8, 4, generator), 0 * q, K, V, 4, 64, 16)
@@ -308,7 +309,7 @@ def test_rows_are_added_in_token_order():
     assert sums[0, 0] == expected
 
 
-def test_streams_after_fork_run_on_threads_of_their_own_process():
+def test_forked_process_uses_its_own_kernel_threads():
     given = (lambda begin, end: None, 2, 8, ())
     over_streams(*given)
     child = multiprocessing.get_context("fork").Process(target=over_streams, args=given)

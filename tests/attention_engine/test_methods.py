@@ -71,7 +71,7 @@ def fetched_and_useful(step):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("layout", ["fp16", "int4"])
-def test_output_is_exact_attention_over_what_was_chosen(small_drive, name, layout):
+def test_output_equals_exact_attention_over_chosen_tokens(small_drive, name, layout):
     """Over several steps, of sequences of different lengths, one shorter than a page."""
     drive = Drive(small_drive, [230, 100, 7], layout)
     for _ in range(20):
@@ -131,7 +131,7 @@ def test_the_whole_budget_is_dense(small_drive, name):
     np.testing.assert_allclose(METHODS[name](step), METHODS["dense"](drive.step(q=step.q)), rtol=1e-4, atol=1e-5)
 
 
-def test_the_oracle_takes_what_weighs_most(small_drive):
+def test_oracle_selects_tokens_of_largest_weight(small_drive):
     drive = Drive(small_drive, [300])
     step = drive.step(G=1)
     METHODS["top-k-oracle"](step)
@@ -142,7 +142,7 @@ def test_the_oracle_takes_what_weighs_most(small_drive):
         np.testing.assert_array_equal(tokens[stream, : counts[stream]], best)
 
 
-def test_h2o_never_takes_back_what_it_forgot(small_drive):
+def test_h2o_evicted_tokens_stay_evicted(small_drive):
     drive = Drive(small_drive, [200])
     kept = None
     for number in range(30):
@@ -158,7 +158,7 @@ def test_h2o_never_takes_back_what_it_forgot(small_drive):
         kept = now
 
 
-def test_quest_takes_the_page_that_holds_the_needle(small_drive):
+def test_quest_selects_page_with_needle(small_drive):
     drive = Drive(small_drive, [400])
     n = drive.ftl.view(drive.handles, 0).layout.n
     q = np.ones((H, 1, D), np.float32)
@@ -183,7 +183,7 @@ def test_double_sparsity_keeps_its_channels(small_drive):
     np.testing.assert_array_equal(drive.memory[0]["channels"], first)
 
 
-def test_top_p_spends_less_where_the_weight_is_in_few_tokens(small_drive):
+def test_top_p_reads_less_for_concentrated_weights(small_drive):
     drive = Drive(small_drive, [400], layout="int4")
     q = np.concatenate([0.01 * np.ones((1, 1, D)), 3 * drive.K[0][None, 50, 1:2].astype(float)]).astype(np.float32)
     counts = []
@@ -195,7 +195,7 @@ def test_top_p_spends_less_where_the_weight_is_in_few_tokens(small_drive):
     assert (counts[1] <= counts[0]).all()
 
 
-def test_pages_instead_of_tokens_waste_nothing_of_what_crosses(small_drive):
+def test_page_selection_uses_all_fetched_tokens(small_drive):
     drive = Drive(small_drive, [400], layout="int4")
     step = drive.step(share=2)
     METHODS["paged"](step)
@@ -204,7 +204,7 @@ def test_pages_instead_of_tokens_waste_nothing_of_what_crosses(small_drive):
         np.testing.assert_array_equal(plan.useful, step.view.layout.n * 2 * D)
 
 
-def test_a_query_head_that_selects_for_itself_fetches_for_itself(small_drive):
+def test_separate_selection_counts_fetches_per_query_head(small_drive):
     drive = Drive(small_drive, [300])
     together, apart = drive.step(), drive.step()
     METHODS["sparf"](together)
@@ -214,7 +214,7 @@ def test_a_query_head_that_selects_for_itself_fetches_for_itself(small_drive):
 
 
 @pytest.mark.parametrize("name", ["dense", "sparf", "spending"])
-def test_the_order_of_tokens_changes_pages_not_the_output(small_drive, name):
+def test_token_order_changes_pages_not_output(small_drive, name):
     """Rows of K and V are permuted alike, outside the recent window."""
     order = np.concatenate([np.random.default_rng(1).permutation(240), np.arange(240, 300)])
     outs, pages = [], []
@@ -241,7 +241,7 @@ def test_adding_tokens_never_changes_earlier_pages(small_drive):
 
 
 @pytest.mark.parametrize("name", ON_ROWS)
-def test_what_was_not_fetched_never_counts(small_drive, name):
+def test_unfetched_pages_never_change_output(small_drive, name):
     """The same step with every page poisoned except the planned ones; tables were built when rows were appended."""
     outs = []
     for poisoned in (False, True):
@@ -274,7 +274,7 @@ def table_bytes(step):
     return [int(item.plan.useful.sum()) for item in step.work if isinstance(item, Read) and item.unit == "flash_table"]
 
 
-def test_what_tables_cost(small_drive):
+def test_table_bytes_match_hand_count(small_drive):
     """230 tokens: 14 full pages of 16 tokens on each of 2 heads, d = 16, r = 4."""
     drive = Drive(small_drive, [230])
     step = drive.step(share=2)
@@ -291,7 +291,7 @@ def test_what_tables_cost(small_drive):
     assert table_bytes(step) == [2 * 14 * 2 * D * 2, chosen * (D // 2 + 4)]
 
 
-def test_local_keeps_the_first_and_the_last(small_drive):
+def test_local_selects_sinks_and_recent_tokens(small_drive):
     step = Drive(small_drive, [300]).step(share=8)
     METHODS["local"](step)
     tokens, counts = step.chosen
@@ -300,7 +300,7 @@ def test_local_keeps_the_first_and_the_last(small_drive):
     assert SINKS == 4
 
 
-def test_twilight_drops_what_weighs_little(small_drive):
+def test_twilight_drops_tokens_of_small_weight(small_drive):
     drive = Drive(small_drive, [400])
     q = np.zeros((H, 1, D), np.float32)
     q[1] = 4 * drive.K[0][50, 1]
@@ -311,7 +311,7 @@ def test_twilight_drops_what_weighs_little(small_drive):
     assert counts[1] < 0.2 * all_counts[1]
 
 
-def test_h2o_keeps_what_was_attended_most(small_drive):
+def test_h2o_keeps_tokens_of_largest_accumulated_weight(small_drive):
     """One old token answers every query: it stays when others go."""
     drive = Drive(small_drive, [0])
     k = np.zeros((200, H, D), np.float16)
@@ -327,7 +327,7 @@ def test_h2o_keeps_what_was_attended_most(small_drive):
     assert drive.memory[0]["h2o"][0, 60] > 1
 
 
-def test_double_sparsity_scores_by_the_channels_that_matter(small_drive):
+def test_double_sparsity_scores_by_heavy_channels(small_drive):
     drive = Drive(small_drive, [0])
     k = np.full((100, H, D), 0.01, np.float16)
     k[:, :, [2, 5, 7, 11]] = drive.rows(100)[:, :, :4]

@@ -11,7 +11,7 @@ from attention_engine import METHODS, Arithmetic, Compute, Read, merge, referenc
 from attention_engine.methods.progressive import LOST, progressive
 from csd_spec import NAMED
 from csd_spec.view import UNMAPPED, in_flash
-from tests.attention_engine.few_bits import Drive, H, fetched, in_few_bits
+from tests.attention_engine.low_bit_drive import Drive, H, fetched, in_few_bits
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 SHAPES = [
@@ -59,7 +59,7 @@ def emulated(drive, step, logits, choice, stream):
 
 @pytest.mark.parametrize(("d", "G", "name", "tokens"), SHAPES)
 @KINDS
-def test_output_is_that_of_the_precisions_chosen(d, G, name, tokens, bf16):
+def test_output_equals_attention_at_chosen_precisions(d, G, name, tokens, bf16):
     """Chosen pages in 8 bits, or rows as they wait, all others in few bits, or by the mean of V."""
     drive = Drive(d, layout_of(name, bf16), [tokens, tokens // 3], alone=5)
     if name.endswith("-exact"):
@@ -150,7 +150,7 @@ def test_budget_is_kept_by_all_streams_together(d, name, c):
 
 
 @pytest.mark.parametrize("sharp", [0.3, 1, 4])
-def test_weight_lost_is_little_where_the_budget_pays(sharp):
+def test_lost_mass_is_small_if_budget_suffices(sharp):
     """At most a twentieth by scores; by the exact logits of the chosen tokens it may be slightly more."""
     step = Drive(64, "progressive", [1800], alone=3).step(4, 2, sharp=sharp)
     progressive(step)
@@ -161,7 +161,7 @@ def test_weight_lost_is_little_where_the_budget_pays(sharp):
 
 
 @KINDS
-def test_more_budget_errs_less(bf16):
+def test_larger_budget_lowers_error(bf16):
     drive = Drive(128, layout_of("progressive4-exact", bf16), [1200])
     errors = []
     for c in (12, 4, 2.5, 1.2):
@@ -172,7 +172,7 @@ def test_more_budget_errs_less(bf16):
     assert errors[0] > errors[1] > errors[2] > errors[3] and errors[3] < 0.03
 
 
-def test_errors_expected_are_those_made():
+def test_estimated_error_matches_measured():
     """Expected error of the codes of keys and values, within a factor of two of the error against dense attention, if
     only scores are refined.
     """
@@ -204,7 +204,7 @@ def test_parts_of_a_sequence_merge_to_its_whole(bf16):
         assert np.linalg.norm(merged[head] - expected) < 0.05 * np.linalg.norm(expected)
 
 
-def test_a_method_that_needs_what_is_not_there_says_so():
+def test_method_on_layout_without_its_data_is_refused():
     drive = Drive(64, "progressive", [100])
     for name in ("sparf", "quest", "top-k-oracle", "h2o"):
         with pytest.raises(ValueError, match="layout: stores keys in 8 bits only: use one with full rows"):

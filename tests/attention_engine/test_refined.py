@@ -8,7 +8,7 @@ import pytest
 
 from attention_engine import METHODS, Read, reference
 from attention_engine.refined import attend_refined, progressive_form
-from tests.attention_engine.few_bits import Drive, H
+from tests.attention_engine.low_bit_drive import Drive, H
 
 KINDS = pytest.mark.parametrize("bf16", [False, True])
 
@@ -29,7 +29,7 @@ def dense_attends(d, layout, tokens, alone, G=2):
 @KINDS
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("tokens", "alone"), [(61, 0), (500, 30), (31 * 8, 3)])
-def test_dense_attends_to_what_is_stored(tokens, alone, exact, bf16):
+def test_dense_attends_to_stored_rows(tokens, alone, exact, bf16):
     dense_attends(64, f"progressive{'-bf16' * bf16}{'-exact' * exact}", tokens, alone)
 
 
@@ -40,7 +40,7 @@ def test_any_number_of_queries_is_attended(G):
 
 @KINDS
 @pytest.mark.parametrize(("d", "tokens"), [(64, 300), (144, 100), (576, 80)])
-def test_where_v_is_a_part_of_k_it_is_read_with_it(d, tokens, bf16):
+def test_latent_rows_are_read_once_for_k_and_v(d, tokens, bf16):
     """And a token costs one row of 8 bits."""
     step = dense_attends(d, f"progressive{'-bf16' * bf16}-latent", tokens, 5)
     (read,) = (item.plan for item in step.work if isinstance(item, Read))
@@ -50,7 +50,7 @@ def test_where_v_is_a_part_of_k_it_is_read_with_it(d, tokens, bf16):
 
 
 @KINDS
-def test_tokens_chosen_are_those_attended(bf16):
+def test_attended_tokens_equal_chosen_tokens(bf16):
     """In runs and alone, over pages and buffered rows; a stream may have none. The number of threads changes no bit."""
     drive = Drive(64, f"progressive{'-bf16' * bf16}", [400, 300, 50], alone=5)
     step, generator = drive.step(5), np.random.default_rng(0)
@@ -72,7 +72,7 @@ def test_tokens_chosen_are_those_attended(bf16):
 
 
 @KINDS
-def test_error_of_codes_is_about_what_is_estimated(bf16):
+def test_code_error_matches_estimate(bf16):
     """For V in full groups; also if tokens that are small in all channels have most of the weight."""
     drive = Drive(64, f"progressive{'-bf16' * bf16}", [31 * 16], small=4)
     step = drive.step(8)
@@ -87,6 +87,6 @@ def test_error_of_codes_is_about_what_is_estimated(bf16):
         assert (shares > 0.4).all() and (shares < 2.5).all(), shares
 
 
-def test_layout_of_one_precision_has_no_such_form():
+def test_layout_of_one_precision_is_refused():
     with pytest.raises(ValueError, match="layout: stores no low-bit keys and values"):
         progressive_form(Drive(64, "fp16", [20]).step(1).view)

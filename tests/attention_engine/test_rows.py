@@ -68,14 +68,14 @@ def test_exp_is_within_two_units_in_the_last_place():
     np.testing.assert_array_equal(several, out)
 
 
-def test_exp_of_what_vanishes_is_zero():
+def test_exp_underflow_is_zero():
     x = np.array([-87.5, -1e4, -3e38, -np.inf], np.float32)
     out = np.ones_like(x)
     _exp(x, out)
     np.testing.assert_array_equal(out, 0)
 
 
-def test_largest_leaves_nan_out():
+def test_largest_ignores_nan():
     x = np.full(2 * WIDTH, np.nan, np.float32)
     x[[3, 20]] = -7, -5
     assert _largest(x) == -5
@@ -94,7 +94,7 @@ def test_rows_of_any_length(count):
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 64, 80, 128, 131])
-def test_many_rows_at_once_give_the_bits_of_each_alone(count):
+def test_rows_in_batch_equal_rows_alone(count):
     generator = np.random.default_rng(count)
     queries, sums = generator.standard_normal((2, 2, count), np.float32)
     rows, scale = generator.standard_normal((6, count)).astype(np.float16).view(np.uint16), np.float32(0.125)

@@ -41,7 +41,7 @@ def some_codes(generator, shape):
 
 
 @pytest.mark.parametrize("d", [8, 16, 40, 64, 80, 128, 250])
-def test_four_queries_get_what_one_gets(d):
+def test_four_query_dots_equal_single_dots(d):
     generator = np.random.default_rng(d)
     q, row = generator.standard_normal((4, d)).astype(np.float32), some_codes(generator, d)
     got = np.array(four_dots(q, row), np.float32)

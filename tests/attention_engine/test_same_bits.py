@@ -17,7 +17,7 @@ import numpy as np
 import attention_engine._dot4 as dot4
 from attention_engine.coarse import Scores, attend_coarse, score
 from attention_engine.methods.progressive import progressive
-from tests.attention_engine.few_bits import Drive
+from tests.attention_engine.low_bit_drive import Drive
 
 print(dot4.WAY)
 for d, layout, G in ((64, "progressive", 7), (96, "progressive4-bf16", 4), (80, "progressive-latent", 3)):
@@ -65,7 +65,7 @@ def own(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", FEATURES)
-def test_every_form_has_the_bits_of_the_own(tmp_path, own, way):
+def test_every_instruction_set_gives_same_bits(tmp_path, own, way):
     """For the variants whose instructions this processor has."""
     has = {f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there}
     if not set(FEATURES[way].split(",")) <= has:

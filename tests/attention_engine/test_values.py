@@ -21,7 +21,7 @@ def wide_of(values, bf16):
 
 @KINDS
 @pytest.mark.parametrize("B", [1, 3])
-def test_what_a_step_begins_with(B, bf16):
+def test_inputs_are_widened_summed_and_averaged(B, bf16):
     """q widened, a token added to the sums, and means, as numpy has them."""
     generator, H, G, d = np.random.default_rng(B), 2, 3, 8
     q, v = some(generator, B, H, G, d, bf16=bf16), some(generator, B, H, d, bf16=bf16)
@@ -45,14 +45,14 @@ def test_a_token_is_added_as_rows_are(bf16):
 
 
 @KINDS
-def test_every_number_comes_back(bf16):
+def test_every_value_round_trips_through_float32(bf16):
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     numbers = bits[np.isfinite(wide_of(bits, bf16))]
     assert widen(numbers, bf16).tobytes() == wide_of(numbers, bf16).tobytes()
     assert to_half(widen(numbers, bf16), bf16).tobytes() == numbers.tobytes()
 
 
-def test_brains_are_the_nearest_and_ties_go_to_even():
+def test_bf16_rounding_is_nearest_even():
     """Every position between two neighbours, of all exponents: against float64."""
     below = np.arange(0, 0x7F00, 61, dtype=np.uint32) << 16
     for part in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
@@ -66,7 +66,7 @@ def test_brains_are_the_nearest_and_ties_go_to_even():
 
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
-def test_what_is_no_number_is_found(wrong):
+def test_all_finite_detects_nan_and_infinity(wrong):
     for shape in ((7,), (2, 3), (2, 3, 4, 5)):
         values = np.full(shape, 65504, np.float16)
         assert all_finite(values) and all_finite(values.astype(np.float32))
@@ -76,6 +76,6 @@ def test_what_is_no_number_is_found(wrong):
             to_half(values.astype(np.float32))
 
 
-def test_halves_are_the_nearest():
+def test_fp16_rounding_is_nearest():
     values = np.array([1 + 2**-11, 1 + 3 * 2**-11, 65519, 2**-25, -0.0], np.float32)
     assert to_half(values).tobytes() == values.astype(np.float16).tobytes()

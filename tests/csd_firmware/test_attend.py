@@ -36,7 +36,7 @@ MINE = METHODS | {"means": means, "weighed": weighed, "misshapen": misshapen, "b
 
 
 @pytest.mark.parametrize("method", ["dense", "sparf", "by-query"])
-def test_rows_are_the_oracles(small_drive, method):
+def test_rows_equal_oracle(small_drive, method):
     bench = Bench(small_drive, LENGTHS, methods=MINE)
     sent = []
     step = bench.firmware.step
@@ -58,7 +58,7 @@ def test_custom_method_returns_weight_of_its_output(small_drive):
         np.testing.assert_array_equal(done.data[1], np.broadcast_to(np.float32(expected), (3, H, G, 2)))
 
 
-def test_rows_of_another_shape_are_an_error_of_the_method(small_drive):
+def test_method_rows_of_wrong_shape_are_an_error(small_drive):
     bench = Bench(small_drive, [20], methods=MINE)
     q, k, one = half(bench.generator, 1, H, G, D), half(bench.generator, 1, H, D), np.array([1])
     done = bench.firmware.step(Attend(bench.seqs, 1, q, k, k, "misshapen", 4, one, one), 0)
@@ -70,7 +70,7 @@ def test_rows_of_another_shape_are_an_error_of_the_method(small_drive):
 TERMS = np.tile(np.array([0.3, 1.5, 0.5, 0.01], np.float32), (H, G, 1))
 
 
-def test_terms_of_a_command_are_the_oracles(small_drive):
+def test_terms_of_command_equal_oracle(small_drive):
     """Also in what they add to its bytes."""
     bench, sent = Bench(small_drive, LENGTHS), []
     step = bench.firmware.step
@@ -91,7 +91,7 @@ def test_terms_of_a_command_are_the_oracles(small_drive):
 @pytest.mark.parametrize(
     ("column", "value"), [(0, np.inf), (0, np.nan), (1, 0), (1, -3), (2, np.inf), (2, np.nan), (3, np.nan), (3, np.inf)]
 )
-def test_terms_that_mean_nothing_are_refused(small_drive, column, value):
+def test_invalid_terms_are_refused(small_drive, column, value):
     bench, terms = Bench(small_drive, [20]), TERMS.copy()
     terms[1, 0, column] = value
     step, before = bench.firmware.step, bench.state()
@@ -101,7 +101,7 @@ def test_terms_that_mean_nothing_are_refused(small_drive, column, value):
     assert bench.state()[0] == before[0]
 
 
-def test_terms_of_another_shape_are_refused(small_drive):
+def test_terms_of_wrong_shape_are_refused(small_drive):
     bench = Bench(small_drive, [20])
     step = bench.firmware.step
     bench.firmware.step = lambda command, now_ns: step(replace(command, terms=TERMS[:1]), now_ns)

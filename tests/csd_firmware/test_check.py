@@ -7,7 +7,7 @@ from csd_spec import SeqCreate
 
 
 @pytest.mark.parametrize("length", [1, 38, 39, 500])
-def test_a_value_in_a_reason_takes_at_most_forty_characters(small_drive, length):
+def test_rejected_value_is_shown_in_40_characters(small_drive, length):
     value = "x" * length
     shown = (
         Firmware(small_drive).step(SeqCreate(value, 1, 2, 16, 64), 0).reason.removeprefix("count = ").partition(":")[0]

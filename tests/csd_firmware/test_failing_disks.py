@@ -119,7 +119,7 @@ def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium
 
 
 @pytest.mark.parametrize("medium", MEDIA[1:])
-def test_a_file_that_ends_too_early_is_an_error_and_no_signal(drive, tmp_path, medium):
+def test_truncated_mapped_file_is_an_error_not_sigbus(drive, tmp_path, medium):
     """Like a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
     handle = filled(device := InProcessDrive(drive, tmp_path, medium=medium))
     device.close()

@@ -64,7 +64,7 @@ def refused(capsys, monkeypatch, *words):
 
 
 @pytest.mark.parametrize("transport", ["inproc", "process"])
-def test_a_served_folder_is_nobody_elses(served, capsys, monkeypatch, tmp_path, transport):
+def test_served_folder_refuses_second_process(served, capsys, monkeypatch, tmp_path, transport):
     before = sizes(served)
     pid = (served / "lock").read_text().strip()
     words = (*RUN, "--data-dir", str(served.parent), "--transport", transport)
@@ -72,7 +72,7 @@ def test_a_served_folder_is_nobody_elses(served, capsys, monkeypatch, tmp_path, 
     assert sizes(served) == before
 
 
-def test_a_served_folder_is_not_formatted_copied_or_served_again(served, capsys, monkeypatch, tmp_path):
+def test_served_folder_refuses_format_copy_and_serve(served, capsys, monkeypatch, tmp_path):
     pid = (served / "lock").read_text().strip()
     for words in (("format", str(served), "--yes"), ("snapshot", str(served), str(tmp_path / "copy"))):
         assert f"process {pid} has this drive's folder" in refused(capsys, monkeypatch, *words)
@@ -137,14 +137,14 @@ def test_other_geometry_refused_files_unchanged(kept, capsys, monkeypatch, tmp_p
     assert (kept / "drive.json").read_text() == text
 
 
-def test_a_description_is_not_written_again_where_it_is_the_same(kept, capsys, monkeypatch, tmp_path):
+def test_unchanged_description_is_not_rewritten(kept, capsys, monkeypatch, tmp_path):
     before = (kept / "drive.json").stat()
     assert vcsd(capsys, monkeypatch, *RUN, "--data-dir", str(kept.parent))[0] == 0
     after = (kept / "drive.json").stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_new_description_is_put_in_place_whole(kept, capsys, monkeypatch, tmp_path):
+def test_new_description_replaces_old_atomically(kept, capsys, monkeypatch, tmp_path):
     values = yaml.safe_load((SHIPPED / "instcsd-zynq7045-8ch.yaml").read_text())
     values["timing"]["read_ns"] = 40_000  # not geometry: it may change
     (tmp_path / "faster.yaml").write_text(yaml.safe_dump(values))
@@ -186,7 +186,7 @@ def test_format_1_folder_is_upgraded_and_reads_back(tmp_path):
             assert device.submit(Flush(), 0).result().status is Status.SUCCESS
 
 
-def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
+def test_bit_flip_in_description_or_secret_is_corrected(tmp_path, small_drive):
     describe(small_drive, tmp_path)
     text, secret = (tmp_path / "drive.json").read_bytes(), secret_of(tmp_path)
     (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 1]) + text[101:])
@@ -203,7 +203,7 @@ def test_a_bit_of_a_description_or_of_a_key_is_mended(tmp_path, small_drive):
         secret_of(tmp_path)
 
 
-def test_a_disk_without_room_refuses_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_full_disk_refused_before_drive_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ftl.flash.nand.MARGIN_BYTES", 1 << 62)  # of the disk under the folder
     err = refused(capsys, monkeypatch, *RUN, "--data-dir", str(tmp_path / "kept"))
     assert "capacity exceeded" in err and "drive0 has no room for them" in err

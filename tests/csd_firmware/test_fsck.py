@@ -1,6 +1,6 @@
 """A damaged folder: damage is reported, repaired if possible, and lost data is reported exactly once.
 
-partner of: vcsd_cli/fsck.py, csd_io/keeping.py
+partner of: vcsd_cli/fsck.py, csd_io/undo_log.py
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from csd_firmware import InProcessDrive
 from csd_firmware.fsck import fsck
-from csd_io.keeping import INDEX, OLD
+from csd_io.undo_log import INDEX, OLD
 from csd_spec import KvRead, Status
 from eval.verify.flips import FlushedFolder, judge
 from eval.verify.random_host import is_stored
@@ -73,13 +73,13 @@ def before(kept):
     return contents(kept.folder)
 
 
-def test_a_whole_drive_is_clean(say, kept, before):
+def test_intact_drive_is_clean(say, kept, before):
     clean = {"clean": True, "lost": 0, "findings": [], "kept": None}
     assert say() == (0, {"folder": str(kept.folder), "dry_run": False} | clean)
     assert contents(kept.folder) == before
 
 
-def test_a_wrong_bit_is_mended_and_the_old_one_kept(say, kept, before):
+def test_bit_flip_is_repaired_and_old_bytes_saved(say, kept, before):
     programmed = 32 * int(kept.host.ftl.nand.programmed()[0])
     for name, at in (("spare.bin", programmed), ("secret.bin", 7), ("drive.json", 40)):
         change(kept.folder / name, at, bytes([before[name][at] ^ 4]))
@@ -118,7 +118,7 @@ def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monke
                 assert done.status in (Status.UNRECOVERED_READ_ERROR, Status.UNKNOWN_SEQUENCE)
 
 
-def test_a_cut_file_keeps_what_is_left(say, kept, before):
+def test_truncated_file_keeps_remaining_data(say, kept, before):
     size = len(before["spare.bin"])
     (kept.folder / "spare.bin").write_bytes(before["spare.bin"][: size // 2])
     code, found = say()
@@ -135,7 +135,7 @@ def test_lost_data_is_reported_once(say, kept, before):
     assert say()[0] == 0
 
 
-def test_a_lost_description_is_made_again_by_who_knows_it(kept, before, capsys, monkeypatch):
+def test_missing_description_is_restored_from_config(kept, before, capsys, monkeypatch):
     (kept.folder / "drive.json").unlink()
     code, _, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder))
     assert (code, "specify the drive (--drive-config FILE)" in err, len(err.splitlines())) == (1, True, 1)
@@ -143,7 +143,7 @@ def test_a_lost_description_is_made_again_by_who_knows_it(kept, before, capsys, 
     assert report.lost == 0 and contents(kept.folder) == before
 
 
-def test_a_folder_of_format_1_is_brought_up_to_date(tmp_path, capsys, monkeypatch):
+def test_format_1_folder_is_upgraded(tmp_path, capsys, monkeypatch):
     with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     folder = str(tmp_path / "drive0")
@@ -155,7 +155,7 @@ def test_a_folder_of_format_1_is_brought_up_to_date(tmp_path, capsys, monkeypatc
     assert vcsd(capsys, monkeypatch, "fsck", folder)[:2] == (0, f"{folder}: clean\n")
 
 
-def test_a_finding_says_where_and_what(say, kept):
+def test_finding_names_place_and_loss(say, kept):
     change(kept.folder / "content.bin", 0, bytes((kept.folder / "content.bin").stat().st_size))
     _, found = say()
     lost = [(each["where"], each["what"]) for each in found["findings"] if each["action"] == "lost"]

@@ -14,7 +14,7 @@ from csd_io.medium import Medium
 from csd_spec import LAYOUTS, Attend, KvAppend, KvRead, SeqCreate, Status
 from ftl import FaultPlan, Nand
 from ftl.flash.files import NandFiles
-from tests.csd_firmware.test_kept import LAYERS, D, G, H, Twins
+from tests.csd_firmware.test_cached_plans import LAYERS, D, G, H, Twins
 
 BEGUN = 5  # tokens of each sequence: its group is begun, and far from full
 
@@ -60,7 +60,7 @@ def test_steps_are_fused_until_a_group_is_full(small_drive, taken):
     twins.equal()
 
 
-def test_steps_of_bf16_are_fused_too(small_drive, taken):
+def test_bf16_steps_are_fused(small_drive, taken):
     twins, seqs = twins_of(small_drive, bits=LAYOUTS["bf16"].code)
     for _ in range(4):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
@@ -73,7 +73,7 @@ def test_steps_of_bf16_are_fused_too(small_drive, taken):
     twins.equal()
 
 
-def test_steps_of_other_methods_are_not(small_drive, taken):
+def test_sparse_steps_are_not_fused(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for method in ("sparf", "dense", "sparf", "dense", "dense"):
         assert twins.attend(seqs, 0, method).status is Status.SUCCESS
@@ -110,7 +110,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, what):
+def test_invalid_fused_step_is_refused_without_effect(small_drive, taken, what):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
@@ -122,7 +122,7 @@ def test_what_is_off_is_refused_as_ever_and_leaves_nothing(small_drive, taken, w
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_values_are_checked_for_other_methods_too(small_drive, taken, what):
+def test_invalid_step_of_other_methods_is_refused(small_drive, taken, what):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         assert twins.attend(seqs, 0, "sparf").status is Status.SUCCESS
@@ -141,7 +141,7 @@ def test_a_plan_is_built_once_an_epoch(small_drive, monkeypatch):
     assert [command.method for _, _, command in built] == ["dense", "sparf"]
 
 
-def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
+def test_step_larger_than_window_slot_is_refused(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
@@ -150,7 +150,7 @@ def test_more_bytes_than_a_window_holds_are_refused(small_drive, taken):
     assert firmware.step(step_of(twins, seqs), 0, max_bytes=nbytes - 1).status is Status.INVALID_FIELD
 
 
-def test_terms_are_left_to_the_method(small_drive, taken):
+def test_step_with_terms_is_not_fused(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     terms = np.tile(np.array([0.25, 30, 1, 0], np.float32), (H, G, 1))
     for _ in range(3):
@@ -161,7 +161,7 @@ def test_terms_are_left_to_the_method(small_drive, taken):
     twins.equal()
 
 
-def test_a_worn_out_drive_is_read_only_to_them(small_drive, taken):
+def test_worn_out_drive_rejects_fused_steps(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
@@ -170,7 +170,7 @@ def test_a_worn_out_drive_is_read_only_to_them(small_drive, taken):
     assert twins.attend(seqs, 0, "dense").status is Status.READ_ONLY and len(taken) == 2
 
 
-def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
+def test_batches_sharing_a_sequence_see_its_current_rows(small_drive, taken):
     twins, seqs = twins_of(small_drive, count=3)
     for some in (seqs, seqs[:1], seqs[1:], seqs, seqs[:1], seqs[1:], seqs):
         assert twins.attend(some, 0, "dense").status is Status.SUCCESS
@@ -178,14 +178,14 @@ def test_a_sequence_that_others_add_to_is_attended_as_it_is(small_drive, taken):
     twins.equal()
 
 
-def test_pages_whose_bits_flip_are_read_by_the_method(small_drive, taken):
+def test_pages_with_bit_errors_use_slow_path(small_drive, taken):
     twins, seqs = twins_of(small_drive, faults=FaultPlan(raw_bit_errors=1e-6))
     for _ in range(3):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert not taken
 
 
-def test_pages_in_files_are_read_by_the_method(small_drive, taken, tmp_path):
+def test_pages_in_files_use_slow_path(small_drive, taken, tmp_path):
     """Their place in memory holds them only until the next command."""
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096))
     NandFiles.make(folder := DiskFolder(tmp_path), drive.geometry)
@@ -205,7 +205,7 @@ def test_pages_in_files_are_read_by_the_method(small_drive, taken, tmp_path):
     nand.page_store.close()
 
 
-def test_layers_keep_their_own(small_drive, taken):
+def test_each_layer_has_its_own_cached_plan(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     rows = twins.half(2 * BEGUN, H, D)
     twins.do(KvAppend(seqs, 1, np.full(2, BEGUN), rows, rows))
@@ -218,7 +218,7 @@ def test_layers_keep_their_own(small_drive, taken):
     twins.equal()
 
 
-def test_arrays_that_cannot_be_written_are_no_new_kind(small_drive, taken):
+def test_read_only_arrays_compile_no_new_signature(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")

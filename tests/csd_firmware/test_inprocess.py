@@ -32,7 +32,7 @@ def check(device, handle, rows):
     np.testing.assert_array_equal(v, -rows)
 
 
-def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
+def test_flushed_rows_survive_reopen(small_drive, tmp_path):
     device = InProcessDrive(small_drive, tmp_path / "drive")
     handle, rows = filled(device, 100)
     run(device, Flush())
@@ -45,7 +45,7 @@ def test_what_was_flushed_outlives_the_process(small_drive, tmp_path):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
+def test_snapshot_equals_drive_at_that_moment(small_drive, tmp_path, in_memory):
     device = InProcessDrive(small_drive, None if in_memory else tmp_path / "drive")
     handle, rows = filled(device, 100)
     assert device.snapshot(tmp_path / "snapshot") == 1
@@ -65,7 +65,7 @@ def test_a_snapshot_is_the_drive_as_it_was(small_drive, tmp_path, in_memory):
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "snapshot").iterdir()}
 
 
-def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
+def test_snapshot_into_existing_path_is_refused(small_drive, tmp_path):
     device = InProcessDrive(small_drive)
     (tmp_path / "file").write_text("here")
     with pytest.raises(FileExistsError, match="not empty"):
@@ -73,7 +73,7 @@ def test_a_snapshot_overwrites_nothing(small_drive, tmp_path):
     device.close()
 
 
-def test_a_format_leaves_an_empty_drive_that_works(small_drive):
+def test_formatted_drive_is_empty_and_usable(small_drive):
     device = InProcessDrive(small_drive)
     filled(device, 100)
     device.firmware.step(Flush(), 0)
@@ -116,7 +116,7 @@ def test_call_in_own_thread_runs_after_queued_commands(small_drive, monkeypatch)
             ask(5, 0)
 
 
-def test_a_subclass_that_submits_in_its_own_way_is_always_asked(small_drive):
+def test_overridden_submit_is_always_called(small_drive):
     class Watched(InProcessDrive):
         seen = 0
 
@@ -150,7 +150,7 @@ class Interrupt(Exception):
     """Exception raised by a signal handler."""
 
 
-def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, monkeypatch):
+def test_raising_signal_handler_does_not_tear_command(small_drive, monkeypatch):
     """Time limits and batch systems send signals whose handlers raise; one such exception ended a command half way."""
     device, done = InProcessDrive(small_drive), []
 
@@ -173,7 +173,7 @@ def test_carry_out_handler_that_raises_does_not_tear_the_command(small_drive, mo
     assert len(done) == 1
 
 
-def test_ctrl_c_waits_until_a_command_is_carried_out(small_drive, monkeypatch):
+def test_ctrl_c_waits_for_end_of_command(small_drive, monkeypatch):
     monkeypatch.setattr("csd_firmware.inprocess._has_handlers", lambda: False)
     device, done = InProcessDrive(small_drive), []
 

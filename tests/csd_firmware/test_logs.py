@@ -14,7 +14,7 @@ def read(firmware, page):
     return json.loads(bytes(firmware.step(GetLog(page), 0).data[0]))
 
 
-def test_a_drive_counts_what_it_did(small_drive):
+def test_smart_log_counts_work(small_drive):
     firmware = Firmware(small_drive)
     fresh = read(firmware, LogPage.SMART)
     assert (fresh["power_cycles"], fresh["sequences"], fresh["waf"], fresh["avail_spare"]) == (1, 0, 1.0, 100)
@@ -37,7 +37,7 @@ def test_a_drive_counts_what_it_did(small_drive):
     assert latency["GetLog"]["commands"] == 3
 
 
-def test_wear_is_that_of_the_array(small_drive):
+def test_wear_log_equals_nand_counters(small_drive):
     firmware = Firmware(small_drive)
     firmware.step(SeqCreate(1, 1, 2, 16, 512), 0)
     firmware.step(Flush(), 0)
@@ -50,7 +50,7 @@ def test_wear_is_that_of_the_array(small_drive):
     assert wear["pages_journal"] > 0
 
 
-def test_a_namespace_says_its_size_before_it_is_used(small_drive):
+def test_namespace_log_reports_size_before_first_use(small_drive):
     firmware = Firmware(small_drive)
     found = read(firmware, LogPage.NAMESPACE)
     pages = small_drive.geometry.pages // 4

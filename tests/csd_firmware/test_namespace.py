@@ -31,7 +31,7 @@ operations = st.lists(
 
 @settings(max_examples=examples(60))
 @given(operations, st.integers(0, 255))
-def test_every_byte_is_the_last_that_was_written(steps, seed):
+def test_random_writes_read_back_last_value(steps, seed):
     firmware = Firmware(SMALL)
     namespace = Namespace(firmware, threading.Lock())
     model = bytearray(namespace.size_bytes)
@@ -58,7 +58,7 @@ def test_every_byte_is_the_last_that_was_written(steps, seed):
     assert reads.total_ns >= reads.requests * SMALL.link.command_ns
 
 
-def test_what_was_flushed_is_there_after_a_loss_of_power():
+def test_power_loss_keeps_flushed_blocks():
     firmware = Firmware(SMALL)
     namespace = Namespace(firmware, threading.Lock())
     namespace.write(100, b"flushed" * 1000)
@@ -116,7 +116,7 @@ def test_concurrent_reads_overlap_flash_share_link():
     assert 0.9 * link.bytes_per_s < many <= link.bytes_per_s
 
 
-def test_sequential_reads_take_same_time_both_ways():
+def test_read_at_times_equal_sequential_reads():
     namespace, now_ns = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     other._now_ns = now_ns
@@ -147,7 +147,7 @@ def test_requests_that_overlap_are_not_busy_twice():
     assert namespace._firmware.ftl.counters.busy_ns - busy == max(ends) - start_ns
 
 
-def test_what_was_discarded_makes_room_in_the_namespace():
+def test_discarded_range_frees_namespace_space():
     namespace, _ = filled(INSTCSD_ZYNQ7045_8CH, 1 << 20)
     free = namespace.free_bytes
     namespace.discard(100, (1 << 20) - 200)
@@ -157,7 +157,7 @@ def test_what_was_discarded_makes_room_in_the_namespace():
     assert namespace.latency["discard"].nbytes == (1 << 20) - 200
 
 
-def test_a_discard_of_whole_pages_takes_a_command():
+def test_discard_of_whole_pages_is_one_command():
     namespace = Namespace(Firmware(SMALL), threading.Lock())
     for _ in range(3):
         namespace.discard(1024, 5120)

@@ -1,6 +1,6 @@
 """A new verb needs a table row and a handler: it is then sent, checked, tied to its tenant and fuzzed.
 
-partner of: csd_firmware/acts.py, csd_firmware/check.py, csd_firmware/state.py
+partner of: csd_firmware/handlers.py, csd_firmware/check.py, csd_firmware/state.py
 """
 
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware, InProcessDrive
-from csd_firmware.acts import HANDLERS, CommandHandler
+from csd_firmware.handlers import HANDLERS, CommandHandler
 from csd_firmware.tenants import Tenant
 from csd_link.doorbell import Polling
 from csd_link.drive_end import WindowController, WindowServer
@@ -21,7 +21,7 @@ from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
 from eval.verify import fuzz
-from eval.verify.place import place
+from eval.verify.tested_storage import place
 
 H, D, TOKENS = 2, 16, 30
 
@@ -95,7 +95,7 @@ def device(request, small_drive, tmp_path):
     server.stop()
 
 
-def test_it_goes_through_every_device(device):
+def test_new_verb_runs_on_every_device(device):
     done = device.submit(tailed(filled(device)), 0).result()
     assert (done.status, done.reason) == (Status.SUCCESS, "")
     np.testing.assert_array_equal(done.data[0], ROWS[None, -5:] + np.float16(1))
@@ -104,7 +104,8 @@ def test_it_goes_through_every_device(device):
     assert sum(done.breakdown_ns.values()) == done.latency_ns
 
 
-def test_it_survives_its_bytes_and_is_refused_with_others():
+def test_new_verb_encoding_round_trips():
+    """A payload of another size is refused."""
     command = tailed((3,))
     request = encode(command)
     assert (request.opcode, request.parameters) == (0xD2, (1, 0, H, D, 5))
@@ -115,7 +116,7 @@ def test_it_survives_its_bytes_and_is_refused_with_others():
         decode(replace(request, payload=bytes(request.payload)[:-1]))
 
 
-def test_it_is_checked(small_drive):
+def test_new_verb_invalid_fields_are_refused(small_drive):
     device = InProcessDrive(small_drive)
     good = tailed(filled(device))
     for command, status, reason in (
@@ -130,7 +131,7 @@ def test_it_is_checked(small_drive):
     device.close()
 
 
-def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
+def test_new_verb_obeys_tenant_and_window_limits(small_drive):
     firmware = Firmware(small_drive)
     alice, bob = (Tenant(firmware, b"secret", name) for name in ("alice", "bob"))
     hers = tuple(alice.step(SeqCreate(1, 1, H, D, 512), 0).data[0].tolist())
@@ -141,7 +142,7 @@ def test_it_belongs_to_its_tenant_and_fits_its_window(small_drive):
     assert (done.status, "1,280 bytes to the host" in done.reason) == (Status.INVALID_FIELD, True)
 
 
-def test_it_is_fuzzed(monkeypatch):
+def test_new_verb_is_fuzzed(monkeypatch):
     with place("memory", fuzz.DRIVE.geometry) as where:
         world = fuzz.FuzzWorld(3, where, 16)
     seeds = [command.seqs for command in world.seeds() if isinstance(command, KvTail)]

@@ -1,6 +1,6 @@
 """Forks, names and ranges of many sequences, across power loss, tenants and drives that die.
 
-partner of: csd_firmware/objects.py, ftl/kv/names.py, csd_link/recovery.py
+partner of: csd_firmware/objects.py, ftl/kv/prefix_index.py, csd_link/recovery.py
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from csd_spec import (
 )
 from csd_spec.arrays import key_list, keys_of
 from ftl import OutOfSpaceError
-from ftl.kv.names import PrefixIndex
+from ftl.kv.prefix_index import PrefixIndex
 
 LAYERS, H, D = 2, 2, 16
 
@@ -93,7 +93,7 @@ def drive(small_drive: DriveSpec) -> Drive:
 
 
 @pytest.mark.parametrize("length", [1, 16, 23, 40, 500])
-def test_a_fork_begins_as_its_parent_and_goes_its_own_way(drive: Drive, length: int) -> None:
+def test_fork_shares_prefix_then_diverges(drive: Drive, length: int) -> None:
     seq, rows = drive.make(40)
     child = int(drive.do(SeqFork((seq,), one(length))).data[0][0])
     kept = [(k[:length], v[:length]) for k, v in rows]
@@ -114,7 +114,7 @@ def test_a_fork_begins_as_its_parent_and_goes_its_own_way(drive: Drive, length: 
     assert drive.holds(child, [tuple(np.concatenate([p, k]) for p in grown[0]), grown[1]])
 
 
-def test_a_fork_that_has_no_room_leaves_nothing(drive: Drive) -> None:
+def test_fork_without_space_changes_nothing(drive: Drive) -> None:
     seqs = [drive.make(33)[0] for _ in range(2)]
     before = len(drive.firmware.ftl.sequences)
     with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +123,7 @@ def test_a_fork_that_has_no_room_leaves_nothing(drive: Drive) -> None:
     assert "sequences" in done.reason and len(drive.firmware.ftl.sequences) == before
 
 
-def test_names_are_found_until_what_they_name_is_gone(drive: Drive) -> None:
+def test_key_is_found_until_its_tokens_are_removed(drive: Drive) -> None:
     seq, rows = drive.make(40)
     drive.do(KvName((seq,), np.array([8, 16, 40]), keys_of([key(3), key(1), key(2)])))
     handles, tokens = drive.do(KvExist(keys_of([key(3), key(1), key(9), key(2)]))).data
@@ -150,7 +150,7 @@ def test_names_are_found_until_what_they_name_is_gone(drive: Drive) -> None:
     assert drive.holds(seq, [rows[0], tuple(part[:10] for part in rows[1])])
 
 
-def test_nobody_finds_another_tenants_keys(drive: Drive) -> None:
+def test_keys_are_invisible_to_other_tenants(drive: Drive) -> None:
     seq, _ = drive.make(20)
     bob = Tenant(drive.firmware, b"s" * 32, "bob")
     drive.do(KvName((seq,), one(20), keys_of([key(1)])))
@@ -161,7 +161,7 @@ def test_nobody_finds_another_tenants_keys(drive: Drive) -> None:
     assert bob.step(KvName((seq,), one(20), keys_of([key(2)])), 0).status is Status.UNKNOWN_SEQUENCE
 
 
-def test_ranges_of_many_sequences_and_layers_come_at_once(drive: Drive) -> None:
+def test_gather_reads_ranges_of_sequences_and_layers(drive: Drive) -> None:
     made = [drive.make(40), drive.make(30)]
     ranges = [(3, 20), (10, 7)]
     pairs = list(zip(made, ranges, strict=True))
@@ -177,7 +177,7 @@ def test_ranges_of_many_sequences_and_layers_come_at_once(drive: Drive) -> None:
     assert np.array_equal(alone[0][0], k[1])
 
 
-def test_what_has_no_name_is_swept_of_one_tenant(drive: Drive) -> None:
+def test_sweep_frees_unnamed_sequences_of_one_tenant(drive: Drive) -> None:
     named, rows = drive.make(20)
     drive.make(10)
     bob = Tenant(drive.firmware, b"s" * 32, "bob")
@@ -189,7 +189,7 @@ def test_what_has_no_name_is_swept_of_one_tenant(drive: Drive) -> None:
     assert bob.step(KvFree(his), 0).status is Status.SUCCESS
 
 
-def test_what_is_not_there_is_refused(drive: Drive) -> None:
+def test_missing_ranges_and_keys_are_refused(drive: Drive) -> None:
     seq, _ = drive.make(20)
     other, _ = drive.make(5)
     for command, says in (
@@ -207,7 +207,7 @@ def test_what_is_not_there_is_refused(drive: Drive) -> None:
     assert "drive DRAM has room for" in done.reason
 
 
-def test_opaque_values_are_kept_as_they_are_and_not_attended(drive: Drive) -> None:
+def test_opaque_values_round_trip_and_are_not_attended(drive: Drive) -> None:
     seq = int(drive.do(SeqCreate(1, LAYERS, H, D, 512, 2)).data[0][0])
     rows = drive.draw.integers(0, 1 << 16, (50, H, D)).astype(np.uint16).view(np.float16)  # BF16, say; some are no FP16
     for layer in range(LAYERS):
@@ -226,7 +226,7 @@ def test_opaque_values_are_kept_as_they_are_and_not_attended(drive: Drive) -> No
     assert all(each.v_sums is None for each in drive.firmware.ftl.sequences.values())
 
 
-def test_without_a_copy_of_k_the_same_is_attended(drive: Drive) -> None:
+def test_attention_without_copy_of_k_is_equal(drive: Drive) -> None:
     rows, q = drive.rows(60), drive.rows(4).reshape(1, H, 2, 2 * D)[..., :D].copy()
     found = []
     for layout in (16, 1):
@@ -237,7 +237,7 @@ def test_without_a_copy_of_k_the_same_is_attended(drive: Drive) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_names_of_many_are_kept_in_order() -> None:
+def test_key_index_stays_sorted() -> None:
     draw, names, alive = random.Random(1), PrefixIndex(), {}
     seqs = [SimpleNamespace(handle=i, label=i % 2, names={}, failed=False) for i in range(6)]
     for _ in range(600):
@@ -260,26 +260,35 @@ def test_names_of_many_are_kept_in_order() -> None:
     assert names.count == len(alive)
 
 
-class Mortal:
-    """A drive attached through a connection: it dies on request, and comes back with its flushed state."""
+class KilledDrive:
+    """A drive attached through a connection; after a kill it restarts with its flushed state.
+
+    Attributes:
+        killed_in: Commands until the kill, the last one included; negative: none.
+        executes_last: Whether that last command is executed before the kill.
+    """
 
     def __init__(self, spec: DriveSpec) -> None:
-        self.spec, self.name, self.lost = spec, "mortal", None
+        self.spec, self.name, self.lost = spec, "csd0", None
         self.identity = SimpleNamespace(restarts=True)
         self.firmware, self.kept = Firmware(spec), Firmware(spec).ftl.nand
-        self.dies_in, self.behind, self.dead = -1, False, False
+        self.killed_in, self.executes_last, self.dead = -1, False, False
 
-    def connect(self) -> Mortal:
+    def connect(self) -> KilledDrive:
         self.dead = False
         return self
 
     def submit(self, command, submit_ns: int):  # type: ignore[no-untyped-def]
         done = Future[Completion]()
-        self.dies_in -= not self.dead
-        found = None if self.dead or (self.dies_in == 0 and not self.behind) else self.firmware.step(command, submit_ns)
+        self.killed_in -= not self.dead
+        found = (
+            None
+            if self.dead or (self.killed_in == 0 and not self.executes_last)
+            else self.firmware.step(command, submit_ns)
+        )
         if found and isinstance(command, Flush) and found.status is Status.SUCCESS:
             self.kept = self.firmware.ftl.nand.copy()
-        if self.dies_in == 0 and not self.dead:
+        if self.killed_in == 0 and not self.dead:
             self.firmware, self.dead = Firmware(self.spec, self.kept.copy()), True
         if self.dead:
             found = Completion(status=Status.PATH_LOST, reason="died", submit_ns=submit_ns, finish_ns=submit_ns)
@@ -291,10 +300,10 @@ class Mortal:
 
 
 @pytest.mark.parametrize("ends", ["free", "crop"])
-def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec, ends: str) -> None:
-    """A death brings back the flushed name of the first sequence, which the key left for the second."""
-    mortal = Mortal(small_drive)
-    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
+def test_moved_key_is_not_restored_to_old_sequence(small_drive: DriveSpec, ends: str) -> None:
+    """A kill brings back the flushed key of the first sequence, which the key left for the second."""
+    killed = KilledDrive(small_drive)
+    device = RecoveringDrive(killed.connect)  # type: ignore[arg-type]
 
     def do(command):  # type: ignore[no-untyped-def]
         done = device.submit(command, 0).result()
@@ -308,39 +317,39 @@ def test_a_key_that_moved_and_ended_is_not_anothers_again(small_drive: DriveSpec
     do(Flush())
     do(KvName((second,), one(20), keys_of([key(1)])))
     do(KvFree((second,)) if ends == "free" else KvCrop((second,), 0, one(5)))
-    mortal.dies_in = 1
+    killed.killed_in = 1
     handles, tokens = do(KvExist(keys_of([key(1)]))).data
     assert (int(handles[0]), int(tokens[0])) == (0, 0)
 
 
 def test_cropped_rounded_rows_survive_restart(small_drive: DriveSpec) -> None:
     """A crop opens a full group, whose rows are rounded by then."""
-    mortal = Mortal(small_drive)
-    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
+    killed = KilledDrive(small_drive)
+    device = RecoveringDrive(killed.connect)  # type: ignore[arg-type]
     create = SeqCreate(1, 1, H, D, 256, LAYOUTS["progressive"].code)
     (seq,) = device.submit(create, 0).result().data[0].tolist()
     rows = np.random.default_rng(0).standard_normal((60, H, D)).astype(np.float16)
     device.submit(KvAppend((seq,), 0, one(60), rows, rows), 0).result()
     device.submit(KvCrop((seq,), 0, one(20)), 0).result()
     before = device.submit(KvRead((seq,), 0), 0).result().data[0]
-    mortal.dies_in = 1
+    killed.killed_in = 1
     after = device.submit(KvRead((seq,), 0), 0).result().data[0]
-    assert mortal.dies_in < 0 and not np.array_equal(before, rows[:20])
+    assert killed.killed_in < 0 and not np.array_equal(before, rows[:20])
     np.testing.assert_array_equal(after, before)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, seed: int) -> None:
-    """Rows and names against dictionaries, with a death before or after any command."""
+def test_killed_drive_recovers_rows_and_keys(small_drive: DriveSpec, seed: int) -> None:
+    """Rows and names against dictionaries, with a kill before or after any command."""
     draw, generator = random.Random(seed), np.random.default_rng(seed)
-    mortal = Mortal(small_drive)
-    device = RecoveringDrive(mortal.connect)  # type: ignore[arg-type]
+    killed = KilledDrive(small_drive)
+    device = RecoveringDrive(killed.connect)  # type: ignore[arg-type]
     rows: dict[int, list[np.ndarray]] = {}
     names: dict[bytes, tuple[int, int]] = {}
 
     def do(command):  # type: ignore[no-untyped-def]
         if draw.random() < 0.1:
-            mortal.dies_in, mortal.behind = draw.choice((1, 2, 3)), draw.random() < 0.5
+            killed.killed_in, killed.executes_last = draw.choice((1, 2, 3)), draw.random() < 0.5
         done = device.submit(command, 0).result()
         assert done.status is Status.SUCCESS, done.reason
         return done
@@ -388,7 +397,7 @@ def test_a_drive_that_dies_is_brought_to_where_it_was(small_drive: DriveSpec, se
     device.close()
 
 
-def test_names_fill_their_part_of_drive_dram_to_the_last(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_fill_their_dram_share_exactly(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("csd_firmware.objects.NAME_BYTES", drive.spec.dram_bytes // 4 // 4)
     seq, _ = drive.make(40)
     for number in range(4):
@@ -396,7 +405,7 @@ def test_names_fill_their_part_of_drive_dram_to_the_last(drive: Drive, monkeypat
     drive.do(KvName((seq,), one(7), keys_of([key(5)])), Status.CAPACITY_EXCEEDED)
 
 
-def test_a_fork_that_fails_half_way_leaves_no_tables(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partly_failed_fork_leaves_no_tables(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     seqs = tuple(drive.make(40)[0] for _ in range(2))
     state = drive.firmware.state
     before, crop = set(state.v_sums), state.ftl.crop

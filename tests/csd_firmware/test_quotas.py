@@ -75,7 +75,7 @@ def create(count: int) -> SeqCreate:
     return SeqCreate(count, 1, H, D, 256)
 
 
-def test_forks_count_and_leave_another_tenant_its_sequences(small_drive: DriveSpec) -> None:
+def test_forks_count_against_own_tenant_only(small_drive: DriveSpec) -> None:
     drive = Drive(small_drive)
     seqs = made(drive.alice.step(create(1), 0))
     while len(seqs) < FEW // 2:
@@ -112,7 +112,8 @@ def test_pages_and_buffers_are_bounded_by_tokens(small_drive: DriveSpec) -> None
     assert append(drive.alice, seqs[:1], 32).status is Status.SUCCESS
 
 
-def test_a_crop_that_reopens_groups_needs_buffers_too(small_drive: DriveSpec) -> None:
+def test_crop_that_reopens_groups_counts_buffers(small_drive: DriveSpec) -> None:
+    """A crop inside a group moves its rows back to a buffer in DRAM."""
     drive = Drive(replace(small_drive, dram_bytes=16 * 512 * 2))
     seqs = made(drive.alice.step(create(5), 0))
     assert append(drive.alice, seqs, 16).status is Status.SUCCESS
@@ -130,14 +131,14 @@ def test_tables_in_dram_are_bounded_for_creates_and_forks(small_drive: DriveSpec
     assert made(drive.bob.step(big, 0))
 
 
-def test_a_fork_checks_the_drives_tables_as_a_create_does(small_drive: DriveSpec) -> None:
+def test_fork_checks_dram_of_tables(small_drive: DriveSpec) -> None:
     tenant = Tenant(Firmware(small_drive), b"secret")
     seqs = made(tenant.step(SeqCreate(2, 48, 64, 16, 256), 0))
     done = tenant.step(SeqFork(seqs, np.zeros(2, np.int64)), 0)
     assert done.status is Status.CAPACITY_EXCEEDED and "tables" in done.reason
 
 
-def test_names_are_bounded_and_keys_that_move_are_not_new(small_drive: DriveSpec) -> None:
+def test_keys_are_bounded_and_moved_key_counts_once(small_drive: DriveSpec) -> None:
     limit = small_drive.dram_bytes // 4 // 64 // 2
     drive = Drive(small_drive)
     seqs = made(drive.alice.step(create(2), 0))
@@ -167,12 +168,12 @@ def test_quotas_hold_after_power_on(small_drive: DriveSpec) -> None:
     made(drive.alice.step(create(1), 0))
 
 
-def test_the_only_tenant_of_a_drive_has_all_of_it(small_drive: DriveSpec) -> None:
+def test_only_tenant_gets_whole_drive(small_drive: DriveSpec) -> None:
     tenant = Tenant(Firmware(small_drive), b"secret", "alice", 1.0)
     assert len(made(tenant.step(create(FEW), 0))) == FEW
 
 
-def test_a_share_is_of_the_drive(small_drive: DriveSpec) -> None:
+def test_tenant_share_is_fraction_of_drive(small_drive: DriveSpec) -> None:
     drive = Drive(small_drive, share=0.25)
     made(drive.alice.step(create(FEW // 4), 0))
     refused(drive.alice.step(create(1), 0), "sequences")

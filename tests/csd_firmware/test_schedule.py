@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from attention_engine import Compute, EngineClock, Read
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from ftl import Ftl, PagePlan
 
 READ, CHANNEL = 50_000, 366  # of one page of 512 bytes at 1.4 GB/s
@@ -43,20 +43,20 @@ def run(schedule, work, units):
     return watch.now_ns - 1000, {unit: ns for unit, ns in watch.breakdown_ns.items() if ns}
 
 
-def test_one_phase_after_the_other(small_drive):
+def test_serial_schedule_adds_phases(small_drive):
     work = [kernel("logit", 300, 500), argtopk(32, 32), kernel("attend", 7, 0)]
     total, parts = run("serial", work, units_of(small_drive))
     assert parts == {"logit": 400, "argtopk": 6, "attend": 4}
     assert total == 410
 
 
-def test_streams_share_kernels_as_they_come_free(small_drive):
+def test_streams_take_next_free_kernel(small_drive):
     """Three jobs on two kernels: the third begins when the shorter of the first two ends."""
     total, parts = run("overlapped", [kernel("logit", 300, 500, 400)], units_of(small_drive))
     assert (total, parts) == (700, {"logit": 700})
 
 
-def test_v_is_read_under_the_logits_of_k(small_drive):
+def test_reads_of_v_overlap_logits_of_k(small_drive):
     work = [
         argtopk(32),
         Read("flash_embed", pages(1)),
@@ -81,14 +81,14 @@ def test_flash_time_hidden_under_other_streams_compute(small_drive):
     assert parts["logit"] == 180_000
 
 
-def test_softmax_counts_where_it_is_slower_than_its_kernel(small_drive):
+def test_slow_softmax_limits_its_kernel(small_drive):
     units = units_of(small_drive, softmax_ways=1)
     for schedule in SCHEDULES:
         _, parts = run(schedule, [kernel("logit0", 100, 100, scores=[160, 160])], units)
         assert parts == {"logit0": 100, "softmax": 60}
 
 
-def test_a_filter_that_is_slower_than_its_channel_holds_it_up(small_drive):
+def test_slow_filter_limits_its_channel(small_drive):
     """At 0.01 bytes a ns, 200 pages on each of two channels, for any assignment to streams."""
     for schedule in SCHEDULES:
         for streams in (1, 8):
@@ -97,7 +97,7 @@ def test_a_filter_that_is_slower_than_its_channel_holds_it_up(small_drive):
             assert total == pytest.approx(200 * 512 * 100 + READ, rel=0.02)
 
 
-def test_streams_and_query_heads_of_their_own_may_be_mixed(small_drive):
+def test_work_per_stream_and_per_query_head_may_be_mixed(small_drive):
     work = [
         kernel("logit0", 100, 100),
         argtopk(1, 1, 1, 1),
@@ -111,7 +111,7 @@ def test_streams_and_query_heads_of_their_own_may_be_mixed(small_drive):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_schedule_beats_its_units(small_drive, seed):
+def test_schedule_is_never_shorter_than_busiest_unit(small_drive, seed):
     generator = np.random.default_rng(seed)
     streams = int(generator.integers(1, 9))
 
@@ -136,7 +136,7 @@ def test_no_schedule_beats_its_units(small_drive, seed):
     assert overlapped <= serial * 1.5  # streams are not divided among kernels, phases are
 
 
-def test_many_streams_go_in_bundles(small_drive):
+def test_many_streams_are_scheduled_in_bundles(small_drive):
     """A thousand equal jobs on two kernels take as long as all their cycles over two, but for a bundle's."""
     total, parts = run("overlapped", [kernel("logit", *[300] * 1000)], units_of(small_drive))
     assert parts == {"logit": total}

@@ -71,7 +71,7 @@ def shared(small_drive: DriveSpec) -> Shared:
     return Shared(small_drive)
 
 
-def test_sequences_come_and_go_in_turns_of_a_few(shared: Shared) -> None:
+def test_large_create_and_free_run_in_slices(shared: Shared) -> None:
     seqs = shared.make()
     assert len(set(seqs)) == MANY and shared.turns.count == 4
     forks = shared.do(SeqFork(seqs, np.zeros(MANY, np.int64))).data[0].tolist()
@@ -88,7 +88,7 @@ def test_sequences_come_and_go_in_turns_of_a_few(shared: Shared) -> None:
     assert shared.do(SeqSweep()).data[0].tolist() == [0]
 
 
-def test_keys_are_named_looked_up_and_dropped_in_turns(shared: Shared) -> None:
+def test_large_key_commands_run_in_slices(shared: Shared) -> None:
     seqs = tuple(shared.do(SeqCreate(1, 1, 1, 16, 64)).data[0].tolist())
     shared.do(KvAppend(seqs, 0, np.array([4]), ROWS, ROWS))
     keys = np.arange(2, 2 * (2 * KEYS + 6), dtype=np.uint64).view(KEY)
@@ -105,7 +105,7 @@ def test_keys_are_named_looked_up_and_dropped_in_turns(shared: Shared) -> None:
     assert shared.turns.count == 3 and not shared.firmware.ftl.kv.names.count
 
 
-def test_the_only_tenant_of_a_drive_is_not_cut(small_drive: DriveSpec) -> None:
+def test_commands_of_only_tenant_are_not_sliced(small_drive: DriveSpec) -> None:
     turns, firmware = FifoLock(), Firmware(small_drive)
     alone = Tenant(firmware, b"secret", "alice", 1.0, turns)
     assert alone.step(CREATE, 0) == replaced(alone, Firmware(small_drive).step(CREATE, 0))
@@ -146,7 +146,7 @@ def replaced(tenant: Tenant, done: Completion) -> Any:
         ),
     ],
 )
-def test_what_is_refused_begins_with_no_slice(
+def test_refused_command_executes_no_slice(
     shared: Shared, command: Callable[[tuple[int, ...]], Command], status: Status
 ) -> None:
     seqs = shared.make()
@@ -159,7 +159,7 @@ def test_what_is_refused_begins_with_no_slice(
 
 
 @pytest.mark.parametrize("command", [lambda seqs: SeqFork(seqs, np.zeros(MANY, np.int64)), lambda seqs: CREATE])
-def test_a_slice_that_is_refused_takes_those_before_it_back(
+def test_refused_slice_undoes_earlier_slices(
     shared: Shared, monkeypatch: pytest.MonkeyPatch, command: Callable[[tuple[int, ...]], Command]
 ) -> None:
     """Another tenant takes what the rest of the command needs while it has its turn."""

@@ -46,7 +46,7 @@ def assert_same(sums, others):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_a_record_holds_its_sums_are_those_of_its_rows(seed):
+def test_sums_in_records_equal_sums_of_rows(seed):
     """Records come in the middle of verbs too, where collection needs them."""
     generator, firmware, handles = np.random.default_rng(seed), Firmware(DRIVE, Nand(DRIVE.geometry)), []
     for _ in range(60):
@@ -91,14 +91,14 @@ def filled(generator):
     return firmware
 
 
-def test_power_on_reads_no_rows_for_them(monkeypatch):
+def test_power_on_reads_no_rows_for_sums(monkeypatch):
     firmware = filled(np.random.default_rng(0))
     firmware.step(Flush(), firmware.free_ns)
     monkeypatch.setattr(Ftl, "read_back", None)
     assert_same(powered_on(firmware.ftl.nand).v_sums, firmware.state.v_sums)
 
 
-def test_of_a_journal_without_them_they_are_added_up_anew(monkeypatch):
+def test_journal_without_sums_recomputes_them(monkeypatch):
     firmware = filled(np.random.default_rng(1))
     with monkeypatch.context() as patch:
         patch.setattr(journal, "describe", lambda *each: {**record.describe(*each), "sums": False})
@@ -107,7 +107,7 @@ def test_of_a_journal_without_them_they_are_added_up_anew(monkeypatch):
     assert_same(state.v_sums, firmware.state.v_sums)
 
 
-def test_a_fork_has_sums_of_its_own():
+def test_fork_has_its_own_sums():
     firmware = filled(np.random.default_rng(2))
     ((handle, parent),) = firmware.ftl.sequences.items()
     child = firmware.ftl.sequence(firmware.ftl.fork(handle))
@@ -116,7 +116,7 @@ def test_a_fork_has_sums_of_its_own():
     assert child.v_sums.any()
 
 
-def test_what_power_on_finds_is_in_the_error_log(monkeypatch):
+def test_power_on_findings_are_in_error_log(monkeypatch):
     firmware = filled(np.random.default_rng(3))
     firmware.step(Flush(), firmware.free_ns)
     finding = "block namespace: logical page 3 cannot be read"

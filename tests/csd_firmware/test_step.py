@@ -80,7 +80,7 @@ class Bench:
 @pytest.mark.parametrize("method", ["dense", "sparf", "sparq"])
 @pytest.mark.parametrize("schedule", ["serial", "overlapped"])
 @pytest.mark.parametrize("lengths", [[300], [1], [0], [150, 0, 37]])
-def test_decode_steps_equal_the_oracle(small_drive, method, schedule, lengths):
+def test_decode_steps_equal_oracle(small_drive, method, schedule, lengths):
     bench = Bench(with_schedule(small_drive, schedule), lengths)
     for _ in range(40):
         done, expected = bench.attend(method)
@@ -124,7 +124,7 @@ def test_pages_that_were_not_fetched_never_count(small_drive, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["crop", "free"])
-def test_what_methods_remember_goes_with_the_tokens(small_drive, how):
+def test_method_memory_follows_crop_and_free(small_drive, how):
     bench = Bench(small_drive, [200])
     bench.attend("h2o")
     assert bench.firmware.state.memory[bench.seqs[0], 1]["h2o"].shape == (H, 201)
@@ -135,7 +135,7 @@ def test_what_methods_remember_goes_with_the_tokens(small_drive, how):
     assert not bench.firmware.state.memory
 
 
-def test_a_method_that_fails_leaves_nothing_behind(small_drive):
+def test_failing_method_leaves_drive_unchanged(small_drive):
     def broken(step):
         raise ZeroDivisionError("by zero")
 
@@ -152,7 +152,7 @@ def test_a_method_that_fails_leaves_nothing_behind(small_drive):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e6])
-def test_what_is_no_number_does_not_leave_a_drive(small_drive, bad):
+def test_non_finite_output_is_an_error(small_drive, bad):
     def spoiled(step):
         out = METHODS["dense"](step)
         out[-1, -1, -1] = bad
@@ -171,7 +171,7 @@ def test_what_is_no_number_does_not_leave_a_drive(small_drive, bad):
     ("method", "bits"),
     [(name, bits) for name in METHODS for bits in ((37, 53) if name.startswith("progressive") else (16, 4))],
 )
-def test_a_query_without_any_of_the_chosen_channels_is_attended(small_drive, method, bits):
+def test_query_zero_in_chosen_channels_is_attended(small_drive, method, bits):
     """The first query of a group chooses all channels; the second has others, the last none at all."""
     firmware = Firmware(small_drive)
     generator = np.random.default_rng(0)
@@ -208,7 +208,7 @@ def test_step_with_lost_sequence_undoes_other_tokens(small_drive, monkeypatch):
     assert ftl.sequence(bench.seqs[1]).lengths.tolist() == [0, 100]
 
 
-def test_cropped_sequences_attend_to_what_is_left(small_drive):
+def test_cropped_sequences_attend_to_remaining_rows(small_drive):
     bench = Bench(small_drive, [300, 90])
     bench.do(KvCrop(bench.seqs, 1, np.array([130, 90])))
     bench.K[0], bench.V[0] = bench.K[0][:130], bench.V[0][:130]
@@ -222,7 +222,7 @@ def test_cropped_sequences_attend_to_what_is_left(small_drive):
 @pytest.mark.parametrize(
     ("first", "tokens"), [(0, 0), (0, 5), (16, 16), (100, 0), (89, 120), (299, 7), (310, 5), (500, 0)]
 )
-def test_a_range_of_tokens_is_read_and_no_page_besides(small_drive, first, tokens):
+def test_range_read_fetches_only_its_pages(small_drive, first, tokens):
     bench = Bench(small_drive, [310, 90])
     done = bench.do(KvRead(bench.seqs, 1, first, tokens))
     cut = slice(first, first + tokens if tokens else None)
@@ -256,7 +256,7 @@ def test_reads_of_same_time_share_flash_serialize_link(small_drive):
     assert (gaps >= spec.link.transfer_ns(done[0].link_bytes - 64)).all()
 
 
-def test_a_read_waits_for_no_attention_and_none_for_it(small_drive):
+def test_reads_and_attention_do_not_wait_for_each_other(small_drive):
     bench = Bench(small_drive, [320])
     attend, _ = bench.attend("dense", now_ns=10**9)
     read = bench.do(KvRead(bench.seqs, 1, 320), 10**9)  # the new token, which is still in drive DRAM
@@ -276,13 +276,13 @@ def test_a_dense_step_reads_every_full_page_of_k_and_v(small_drive):
     )
 
 
-def test_link_bytes_are_those_of_q_k_v_the_output_and_its_rows(small_drive):
+def test_link_bytes_count_q_k_v_output_and_rows(small_drive):
     done, _ = Bench(small_drive, [50, 60]).attend("dense")
     q, k, out, counts = 2 * H * G * D * 2, 2 * H * D * 2, 2 * H * G * D * 2, 2 * 8
     assert done.link_bytes == 64 + q + 2 * k + 2 * counts + out + 2 * H * G * 8
 
 
-def test_the_engine_takes_one_command_at_a_time(small_drive):
+def test_engine_executes_one_command_at_a_time(small_drive):
     bench = Bench(small_drive, [300])
     now = bench.firmware.free_ns + 10_000_000
     first, _ = bench.attend(now_ns=now)
@@ -298,7 +298,7 @@ def test_a_staged_link_is_slower(small_drive):
     assert slow > direct
 
 
-def test_only_the_codewords_that_are_needed_cross_the_channel(small_drive):
+def test_only_needed_codewords_cross_channel(small_drive):
     whole = Bench(small_drive, [400])
     timing = replace(small_drive.timing, codeword_bytes=128)
     part = Bench(replace(small_drive, timing=timing), [400])
@@ -368,7 +368,7 @@ def bad_commands(bench):
     ]
 
 
-def test_refused_commands_say_why_and_change_nothing(small_drive):
+def test_refused_command_gives_reason_changes_nothing(small_drive):
     bench = Bench(small_drive, [300, 40])
     before = bench.state()
     for command, status, reason in bad_commands(bench):
@@ -388,7 +388,7 @@ def test_sequences_of_different_shape_do_not_share_a_command(small_drive):
     assert "same shape" in done.reason
 
 
-def test_a_full_drive_says_so_and_goes_on(small_drive):
+def test_full_drive_refuses_append_and_continues(small_drive):
     bench = Bench(small_drive, [300, 40])
     before = bench.state()
     rows = half(bench.generator, 8000, H, D)
@@ -405,5 +405,5 @@ def test_a_device_completes_in_order(small_drive):
     device.close()
 
 
-def test_the_default_drive_is_cheap_to_make():
+def test_default_drive_of_2_tib_can_be_created():
     assert Firmware(INSTCSD_ZYNQ7045_8CH).ftl.nand.content.nbytes == 2 << 40

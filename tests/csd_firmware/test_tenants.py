@@ -13,7 +13,7 @@ CREATE = SeqCreate(3, 1, 2, 16, 64)
 
 
 @given(st.binary(min_size=1, max_size=32), st.text(max_size=10), st.integers(0, 2**64 - 1))
-def test_a_handle_leads_back_to_its_number(secret, tenant, number):
+def test_handle_decrypts_to_its_number(secret, tenant, number):
     handles = HandleCipher(secret, tenant)
     assert handles.decrypt(handles.encrypt(number)) == number
 
@@ -42,7 +42,7 @@ def test_a_handle_of_another_tenant_is_unknown(small_drive):
     assert alice.step(KvRead((hers[0],), 0), 0).status is Status.UNKNOWN_SEQUENCE
 
 
-def test_handles_outlive_the_process_with_the_secret(small_drive, tmp_path):
+def test_handles_survive_restart_with_same_secret(small_drive, tmp_path):
     firmware = Firmware(small_drive)
     handle = Tenant(firmware, secret_of(tmp_path)).step(CREATE, 0).data[0].tolist()[1]
     firmware.step(Flush(), 0)
@@ -66,7 +66,7 @@ def test_number_lost_with_power_not_reused_by_old_tenant(small_drive):
     assert Tenant(last, b"secret", "alice").step(KvRead((stale,), 0), 0).status is Status.UNKNOWN_SEQUENCE
 
 
-def test_a_hosts_clock_begins_when_it_attaches(small_drive):
+def test_simulated_clock_of_host_starts_at_attach(small_drive):
     firmware = Firmware(small_drive)
     rows = np.ones((100, 2, 16), np.float16)
     latencies = []
@@ -80,14 +80,14 @@ def test_a_hosts_clock_begins_when_it_attaches(small_drive):
     assert latencies[0] == latencies[1]
 
 
-def test_tables_of_sequences_do_not_exceed_drive_dram(small_drive):
+def test_sequence_tables_are_bounded_by_drive_dram(small_drive):
     tenant = Tenant(Firmware(small_drive), b"secret")
     done = tenant.step(SeqCreate(1 << 16, 256, 512, 16, 64), 0)
     assert done.status is Status.CAPACITY_EXCEEDED
     assert "tables" in done.reason
 
 
-def test_a_refusal_names_the_handle_and_not_the_number_behind_it(small_drive):
+def test_refusal_names_handle_not_internal_number(small_drive):
     firmware = Firmware(small_drive)
     alice = Tenant(firmware, b"secret", "alice")
     handle = alice.step(CREATE, 0).data[0].tolist()[0]

@@ -30,7 +30,7 @@ def restarted(firmware):
     return Firmware(firmware.spec, firmware.ftl.nand)
 
 
-def test_what_was_stored_is_retrieved_listed_and_deleted(values):
+def test_stored_values_retrieve_list_and_delete(values):
     stored = {b"b": os.urandom(3000), b"a": b"", b"a\0": b"x", b"k" * 16: os.urandom(1024)}
     for key, value in stored.items():
         values.store(key, value)
@@ -50,7 +50,7 @@ def test_what_was_stored_is_retrieved_listed_and_deleted(values):
             request(b"b")
 
 
-def test_a_store_may_want_a_key_that_exists_or_a_new_one(values):
+def test_store_options_require_existing_or_new_key(values):
     with pytest.raises(UnknownKeyError):
         values.store(b"key", b"1", must_exist=True)
     values.store(b"key", b"2", must_be_new=True)
@@ -64,7 +64,7 @@ def test_a_store_may_want_a_key_that_exists_or_a_new_one(values):
     assert values.keys() == [b"key"]
 
 
-def test_what_was_flushed_survives_a_loss_of_power(values, firmware):
+def test_power_loss_keeps_flushed_values(values, firmware):
     values.store(b"kept", b"old" * 400)
     values.store(b"deleted", b"too late")
     values.flush()
@@ -79,7 +79,7 @@ def test_what_was_flushed_survives_a_loss_of_power(values, firmware):
     assert again.keys() == [b"kept", b"unflushed"]
 
 
-def test_tenants_are_apart(firmware):
+def test_values_are_separate_between_tenants(firmware):
     alice, bob = (Values(firmware, name) for name in ("alice", "bob"))
     tenant = Tenant(firmware, SECRET, "alice")
     alice.store(b"key", b"alice's")
@@ -94,7 +94,7 @@ def test_tenants_are_apart(firmware):
         alice.retrieve(b"key")
 
 
-def test_quotas_hold_for_values_and_sequences_together(small_drive):
+def test_quota_counts_values_and_sequences_together(small_drive):
     firmware = Firmware(replace(small_drive, dram_bytes=64 << 10))
     tenants = [Tenant(firmware, SECRET, name, 0.25) for name in ("alice", "bob")]
     alice, bob = (Values(firmware, name) for name in ("alice", "bob"))
@@ -120,7 +120,7 @@ def test_quotas_hold_for_values_and_sequences_together(small_drive):
         Values(restarted(firmware)).store(b"all", bytes(small_drive.geometry.capacity_bytes))
 
 
-def test_refusals_and_requests_are_in_the_logs(values, firmware, small_drive):
+def test_logs_count_value_requests_and_refusals(values, firmware, small_drive):
     values.store(b"key", bytes(5000))
     values.retrieve(b"key")
     with pytest.raises(OutOfSpaceError):
@@ -133,7 +133,7 @@ def test_refusals_and_requests_are_in_the_logs(values, firmware, small_drive):
     assert firmware.step(GetLog(LogPage.SMART), 0).status is Status.SUCCESS
 
 
-def test_a_lost_value_is_known_and_can_be_deleted(values, firmware):
+def test_lost_value_is_reported_and_deletable(values, firmware):
     values.store(b"key", bytes(5000))
     (seq,) = firmware.ftl.sequences.values()
     seq.failed = True
@@ -156,7 +156,7 @@ def test_an_exception_in_a_store_fails_the_drive(values, firmware, monkeypatch):
     assert Values(restarted(firmware)).keys() == [b"key"]
 
 
-def test_format_forgets_values(values, firmware):
+def test_format_deletes_values(values, firmware):
     values.store(b"key", b"value")
     firmware.format()
     assert values.keys() == []
@@ -164,7 +164,7 @@ def test_format_forgets_values(values, firmware):
     assert values.retrieve(b"key") == (b"again", 5)
 
 
-def test_requests_take_turns(firmware):
+def test_value_requests_of_tenants_take_turns(firmware):
     lock = threading.Lock()
     values = Values(firmware, turns=lock)
     values.store(b"key", b"value")

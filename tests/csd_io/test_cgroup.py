@@ -64,7 +64,7 @@ def test_cgroup_v1_budget_is_limit_minus_non_cache(machine):
     assert available_bytes(group, machine.proc) == 64 * MIB
 
 
-def test_a_budget_of_version_2_is_that_of_the_least_limit_above(machine):
+def test_cgroup_v2_budget_is_lowest_ancestor_limit(machine):
     machine.v2("a/b/c", ["max", 80 * MIB, 100 * MIB], f"anon {10 * MIB}\nfile 99\nshmem {MIB}\n")
     (machine.unified / "a" / "memory.high").write_text(f"{90 * MIB}\n")
     group = cgroup_of(proc=machine.proc)
@@ -74,7 +74,7 @@ def test_a_budget_of_version_2_is_that_of_the_least_limit_above(machine):
     assert available_bytes(group, machine.proc) == 49 * MIB
 
 
-def test_the_hierarchy_that_has_the_memory_controller_counts(machine):
+def test_memory_controller_hierarchy_is_used(machine):
     machine.v2("x", ["max"], "anon 1\n", controllers="cpu")
     machine.v1("x", 50 * MIB, "rss 5\nshmem 2\n")
     group = cgroup_of(proc=machine.proc)
@@ -82,25 +82,25 @@ def test_the_hierarchy_that_has_the_memory_controller_counts(machine):
 
 
 @pytest.mark.parametrize("limit", ["9223372036854771712", str(1 << 62)])
-def test_no_limit_leaves_what_the_machine_has(machine, limit):
+def test_cgroup_without_limit_uses_machine_memory(machine, limit):
     machine.v1("jobs", limit, "total_rss 5\n")
     group = cgroup_of(proc=machine.proc)
     assert group.limit_bytes is None
     assert available_bytes(group, machine.proc) == 8 << 30
 
 
-def test_more_than_the_machine_has_is_not_available(machine):
+def test_limit_above_machine_memory_is_capped(machine):
     machine.v1("jobs", 100 << 30, "total_rss 5\n")
     assert available_bytes(cgroup_of(proc=machine.proc), machine.proc) == 8 << 30
 
 
-def test_without_a_controller_the_machine_is_all_there_is(machine):
+def test_no_memory_controller_uses_machine_memory(machine):
     machine.v2("x", ["max"], "anon 1\n", controllers="cpu io")
     assert cgroup_of(proc=machine.proc) is None
     assert available_bytes(None, machine.proc) == 8 << 30
 
 
-def test_a_hierarchy_that_is_mounted_from_within_is_found(machine):
+def test_hierarchy_mounted_from_subgroup_is_found(machine):
     """As in a container, whose own group is the root of the mount."""
     (machine.memory / "memory.limit_in_bytes").write_text(f"{40 * MIB}\n")
     (machine.memory / "memory.stat").write_text("total_rss 1\n")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.house import ROOT
+from tests.code_limits import ROOT
 
 CALLER = """
 from csd_io.compiled import njit
@@ -57,7 +57,7 @@ def package(tmp_path):
     return write, run
 
 
-def test_it_is_kept_while_nothing_changes(package):
+def test_compiled_cache_hits_if_unchanged(package):
     write, run = package
     write()
     assert run() == [7, 0]
@@ -67,7 +67,7 @@ def test_it_is_kept_while_nothing_changes(package):
 
 
 @pytest.mark.parametrize(("changed", "result"), [({"factor": 5}, 11), ({"base": 10}, 17), ({"body": "times(x)"}, 6)])
-def test_a_change_anywhere_is_seen(package, changed, result):
+def test_change_of_imported_code_recompiles(package, changed, result):
     write, run = package
     write()
     assert run() == [7, 0]
@@ -75,7 +75,7 @@ def test_a_change_anywhere_is_seen(package, changed, result):
     assert run() == [result, 0]
 
 
-def test_a_constant_of_another_file_is_seen(package):
+def test_change_of_imported_constant_recompiles(package):
     write, run = package
     for factor, result in ((3, 6), (4, 8)):
         write(factor, names="FACTOR", body="FACTOR * x")
@@ -85,7 +85,7 @@ def test_a_constant_of_another_file_is_seen(package):
 @pytest.mark.parametrize(
     "way", ["from made.third import TABLE as IT", "from made import third", "import made.third as it"]
 )
-def test_tables_and_constants_behind_a_module_are_seen(package, way):
+def test_change_of_module_attribute_recompiles(package, way):
     write, run = package
     body = {"TABLE": "IT[0] * x", "made import": "third.BASE * x", "as it": "it.BASE * x"}
     body = next(text for key, text in body.items() if key in way)
@@ -101,14 +101,14 @@ def test_order_of_a_tuples_fields_is_seen(package):
         assert run() == [result, 0]
 
 
-def test_a_tuple_of_functions_has_no_address(package):
+def test_key_of_function_tuple_has_no_address(package):
     write, run = package
     for kept in (0, 1):
         write(more="STEPS = (times, len)")
         assert run() == [7, kept]
 
 
-def test_functions_of_a_file_that_is_no_module_are_kept_too(tmp_path):
+def test_functions_of_plain_file_are_cached(tmp_path):
     """As a user's file with methods is loaded."""
     path = tmp_path / "methods.py"
     for factor in (2, 2, 3):
@@ -120,7 +120,7 @@ def test_functions_of_a_file_that_is_no_module_are_kept_too(tmp_path):
     assert list((tmp_path / "__pycache__").glob("*.nbi"))
 
 
-def test_all_that_is_compiled_asks_so():
+def test_all_kernels_use_the_cached_decorator():
     """numba's own decorator would keep stale code."""
     folders = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
     files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "compiled.py"]

@@ -11,7 +11,7 @@ from csd_io.crc import correct_single_bit
 
 
 @given(st.binary(min_size=1, max_size=600), st.data())
-def test_one_flipped_bit_is_undone(data, draw):
+def test_single_bit_error_is_corrected(data, draw):
     crc, bit = zlib.crc32(data), draw.draw(st.integers(0, 8 * len(data) + 31))
     whole = int.from_bytes(data, "little") | crc << 8 * len(data)
     flipped = (whole ^ 1 << bit).to_bytes(len(data) + 4, "little")
@@ -19,7 +19,7 @@ def test_one_flipped_bit_is_undone(data, draw):
 
 
 @pytest.mark.parametrize("size", [28, 512, 4096])
-def test_two_flipped_bits_are_not(size):
+def test_double_bit_error_is_not_corrected(size):
     data = random.Random(size).randbytes(size)
     for second in range(1, 8 * size, 97):
         flipped = bytearray(data)

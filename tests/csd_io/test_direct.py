@@ -81,7 +81,7 @@ def there_and_back(queue, size=4 * MIB, request=MIB // 4):
     return sinks == sources
 
 
-def test_a_folders_disk_holds_what_was_written_and_no_name_of_it(tmp_path, way):
+def test_unnamed_file_in_folder_reads_back(tmp_path, way):
     with opened(tmp_path, 4 * MIB) as queue:
         assert queue.how.startswith(way) and queue.name == str(tmp_path)
         assert queue.size_bytes == 4 * MIB
@@ -89,7 +89,7 @@ def test_a_folders_disk_holds_what_was_written_and_no_name_of_it(tmp_path, way):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_requests_outside_registered_buffers_are_right_too(tmp_path):
+def test_unregistered_buffers_read_back(tmp_path):
     with opened(tmp_path, MIB) as queue:
         pool, other = BufferPool(1, 8192), aligned(8192)
         queue.register(pool.buffers)
@@ -101,7 +101,7 @@ def test_requests_outside_registered_buffers_are_right_too(tmp_path):
         assert bytes(back) == b"a" * 4096 + b"b" * 4096
 
 
-def test_an_interrupt_of_a_wait_loses_nothing_that_has_ended(tmp_path, monkeypatch):
+def test_interrupted_wait_keeps_completed_requests(tmp_path, monkeypatch):
     with opened(tmp_path, MIB) as queue:
         if queue.how != "io_uring":
             pytest.skip(f"requests are carried out by {queue.how}")
@@ -125,7 +125,7 @@ def test_an_interrupt_of_a_wait_loses_nothing_that_has_ended(tmp_path, monkeypat
         assert len(queue.reap(4)) == 4
 
 
-def test_a_device_that_cannot_be_looked_at_is_let_go(tmp_path, monkeypatch):
+def test_unreadable_device_is_closed(tmp_path, monkeypatch):
     file = tmp_path / "blocks"
     file.write_bytes(bytes(MIB))
     before = len(os.listdir("/proc/self/fd"))
@@ -139,7 +139,7 @@ def test_a_device_that_cannot_be_looked_at_is_let_go(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_room_is_kept_from_the_start_or_refused(tmp_path):
+def test_space_is_reserved_at_open_or_refused(tmp_path):
     before = os.statvfs(tmp_path)
     with opened(tmp_path, 64 * MIB):
         during = os.statvfs(tmp_path)
@@ -149,7 +149,7 @@ def test_room_is_kept_from_the_start_or_refused(tmp_path):
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path))
 
 
-def test_nothing_is_left_after_a_kill(tmp_path):
+def test_killed_process_leaves_no_file(tmp_path):
     program = (
         "import sys, time; from pathlib import Path; from csd_io.direct import open_queue\n"
         "queue = open_queue(Path(sys.argv[1]), 1 << 20); print('open', flush=True); time.sleep(60)"
@@ -184,7 +184,8 @@ def test_a_file_system_in_memory_is_refused():
     assert raised.value.errno == errno.EINVAL
 
 
-def test_a_file_is_used_where_it_begins_with_zeros_or_by_force(tmp_path, way):
+def test_file_with_data_needs_force(tmp_path, way):
+    """A file that begins with zeros is used without force."""
     file = tmp_path / "blocks"
     file.write_bytes(bytes(4 * MIB))
     with opened(file) as queue:
@@ -197,7 +198,7 @@ def test_a_file_is_used_where_it_begins_with_zeros_or_by_force(tmp_path, way):
         assert there_and_back(queue)
 
 
-def test_a_file_is_not_larger_than_it_is(tmp_path):
+def test_size_beyond_file_is_refused(tmp_path):
     file = tmp_path / "blocks"
     file.write_bytes(bytes(MIB))
     with pytest.raises(OSError) as raised:
@@ -207,7 +208,7 @@ def test_a_file_is_not_larger_than_it_is(tmp_path):
         queue.submit([IoRequest("read", MIB // 2, aligned(4096))])
 
 
-def test_a_read_that_ends_early_is_an_error(tmp_path, way):
+def test_short_read_is_an_error(tmp_path, way):
     file = tmp_path / "blocks"
     file.write_bytes(bytes(MIB))
     with opened(file) as queue:
@@ -217,7 +218,7 @@ def test_a_read_that_ends_early_is_an_error(tmp_path, way):
     assert raised.value.filename == str(file)
 
 
-def test_what_is_discarded_takes_no_room(tmp_path):
+def test_discarded_range_frees_space(tmp_path):
     file = tmp_path / "blocks"
     file.write_bytes(bytes(4 * MIB))
     with opened(file) as queue:
@@ -248,7 +249,7 @@ def test_a_device_without_a_file_system_is_used(tmp_path, way):
 
 
 @pytest.mark.parametrize("maker", ["mkfs.ext4", "mkswap"])
-def test_a_device_that_holds_something_is_refused_without_force(tmp_path, maker):
+def test_device_with_data_needs_force(tmp_path, maker):
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(8 * MIB))
     make(maker, disk)
@@ -275,7 +276,7 @@ def test_a_mounted_device_is_refused_even_by_force(tmp_path):
     assert raised.value.errno == errno.EBUSY
 
 
-def test_what_is_neither_file_nor_device_is_refused(tmp_path):
+def test_path_that_is_no_file_or_device_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="neither"):
         open_queue(tmp_path / "pipe")
@@ -283,7 +284,7 @@ def test_what_is_neither_file_nor_device_is_refused(tmp_path):
         open_queue(tmp_path)
 
 
-def test_known_beginnings_are_told_by_name():
+def test_known_signatures_are_named():
     begins = bytearray(LOOK_BYTES)
     assert detect_signature(memoryview(begins)) is None
     begins[1080:1082] = b"\x53\xef"
@@ -291,6 +292,6 @@ def test_known_beginnings_are_told_by_name():
     assert detect_signature(memoryview(bytes(512))) is None  # one that ends before most of the places
 
 
-def test_pieces_are_all_of_a_buffer():
+def test_pieces_cover_whole_buffer():
     buffer = aligned(10 * 4096)
     assert [piece.nbytes for piece in pieces(buffer, 4 * 4096)] == [4 * 4096, 4 * 4096, 2 * 4096]

@@ -31,7 +31,7 @@ def test_tensors_are_packed_in_given_order():
     assert extents[1, "v"] == Extent(9, 3) and (1, "v") in extents and (3, "k") not in extents
 
 
-def test_a_full_device_and_a_key_that_is_bound_are_refused():
+def test_bind_on_full_device_or_bound_key_is_refused():
     extents = Extents(sim_queue())
     extents.bind("a", 60 * SECTOR)
     with pytest.raises(OSError) as raised:
@@ -58,7 +58,7 @@ def test_a_released_extent_is_free_again_and_discarded():
     assert not any(data[: 48 * SECTOR]) and all(data[48 * SECTOR :])
 
 
-def test_a_device_that_cannot_be_told_is_not_an_error(monkeypatch):
+def test_unsupported_discard_is_ignored_failed_one_raises(monkeypatch):
     queue = sim_queue()
     extents, said = Extents(queue), [errno.EOPNOTSUPP, errno.EIO]
 
@@ -94,7 +94,7 @@ def test_requests_cover_part_in_order_within_size_limit(block, first, at, count,
 
 
 @pytest.mark.parametrize(("at", "size"), [(1, 4096), (0, 4095), (4096 * 3, 4096 * 2), (-4096, 4096)])
-def test_a_part_lies_within_its_extent(at, size):
+def test_part_beyond_extent_is_refused(at, size):
     with pytest.raises(ValueError, match="4 blocks"):
         translate(Extent(10, 4), 4096, at, size, 1 << 20)
 

@@ -21,7 +21,7 @@ def content(file, offset, size):
     return bytes(into)
 
 
-def test_what_was_written_is_read_again_and_the_rest_is_zero(folder, tmp_path):
+def test_written_bytes_read_back_rest_is_zero(folder, tmp_path):
     file = folder.open("a", 1 << 30)
     file.write(5000, b"abc")
     folder.sync()
@@ -32,7 +32,7 @@ def test_what_was_written_is_read_again_and_the_rest_is_zero(folder, tmp_path):
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_is_discarded_reads_as_zeros_and_takes_no_room(folder, tmp_path):
+def test_discarded_range_reads_zero_and_frees_space(folder, tmp_path):
     file = folder.open("a", 1 << 20)
     file.write(0, b"x" * (1 << 20))
     before = (tmp_path / "a").stat().st_blocks
@@ -41,7 +41,7 @@ def test_what_is_discarded_reads_as_zeros_and_takes_no_room(folder, tmp_path):
     assert (tmp_path / "a").stat().st_blocks < before
 
 
-def test_a_file_is_put_whole_or_not_at_all(folder, tmp_path, monkeypatch):
+def test_put_replaces_file_atomically(folder, tmp_path, monkeypatch):
     folder.put("small", b"old")
 
     def killed(*_):
@@ -70,14 +70,14 @@ def full_disk():
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_write_that_has_no_room_names_its_file(folder, tmp_path, full_disk):
+def test_failed_write_names_its_file(folder, tmp_path, full_disk):
     file = folder.open("a", 1 << 10)
     with pytest.raises(OSError) as raised:
         file.write(1 << 16, b"x")
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "a"))
 
 
-def test_room_is_kept_or_refused(tmp_path):
+def test_space_is_reserved_or_refused(tmp_path):
     fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
     allocate(fd, 0, 1 << 20, "a")
     assert os.fstat(fd).st_blocks * 512 >= 1 << 20
@@ -86,7 +86,7 @@ def test_room_is_kept_or_refused(tmp_path):
     os.close(fd)
 
 
-def test_a_file_that_is_written_back_has_nothing_to_tell(tmp_path):
+def test_write_back_check_passes_without_error(tmp_path):
     fd = os.open(tmp_path, os.O_RDWR | os.O_TMPFILE)
     os.write(fd, bytes(10_000))
     check_written_back(fd, "a")

@@ -8,7 +8,7 @@ import pytest
 from csd_io.nvme import NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
 
 
-def test_an_identify_page_has_nvme_clis_names():
+def test_identify_data_uses_nvme_cli_names():
     page = bytearray(4096)
     struct.pack_into(
         "<HH20s40s8s", page, 0, 0x1B36, 0x1AF4, b"serial".ljust(20), b"A Model".ljust(40, b"\0"), b"1.0".ljust(8)
@@ -29,7 +29,7 @@ def test_an_identify_page_has_nvme_clis_names():
     }
 
 
-def test_a_namespace_page_says_its_lbas():
+def test_namespace_data_gives_lba_count_and_size():
     page = bytearray(4096)
     struct.pack_into("<Q", page, 0, 12345)
     page[26] = 0x12  # format 2, and a bit of metadata's
@@ -38,14 +38,14 @@ def test_a_namespace_page_says_its_lbas():
 
 
 @pytest.mark.parametrize(("mdts", "lba", "limit"), [(6, 4096, 256 << 10), (9, 512, 2 << 20), (0, 512, 1 << 20)])
-def test_a_command_moves_at_most_what_mdts_allows(mdts, lba, limit):
+def test_transfer_size_follows_mdts(mdts, lba, limit):
     assert max_transfer_bytes(mdts, lba) == limit
 
 
-def test_a_command_counts_its_blocks_in_16_bits():
+def test_transfer_size_is_limited_by_16_bit_count():
     assert max_transfer_bytes(20, 512) == 512 << 16
 
 
-def test_what_is_no_namespace_is_refused():
+def test_device_without_namespace_is_refused():
     with pytest.raises(OSError):
         NvmeTarget(Path("/dev/zero"), None)

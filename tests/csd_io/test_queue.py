@@ -32,7 +32,7 @@ def filled(seed=0):
     return buffer
 
 
-def test_what_was_written_is_read_in_whatever_order_requests_end(queue):
+def test_data_reads_back_for_any_completion_order(queue):
     written, back = filled(), aligned(SIZE)
     carry_out(queue, requests("write", written))
     carry_out(queue, requests("read", back, 4 * SECTOR))
@@ -40,7 +40,7 @@ def test_what_was_written_is_read_in_whatever_order_requests_end(queue):
     assert queue.most_flying == queue.depth
 
 
-def test_fewer_may_be_in_flight_than_the_queue_allows(queue):
+def test_depth_argument_limits_requests_in_flight(queue):
     carry_out(queue, requests("read", aligned(SIZE)), depth=3)
     assert queue.most_flying == 3
 
@@ -55,14 +55,14 @@ def test_failed_request_raises_and_leaves_none_in_flight(queue, fault, code):
     queue.submit([IoRequest("read", 0, aligned(SECTOR))] * queue.depth)  # exactly the queue depth
 
 
-def test_a_full_disk_is_an_error_of_the_write_that_met_it(queue):
+def test_full_disk_fails_the_write_that_met_it(queue):
     queue._disk.fault = errno.ENOSPC
     with pytest.raises(OSError) as raised:
         carry_out(queue, requests("write", filled()))
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, "disk/blocks")
 
 
-def test_requests_that_end_though_something_else_fails(queue):
+def test_interrupted_run_waits_for_requests_in_flight(queue):
     def some():
         yield from requests("read", aligned(SIZE))[:40]
         raise KeyboardInterrupt
@@ -76,12 +76,12 @@ def test_requests_that_end_though_something_else_fails(queue):
     ("offset", "size", "shift"),
     [(1, SECTOR, 0), (0, SECTOR - 1, 0), (0, SECTOR, 8), (SIZE, SECTOR, 0), (0, 65 * SECTOR, 0), (-SECTOR, SECTOR, 0)],
 )
-def test_what_cannot_be_right_is_refused_before_it_begins(queue, offset, size, shift):
+def test_invalid_request_is_refused_before_submission(queue, offset, size, shift):
     with pytest.raises(ValueError, match="disk/blocks"):
         queue.submit([IoRequest("read", offset, aligned(size + shift)[shift:])])
 
 
-def test_nothing_begins_beyond_the_depth(queue):
+def test_request_beyond_queue_depth_is_refused(queue):
     one = IoRequest("read", 0, aligned(SECTOR))
     check(queue, [one], queue.depth - 1)
     with pytest.raises(ValueError, match="in flight"):

@@ -28,7 +28,7 @@ def file(tmp_path):
     os.close(fd)
 
 
-def test_more_than_there_are_entries_go_on_their_way(ring, file):
+def test_more_requests_than_ring_entries_complete(ring, file):
     buffers = [aligned(4096) for _ in range(8)]
     for number, buffer in enumerate(buffers):
         ring.move(READ, file, number * 512, (address(buffer), 512, 0), number)
@@ -38,7 +38,7 @@ def test_more_than_there_are_entries_go_on_their_way(ring, file):
     assert ring.completions() == []
 
 
-def test_a_registered_buffer_is_read_into_by_its_number(ring, file):
+def test_registered_buffer_is_read_by_index(ring, file):
     buffers = [aligned(4096) for _ in range(2)]
     ring.register(buffers)
     ring.move(READ_FIXED, file, 1, (address(buffers[1]), 4096, 1), 7)
@@ -75,6 +75,6 @@ def test_a_signal_does_not_end_the_wait(ring):
     os.close(writes)
 
 
-def test_no_ring_of_no_entries():
+def test_ring_without_entries_is_refused():
     with pytest.raises(OSError, match="io_uring"):
         Ring(0)

@@ -10,7 +10,7 @@ from csd_io.rotation import rotate, rotate_back
 
 
 @pytest.mark.parametrize("d", [64, 80, 96, 116, 128, 3])
-def test_rotation_turned_back_is_what_it_was(d):
+def test_inverse_rotation_restores_rows(d):
     rows = np.random.default_rng(4).standard_normal((5, d)).astype(np.float32)
     for row in rows:
         turned = row.copy()
@@ -21,7 +21,7 @@ def test_rotation_turned_back_is_what_it_was(d):
         np.testing.assert_allclose(turned, row, atol=1e-6)
 
 
-def test_rotation_of_one_outlier_makes_channels_alike():
+def test_rotation_spreads_one_outlier_over_channels():
     row = np.zeros(96, np.float32)
     row[37] = 1
     rotate(row)

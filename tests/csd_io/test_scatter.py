@@ -19,7 +19,7 @@ def path(tmp_path):
 
 
 @pytest.mark.parametrize("ways", [{}, {"ring": False}, {"direct": False}, {"ring": False, "direct": False}])
-def test_ranges_land_where_they_belong(path, ways):
+def test_ranges_are_read_to_their_addresses(path, ways):
     scatter, memory, content = Scatter(path, **ways), aligned(200 * BLOCK), path.read_bytes()
     assert ways == {} or scatter.fallback_reason
     numbers = np.random.default_rng(1).permutation(200)[:150]
@@ -33,7 +33,7 @@ def test_ranges_land_where_they_belong(path, ways):
 
 
 @pytest.mark.parametrize("ring", [True, False])
-def test_what_fails_says_so_and_the_rest_goes_on(path, ring):
+def test_failed_range_does_not_stop_others(path, ring):
     scatter, memory = Scatter(path, ring=ring), aligned(4 * BLOCK)
     offsets = np.array([0, 1000 * BLOCK, 199 * BLOCK])
     results = scatter.read(offsets, np.array([address(memory), address(memory), 16]), np.full(3, BLOCK))

@@ -28,12 +28,12 @@ def test_served_drive_found_by_name_over_both_transports(tmp_path):
             connect(window_path("csd0"))
 
 
-def test_no_drive_is_lost(tmp_path):
+def test_connect_without_drive_is_lost(tmp_path):
     with pytest.raises(DriveLostError, match="no drive is served"):
         connect(tmp_path / "window")
 
 
-def test_what_holds_no_window_is_no_drive(tmp_path, monkeypatch):
+def test_file_without_window_has_no_live_drive(tmp_path, monkeypatch):
     monkeypatch.setattr("csd_link.connect.HEARTBEAT_TIMEOUT_S", 0.05)
     MappedMedium.create(tmp_path / "file", 8 * BLOCK_BYTES)
     assert find_live_drive(MappedMedium(tmp_path / "file")) is None

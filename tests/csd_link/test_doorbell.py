@@ -40,7 +40,7 @@ def test_a_doorbell_wakes_the_other_end(tmp_path):
     drive.close()
 
 
-def test_an_end_that_closes_is_noticed(tmp_path):
+def test_closed_doorbell_peer_is_detected(tmp_path):
     drive, host = connected(tmp_path)
     drive.close()
     with pytest.raises(ConnectionError):
@@ -48,7 +48,7 @@ def test_an_end_that_closes_is_noticed(tmp_path):
     host.close()
 
 
-def test_a_full_bell_does_not_block():
+def test_full_doorbell_socket_does_not_block():
     one, other = socket.socketpair()
     doorbell = SocketDoorbell(one)
     for _ in range(100_000):
@@ -56,7 +56,7 @@ def test_a_full_bell_does_not_block():
     doorbell.close(), other.close()
 
 
-def test_polling_sleeps_longer_and_longer(monkeypatch):
+def test_polling_interval_grows(monkeypatch):
     times = []
     monkeypatch.setattr("csd_link.doorbell.time.sleep", times.append)
     polling = Polling(min_s=1e-3, max_s=4e-3)
@@ -68,7 +68,7 @@ def test_polling_sleeps_longer_and_longer(monkeypatch):
     assert times[-1] == 1e-3
 
 
-def test_a_call_leaves_no_descriptor_behind(tmp_path):
+def test_doorbell_connect_leaks_no_descriptor(tmp_path):
     drive, host = connected(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

@@ -7,7 +7,7 @@ import pytest
 from csd_link.driveset import DriveSetConfig
 
 
-def test_a_set_says_where_its_drives_are():
+def test_drive_set_gives_kind_address_and_folders():
     drives = DriveSetConfig(count=2, transport="window:/dev/nvme0n1", data_dir=Path("kept"))
     assert (drives.kind, drives.where) == ("window", "/dev/nvme0n1")
     assert drives.folders == [Path("kept/drive0"), Path("kept/drive1")]
@@ -21,6 +21,6 @@ def test_a_set_says_where_its_drives_are():
         ({"methods_file": Path("/nowhere.py")}, r"/nowhere\.py"),
     ],
 )
-def test_what_is_off_is_named(fields, reason):
+def test_invalid_drive_set_field_is_named(fields, reason):
     with pytest.raises(ValueError, match=reason):
         DriveSetConfig(**fields)

@@ -38,7 +38,7 @@ def content(*members, nodes=("a",), names=None, **more):
     return {"keys": {"fleet": json.dumps(fleet)} | rows | more, "nodes": list(nodes)}
 
 
-def test_names_are_those_of_drives_then_of_spares():
+def test_plan_names_drives_then_spares():
     assert FleetPlan(drives=2, spares=1).names == ["drive0", "drive1", "spare0"]
 
 
@@ -74,12 +74,12 @@ def test_cluster_address_order_of_sources(monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "ray://10.0.0.1:10001", "//:6379", "10.0.0.1:x", "http://a:1"])
-def test_an_address_that_is_none_is_refused(address):
+def test_invalid_cluster_address_is_refused(address):
     with pytest.raises(ValueError, match="must be HOST:PORT of the cluster's GCS"):
         find_cluster(address)
 
 
-def test_without_ray_it_says_how_to_get_it(monkeypatch):
+def test_missing_ray_error_has_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert missing_ray().fix == "pip install 'vcsd[ray]'"
     with pytest.raises(ValueError, match=r"a fleet needs Ray: pip install 'vcsd\[ray\]'"):
@@ -103,7 +103,7 @@ def store(monkeypatch):
     return answer
 
 
-def test_a_cluster_that_fails_or_is_silent_is_one_line(store):
+def test_failing_or_silent_cluster_is_one_line_error(store):
     cluster = ClusterAddress("10.0.0.1:1")
     store("import sys; sys.exit('one\\nConnection refused')")
     with pytest.raises(DriveLostError, match=r"^no Ray cluster answers at 10.0.0.1:1: Connection refused$"):
@@ -115,7 +115,7 @@ def test_a_cluster_that_fails_or_is_silent_is_one_line(store):
         read_table(cluster)
 
 
-def test_the_table_is_read_and_a_drain_names_the_generation(store):
+def test_table_is_read_and_drain_names_generation(store):
     given = store(f"print({json.dumps(json.dumps(content(member('drive0'))))})")
     found = read_table(ClusterAddress("10.0.0.1:1"))
     assert (found.fleet, found.host_nqn, found.members) == ("f", "nqn.h", (member("drive0"),))
@@ -123,7 +123,7 @@ def test_the_table_is_read_and_a_drain_names_the_generation(store):
     assert given == [["10.0.0.1:1"], ["10.0.0.1:1", "drain/drive0", "3"]]
 
 
-def test_a_store_is_dumped_with_the_nodes_that_are_alive():
+def test_dump_of_table_lists_live_nodes():
     class Client:
         def internal_kv_keys(self, prefix, namespace):
             return [b"fleet", b"gone"]

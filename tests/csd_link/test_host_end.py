@@ -84,7 +84,7 @@ def ask(drive, host, command):
     return host.poll()
 
 
-def test_commands_go_down_and_completions_come_up():
+def test_commands_and_completions_pass_the_window():
     drive, host = attached(Blocks(), tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
     small, large = (np.full((tokens, 2, 16), tokens, np.float16) for tokens in (3, 60))
@@ -109,7 +109,7 @@ def test_requests_wait_in_the_ring_and_end_in_order():
         assert host.poll() is None
 
 
-def test_what_is_too_large_is_refused():
+def test_command_larger_than_slot_is_refused():
     drive, host = attached(Blocks(), tenant())
     rows = np.zeros((400, 2, 16), np.float16)
     with pytest.raises(ValueError, match="slots hold 8,192"):
@@ -124,7 +124,7 @@ def test_what_is_too_large_is_refused():
 
 
 @pytest.mark.parametrize("where", ["entry", "payload"])
-def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
+def test_damaged_request_is_transfer_error_or_ignored(where):
     medium = Blocks()
     drive, host = attached(medium, tenant())
     rows = np.zeros((60, 2, 16), np.float16)
@@ -137,7 +137,7 @@ def test_damage_on_the_way_is_a_transfer_error_or_unseen(where):
         assert host.poll().status is Status.TRANSFER_ERROR
 
 
-def test_damage_on_the_way_back_is_a_transfer_error():
+def test_damaged_completion_is_transfer_error():
     medium = Blocks()
     drive, host = attached(medium, tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
@@ -149,7 +149,7 @@ def test_damage_on_the_way_back_is_a_transfer_error():
     assert host.poll().status is Status.TRANSFER_ERROR
 
 
-def test_modelled_time_begins_anew_for_a_new_host():
+def test_simulated_time_restarts_for_new_host():
     medium, rows = Blocks(), np.ones((60, 2, 16), np.float16)
     drive, host = attached(medium, tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
@@ -161,7 +161,7 @@ def test_modelled_time_begins_anew_for_a_new_host():
     assert 0 < read.finish_ns < programmed.finish_ns
 
 
-def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
+def test_host_with_damaged_header_counts_as_earlier():
     """The next host takes a generation that the drive has not seen, and is attached once the drive confirms it."""
     medium = Blocks()
     drive, _ = attached(medium, tenant())
@@ -173,7 +173,7 @@ def test_a_host_whose_header_is_damaged_is_still_an_earlier_one():
     assert drive.accept_host() and other.attach()
 
 
-def test_whatever_fails_in_the_firmware_is_a_status():
+def test_firmware_exception_is_a_status():
     class Broken(Tenant):
         def step(self, command, submit_ns, max_bytes):
             raise MemoryError("no more")
@@ -183,7 +183,7 @@ def test_whatever_fails_in_the_firmware_is_a_status():
     assert (done.status, done.reason) == (Status.INTERNAL_ERROR, "firmware: MemoryError: no more")
 
 
-def test_an_opcode_that_the_drive_does_not_know():
+def test_unknown_opcode_is_refused():
     drive, host = attached(Blocks(), tenant())
     host.submit(WireRequest(0x77, (1, 2, 3), b"x" * ENTRY.size), 0)
     assert drive.serve()
@@ -207,7 +207,7 @@ def test_restarted_drive_is_lost_without_old_requests():
     assert ask(again, other, Flush()).status is Status.SUCCESS
 
 
-def test_a_second_host_takes_the_window():
+def test_second_host_takes_over_window():
     medium = Blocks()
     drive, host = attached(medium, tenant())
     second = WindowHost(medium)
@@ -280,7 +280,7 @@ deaths = st.one_of(st.just(None), st.just(None), st.just(None), st.integers(0, 2
 
 @settings(max_examples=examples(150))
 @given(st.lists(st.tuples(st.sampled_from(["drive", "host", "host"]), deaths), max_size=60))
-def test_either_end_may_die_before_any_block(steps):
+def test_either_end_may_die_before_any_block_is_written(steps):
     world = World()
     for who, left in steps:
         world.act(who, left)
@@ -302,7 +302,7 @@ def test_either_end_may_die_before_any_block(steps):
     assert known == set(range(world.asked)), "a request without an end"
 
 
-def test_a_header_that_is_torn_is_not_taken_for_a_death():
+def test_torn_header_is_not_a_lost_drive():
     medium = Blocks()
     _, host = attached(medium, tenant())
     beat = host.check_heartbeat()
@@ -367,7 +367,7 @@ def test_dead_process_lost_within_1s_stopped_one_kept(monkeypatch, state, within
     process.wait()
 
 
-def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
+def test_slow_drive_with_heartbeat_is_waited_for(monkeypatch):
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = drive = WindowController(medium, IDENTITY, tenant())
     device = WindowDrive(medium, clock)
@@ -377,14 +377,14 @@ def test_a_slow_drive_that_beats_is_waited_for(monkeypatch):
     assert clock.now > 10 * HEARTBEAT_TIMEOUT_S
 
 
-def test_without_a_drive_nobody_attaches(monkeypatch):
+def test_attach_without_drive_is_lost(monkeypatch):
     clock = Clock(monkeypatch)
     with pytest.raises(DriveLostError, match="no drive answers"):
         WindowDrive(Blocks(), clock)
     assert HEARTBEAT_TIMEOUT_S < clock.now < 1
 
 
-def test_a_slot_is_not_free_before_its_data_was_read():
+def test_slot_is_reused_only_after_its_data_is_read():
     medium = Blocks()
     drive, host = attached(medium, tenant())
     (handle,) = ask(drive, host, SeqCreate(1, 1, 2, 16, 64)).data[0].tolist()
@@ -423,7 +423,7 @@ def test_loss_during_completion_ends_commands_once(monkeypatch):
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
 
 
-def test_the_ring_may_become_empty_while_room_is_waited_for(monkeypatch):
+def test_ring_may_empty_while_waiting_for_a_slot(monkeypatch):
     """Another thread completes all commands between the check for free slots and the search for the oldest command."""
     clock, medium = Clock(monkeypatch), Blocks()
     clock.drive = WindowController(medium, IDENTITY, tenant())
@@ -464,7 +464,7 @@ def test_silent_drive_without_process_lost_soon(own_run_dir, monkeypatch):
         WindowDrive(medium, Impatient(20_000))
 
 
-def test_without_a_doorbell_both_ends_look_again(own_run_dir):
+def test_both_ends_poll_without_doorbell(own_run_dir):
     medium, stop = Blocks(), threading.Event()
     drive = WindowController(medium, IDENTITY, tenant())
 

@@ -40,7 +40,7 @@ def test_second_lease_of_a_window_is_refused_with_the_holder(window):
     Lease(window, patience_s=0).close()
 
 
-def test_lock_of_a_connection_that_nobody_closes_is_dropped(window):
+def test_lock_of_unclosed_connection_is_released(window):
     lease = Lease(window)
     del lease
     gc.collect()
@@ -77,7 +77,7 @@ def test_file_without_locks_is_not_refused(window, monkeypatch):
         (b'{"pid": 7, "machine": "m", "command": "vllm\\nserve"}', "process 7 on m (vllm serve)"),
     ],
 )
-def test_header_of_any_host_is_words(body, words):
+def test_lease_holder_is_decoded_from_any_header(body, words):
     assert holder(ControlBlock(BlockKind.HOST, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == words
     assert holder(ControlBlock(BlockKind.DRIVE, 1, 1, 0, body).pack().ljust(BLOCK_BYTES, b"\0")) == "another host"
     assert holder(bytes(BLOCK_BYTES)) == "another host"

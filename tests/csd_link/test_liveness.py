@@ -13,7 +13,7 @@ from tests.served import until
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
-def test_a_process_runs_until_it_has_ended():
+def test_process_is_live_until_it_exits():
     process = subprocess.Popen(["sleep", "60"])
     drive_dir("csd0").mkdir()
     assert not Liveness("csd0").is_known and not Liveness("csd0").has_exited()
@@ -29,7 +29,7 @@ def test_a_process_runs_until_it_has_ended():
     assert is_running(os.getpid()) and drive.has_exited()
 
 
-def test_a_drive_that_took_its_number_away_has_ended():
+def test_drive_without_pid_file_has_exited():
     drive_dir("csd0").mkdir()
     pid_path("csd0").write_text(str(os.getpid()))
     drive = Liveness("csd0")

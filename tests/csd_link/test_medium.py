@@ -8,7 +8,7 @@ from csd_link.medium import FileMedium, MappedMedium, make_window_file
 from csd_link.window import BLOCK_BYTES, MAGIC
 
 
-def test_what_one_writes_the_other_reads(tmp_path):
+def test_mapped_and_file_medium_see_each_others_writes(tmp_path):
     path = tmp_path / "file"
     MappedMedium.create(path, 10 * BLOCK_BYTES)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -25,7 +25,7 @@ def test_what_one_writes_the_other_reads(tmp_path):
     file.close()
 
 
-def test_a_read_is_a_copy_of_its_own(tmp_path):
+def test_read_returns_a_copy(tmp_path):
     MappedMedium.create(tmp_path / "file", BLOCK_BYTES)
     medium = MappedMedium(tmp_path / "file")
     before = medium.read(0)
@@ -34,7 +34,7 @@ def test_a_read_is_a_copy_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("place", [(0, 5), (4 * BLOCK_BYTES, 1), (100, 1), (0, 0)])
-def test_a_window_lies_within_its_file(tmp_path, place):
+def test_window_beyond_its_file_is_refused(tmp_path, place):
     MappedMedium.create(tmp_path / "file", 4 * BLOCK_BYTES)
     with pytest.raises(ValueError, match="no room"):
         MappedMedium(tmp_path / "file", *place)

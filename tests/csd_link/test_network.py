@@ -14,12 +14,12 @@ from csd_firmware import InProcessDrive
 from csd_link.network import COMMAND_BYTES, COMPLETION_BYTES, NetworkDrive, Port
 from csd_spec import Attend, Flush, KvAppend, SeqCreate, Status
 from csd_spec.network import NETWORKS, Network, network_named
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 
 SLOW = Network(name="slow", bytes_per_s=1_000_000_000, message_ns=1000)  # a byte takes 1 ns
 
 
-def test_rates_of_ports_are_below_those_of_the_wire():
+def test_port_rates_are_below_line_rate():
     for name, network in NETWORKS.items():
         gbits = int(name.split("gbe")[0])
         assert 0.94 < network.bytes_per_s / (gbits * 1e9 / 8) < 0.99
@@ -89,8 +89,8 @@ def test_drives_share_the_port(small_drive):
         device.close()
 
 
-def test_a_lost_drive_is_told_as_it_is(small_drive):
-    lost = MortalDevice(small_drive, "a", left=0)
+def test_lost_drive_status_passes_unchanged(small_drive):
+    lost = FailingDevice(small_drive, "a", left=0)
     device = NetworkDrive(lost, Port(SLOW))
     assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
     assert device.reconnect() is None

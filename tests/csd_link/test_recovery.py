@@ -17,7 +17,7 @@ steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.inte
 
 
 @given(steps)
-def test_a_layer_keeps_what_is_not_sure_to_be_in_flash(steps):
+def test_layer_keeps_rows_not_yet_flushed(steps):
     """Against a list of numbered tokens; the drive may have lost all tokens after `least`."""
     layer, tokens, least, number = UnflushedLayer(), [], 0, 0
     for verb, count in steps:

@@ -12,13 +12,13 @@ import pytest
 
 from csd_firmware import InProcessDrive
 from csd_link import replication
-from csd_link.cutting import Deferred
 from csd_link.replica import MAX_PENDING
 from csd_link.replication import FAULTS, ReplicatedDrive
 from csd_link.spares import Spares
+from csd_link.splitting import Deferred
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.arrays import KEY
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 
 H, G, D, LAYERS = 2, 2, 16, 2
 FILLED_S = 30
@@ -101,8 +101,8 @@ class Twin:
 
 
 @pytest.fixture
-def drives(small_drive) -> Iterator[list[MortalDevice]]:
-    made = [MortalDevice(small_drive, name) for name in "abcdefg"]
+def drives(small_drive) -> Iterator[list[FailingDevice]]:
+    made = [FailingDevice(small_drive, name) for name in "abcdefg"]
     yield made
     for each in made:
         each.close()
@@ -129,7 +129,7 @@ def end_losses(twin: Twin) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_commands_end_as_without_losses(small_drive, drives, seed):
+def test_random_commands_with_losses_equal_no_losses(small_drive, drives, seed):
     group = ReplicatedDrive(drives[:2], Spares(drives[:2], drives[2:]))
     twin = Twin(small_drive, group, seed)
     twin.create()
@@ -209,7 +209,7 @@ def test_a_group_is_handed_over_while_it_is_used(twin, drives):
     twin.read()
 
 
-def test_a_group_stays_where_it_is_if_there_is_no_other_drive(small_drive, drives):
+def test_hand_over_without_other_drive_keeps_group(small_drive, drives):
     group = ReplicatedDrive(drives[:1], Spares(drives[:1]))
     group.hand_over(drives[0])
     assert group.wait_filled(FILLED_S)
@@ -218,7 +218,7 @@ def test_a_group_stays_where_it_is_if_there_is_no_other_drive(small_drive, drive
     group.close()
 
 
-def test_a_search_for_a_replacement_that_fails_drops_no_drive(small_drive, drives):
+def test_failed_search_for_replacement_drops_no_drive(small_drive, drives):
     def fail(lost, in_use):
         raise OSError("no table")
 
@@ -232,7 +232,7 @@ def test_a_search_for_a_replacement_that_fails_drops_no_drive(small_drive, drive
 
 
 @pytest.mark.parametrize("first", [None, OSError("no table"), RuntimeError("a bug")], ids=str)
-def test_a_drive_that_is_found_later_is_filled(drives, monkeypatch, first):
+def test_later_replacement_is_filled(drives, monkeypatch, first):
     monkeypatch.setattr(replication, "RETRY_S", 0.0)
     answers = [first, first, drives[2]]
 
@@ -253,7 +253,7 @@ def test_a_drive_that_is_found_later_is_filled(drives, monkeypatch, first):
     group.close()
 
 
-def test_two_losses_while_nothing_is_filled_end_with_path_lost(drives):
+def test_losing_both_drives_ends_with_path_lost(drives):
     group = ReplicatedDrive(drives[:2], lambda lost, in_use: None)
     for drive in drives[:2]:
         drive.left = 0
@@ -262,7 +262,7 @@ def test_two_losses_while_nothing_is_filled_end_with_path_lost(drives):
     group.close()
 
 
-def test_a_drive_that_answers_after_a_fault_frees_what_it_stored(twin, drives):
+def test_drive_frees_stored_rows_after_a_fault(twin, drives):
     drives[1].left, drives[1].status, drives[1].faults = 0, Status.CAPACITY_EXCEEDED, 1
     twin.append(twin.seqs[0], 8)
     assert twin.group.wait_filled(FILLED_S)
@@ -270,8 +270,8 @@ def test_a_drive_that_answers_after_a_fault_frees_what_it_stored(twin, drives):
     assert drives[1].device.submit(KvRead((1,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
 
 
-def test_a_follower_never_has_many_commands_before_it(drives):
-    class Deferring(MortalDevice):
+def test_follower_backlog_is_bounded(drives):
+    class Deferring(FailingDevice):
         """Completions come when they are waited for."""
 
         def submit(self, command, submit_ns):
@@ -313,7 +313,7 @@ def test_a_failed_replacement_is_followed_by_another_one(twin, drives):
 
 
 def test_the_faster_drive_becomes_the_reader(small_drive, drives):
-    slow = MortalDevice(replace(small_drive, link=replace(small_drive.link, command_ns=10**7)), "slow")
+    slow = FailingDevice(replace(small_drive, link=replace(small_drive.link, command_ns=10**7)), "slow")
     slow.device.submit(SeqCreate(1, LAYERS, H, D, 512), 0)  # its handles are others
     group = ReplicatedDrive([slow, drives[0]])
     seqs = tuple(group.submit(SeqCreate(1, 1, H, D, 64), 0).result().data[0].tolist())

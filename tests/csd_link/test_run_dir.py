@@ -9,7 +9,7 @@ import pytest
 from csd_link.run_dir import doorbell_path, drive_dir, pid_path, private_dir, run_dir, window_path
 
 
-def test_everything_of_a_drive_is_in_its_run_folder(monkeypatch, tmp_path):
+def test_all_run_files_are_in_drives_run_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_RUN_DIR", str(tmp_path))
     assert drive_dir("a") == tmp_path / "a"
     assert window_path("a") == tmp_path / "a" / "window-default"
@@ -19,7 +19,7 @@ def test_everything_of_a_drive_is_in_its_run_folder(monkeypatch, tmp_path):
     assert run_dir() == Path(f"/dev/shm/vcsd-{os.getuid()}")
 
 
-def test_a_folder_is_its_owners_only(tmp_path):
+def test_run_folder_is_private_to_owner(tmp_path):
     made = private_dir(tmp_path / "new" / "folder")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o750)

@@ -16,7 +16,7 @@ class Drive:
         return self.again
 
 
-def test_spares_come_first_then_the_same_drive_then_others():
+def test_search_order_is_spare_same_drive_others():
     a, b, c, spare = (Drive(name) for name in ("a", "b", "c", "spare"))
     b.again = Drive("b again")
     spares = Spares([a, b, c], [spare])
@@ -26,7 +26,7 @@ def test_spares_come_first_then_the_same_drive_then_others():
     assert spares(c, [spare]) is b.again  # a lost drive is never taken
 
 
-def test_a_drive_that_was_added_is_taken_when_no_spare_is_left():
+def test_added_drive_is_used_if_no_spare_is_left():
     a, b, spare, added = (Drive(name) for name in ("a", "b", "spare", "added"))
     asked = []
 
@@ -41,7 +41,7 @@ def test_a_drive_that_was_added_is_taken_when_no_spare_is_left():
     assert asked == [["a", "b", "spare"], ["a", "b", "added", "spare"]]
 
 
-def test_drives_that_do_not_answer_are_passed_over():
+def test_unreachable_drives_are_skipped():
     class HeartbeatTimeoutError(Drive):
         def reconnect(self):
             raise OSError("nobody listens")
@@ -58,7 +58,7 @@ def test_a_drive_that_stores_the_group_is_not_taken():
     assert Spares([a, b])(a, [b]) is None
 
 
-def test_groups_are_spread_over_the_drives_that_are_left():
+def test_groups_are_spread_over_remaining_drives():
     a, b, c, d = (Drive(name) for name in "abcd")
     spares = Spares([a, b, c, d])
     assert spares(a, [b]) is c

@@ -78,7 +78,7 @@ COMMANDS += [replace(command, terms=TERMS) for command in COMMANDS if isinstance
 COMMANDS += [replace(command, v=command.v[..., :0]) for command in COMMANDS if isinstance(command, (Attend, KvAppend))]
 
 
-def test_every_verb_has_its_bytes():
+def test_every_command_has_an_encoding():
     assert {type(command) for command, *_ in BYTES} == set(VERBS)
     for command, opcode, parameters, digest in BYTES:
         request = encode(command)
@@ -97,7 +97,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_a_command_survives_its_bytes(command):
+def test_command_encoding_round_trips(command):
     request = encode(command)
     again = decode(WireRequest(request.opcode, request.parameters, bytearray(request.payload)))
     assert type(again) is type(command)
@@ -105,7 +105,7 @@ def test_a_command_survives_its_bytes(command):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: type(command).__name__)
-def test_a_payload_has_just_the_bytes_that_it_needs(command):
+def test_payload_has_exactly_the_needed_bytes(command):
     request = encode(command)
     with pytest.raises(WireError, match="payload"):
         decode(WireRequest(request.opcode, request.parameters, bytes(request.payload) + b"\0"))
@@ -115,7 +115,7 @@ def test_a_payload_has_just_the_bytes_that_it_needs(command):
 
 
 @given(st.integers(0, 255), st.lists(st.integers(0, 2**32 - 1), max_size=10), st.binary(max_size=300))
-def test_any_bytes_are_a_command_or_refused(opcode, parameters, payload):
+def test_any_bytes_decode_to_command_or_are_refused(opcode, parameters, payload):
     request = WireRequest(opcode, tuple(parameters), bytearray(payload))
     try:
         command = decode(request)
@@ -125,13 +125,13 @@ def test_any_bytes_are_a_command_or_refused(opcode, parameters, payload):
         assert encode(command).opcode == opcode
 
 
-def test_an_empty_array_of_no_possible_shape_is_refused():
+def test_empty_array_of_impossible_shape_is_refused():
     method = b"sparf".ljust(32, b"\0")
     with pytest.raises(WireError, match="0 x 2 x 2147483648 x 2147483647 values"):
         decode(WireRequest(0xC5, (0, 0, 2, 2**31, 2**31 - 1, 4), bytearray(method)))
 
 
-def test_numbers_without_a_place_are_refused():
+def test_numbers_beyond_their_field_are_refused():
     with pytest.raises(ValueError, match=r"from 0 to 2\^32 - 1"):
         encode(KvRead((1,), -1))
     with pytest.raises(ValueError, match="at most 32 bytes"):
@@ -144,7 +144,7 @@ def test_numbers_without_a_place_are_refused():
     st.dictionaries(st.sampled_from(["link", "queue", "flash_program"]), st.integers(0, 2**63)),
     st.lists(st.sampled_from([half(2, 3), half(3), np.arange(3, dtype=np.uint64), SINGLE, half(0, 2)]), max_size=3),
 )
-def test_a_completion_survives_its_bytes(status, reason, breakdown, arrays):
+def test_completion_encoding_round_trips(status, reason, breakdown, arrays):
     flash = FlashCounters(pages_read=1, pages_programmed=2, fetched_bytes=3, useful_bytes=4)
     done = Completion(
         status=status, reason=reason, submit_ns=5, finish_ns=9, breakdown_ns=breakdown, flash=flash, data=tuple(arrays)
@@ -158,7 +158,7 @@ def test_a_completion_survives_its_bytes(status, reason, breakdown, arrays):
         np.testing.assert_array_equal(left, right)
 
 
-def test_a_unit_of_time_is_whole_or_refused():
+def test_non_integer_time_is_refused():
     units = dict.fromkeys(UNITS, 7)
     body, _ = encode_completion(Completion(status=Status.SUCCESS, breakdown_ns=units), zlib.crc32)
     assert decode_completion(body).done.breakdown_ns == units
@@ -167,7 +167,7 @@ def test_a_unit_of_time_is_whole_or_refused():
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_completion_or_refused(body):
+def test_any_bytes_decode_to_completion_or_are_refused(body):
     try:
         head = decode_completion(body)
     except WireError:
@@ -175,7 +175,7 @@ def test_any_bytes_are_a_completion_or_refused(body):
     assert sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in head.shapes) == head.data_bytes
 
 
-def test_entry_without_v_channels_has_all():
+def test_entry_without_v_channels_means_all_channels():
     command = KvAppend(SEQS, 1, LENGTHS, steady(2, 3, 8), steady(2, 3, 8))
     request = encode(command)
     assert decode(replace(request, parameters=request.parameters[:-1])).v.shape == (2, 3, 8)  # of an older host

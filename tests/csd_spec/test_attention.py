@@ -5,7 +5,7 @@ import pytest
 from csd_spec import NAMED, AttentionConfig, CompressionBudget, FixedBudget, SparFParams
 
 
-def test_a_method_within_a_budget():
+def test_attention_combines_method_and_budget():
     assert AttentionConfig() == AttentionConfig("sparf", CompressionBudget(8), "fp16")
     assert AttentionConfig("mine", FixedBudget(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
 

@@ -52,14 +52,14 @@ class Ticket:
         ({}, "^spokes: is missing$"),
     ],
 )
-def test_what_is_off_is_one_line_wherever_it_comes_from(given, reason):
+def test_invalid_value_is_one_line_error_from_any_source(given, reason):
     with pytest.raises(ValueError, match=reason):
         Wheel(**given)
     with pytest.raises(ValueError, match=reason.replace("8.0", "8")):
         from_values(given, Wheel)
 
 
-def test_a_text_is_read_with_the_place_of_what_is_off():
+def test_json_error_names_path_of_invalid_value():
     assert from_json('{"wheels": [{"spokes": 8}], "load_kg": 5}', Cart) == Cart(wheels=(Wheel(spokes=8),), load_kg=5)
     for text, reason in (
         ('{"wheels": [{"spokes": 8}, {"spokes": 13}]}', r"^wheels\[1\]: spokes = 13: not here$"),
@@ -74,14 +74,14 @@ def test_a_text_is_read_with_the_place_of_what_is_off():
     assert from_json('{"to": "Delft", "price": 5}', Ticket).to == "Delft"
 
 
-def test_they_are_dataclasses_like_any_others():
+def test_checked_values_copy_pickle_and_compare():
     cart = Cart(wheels=(Wheel(spokes=8),))
     assert from_values(asdict(cart), Cart) == cart == pickle.loads(pickle.dumps(cart)) == copy.deepcopy(cart)
     with pytest.raises(ValueError, match="spokes: must"):
         replace(cart.wheels[0], spokes=100)
 
 
-def test_a_drives_schema_has_its_ranges():
+def test_json_schema_of_drive_has_ranges():
     schema = adapter(DriveSpec).json_schema()
     channels = schema["$defs"]["Geometry"]["properties"]["channels"]
     assert (channels["minimum"], channels["maximum"]) == (1, 1024)

@@ -20,5 +20,5 @@ def test_codec_round_trip_is_idempotent(codec):
     np.testing.assert_array_equal(codec.encode(kept), vectors)
 
 
-def test_tags_are_distinct():
+def test_codec_tags_are_distinct():
     assert len({codec.tag for codec in (FP16, BF16, FP8)}) == 3

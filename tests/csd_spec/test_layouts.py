@@ -21,7 +21,7 @@ ROWS = Group("k", "k", "rows"), Group("v", "v", "rows")
 COARSE = ("progressive", (2.5, 2)), ("progressive4", (4.0, 4))  # bits of K and of V
 
 
-def test_codes_are_those_of_drives_that_exist():
+def test_layout_codes_equal_those_of_earlier_releases():
     codes = {name: layout.code for name, layout in LAYOUTS.items()}
     assert len(set(codes.values())) == len(codes) == 23
     assert {
@@ -98,7 +98,7 @@ def test_layout_invalid_field_is_refused(fields, reason):
         KvLayout(**{"name": "mine", "code": 240, "rows": FP16, "groups": ROWS} | fields)
 
 
-def test_file_adds_layouts_and_leaves_ours_alone(tmp_path, monkeypatch):
+def test_layouts_of_file_leave_shipped_table_unchanged(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "_OF_FILES", {})
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(code=240))

@@ -24,7 +24,7 @@ PAGES = st.sampled_from((512, 4096, 16384))
         (576, (2.5, 2), 2048, 116, 160, 80, 112, 2),
     ],
 )
-def test_common_heads_have_the_forms_that_are_known(d, bits, tokens, m, D, T, value_tokens, n):
+def test_common_heads_have_expected_page_forms(d, bits, tokens, m, D, T, value_tokens, n):
     """A long context has longer groups of fewer channels."""
     form = Progressive.for_context(4096, d, bits, tokens)
     assert (form.m, form.D, form.T, form.value_tokens, form.n) == (m, D, T, value_tokens, n)
@@ -73,7 +73,7 @@ def test_forms_of_every_head_fit_their_pages(page_bytes, head_dim, name, tokens,
         (2.5, 2, 0, "head_dim = 0"),
     ],
 )
-def test_what_does_not_exist_or_fit_is_refused(k_bits, v_bits, head_dim, reason):
+def test_invalid_progressive_form_is_refused(k_bits, v_bits, head_dim, reason):
     with pytest.raises(ValueError, match=reason):
         Progressive(4096, head_dim, k_bits, v_bits, max(1, head_dim // 32))
 

@@ -12,6 +12,6 @@ def test_units_differ_in_completion_names():
 
 
 @pytest.mark.parametrize("unit", ["", "flash", "flash_embedding_of_mine"])
-def test_any_other_is_refused_by_its_name(unit):
+def test_unknown_unit_is_refused_by_name(unit):
     with pytest.raises(ValueError, match=f"unit '{unit}': must be one of network, link"):
         check_unit(unit)

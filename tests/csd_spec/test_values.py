@@ -27,7 +27,7 @@ from csd_spec import (
 from csd_spec.presets import BLOCK_SSDS, DRIVES, INSTCSD_ZYNQ7045_8CH
 
 
-def test_the_papers_drive():
+def test_papers_drive_has_printed_geometry():
     g = INSTCSD_ZYNQ7045_8CH.geometry
     assert (g.capacity_bytes, g.lanes, g.superblock_pages) == (2 << 40, 256, 256 * 512)
 
@@ -39,7 +39,7 @@ def test_geometry_names_the_bad_field(field):
 
 
 @pytest.mark.parametrize(("m", "T"), [(2, 1024), (4, 512), (8, 256)])
-def test_papers_layout(m, T):
+def test_layout_has_papers_group_sizes(m, T):
     layout = LAYOUTS["fp16"].paged(4096, 128, m)
     assert (layout.n, layout.T, layout.embedding_pages) == (16, T, 128 // m)
 
@@ -66,12 +66,12 @@ def test_longer_contexts_get_fewer_channels_a_page(tokens, m):
         (1000, "paper", SparFParams(1, 2, 1)),
     ],
 )
-def test_compression(c, convention, expected):
+def test_compression_sets_sparf_budget(c, convention, expected):
     assert CompressionBudget(c, convention).at(1536, 128) == expected
 
 
 @given(st.floats(1, 64), st.sampled_from(["paper", "bytes"]), st.integers(1, 5000), st.integers(1, 256))
-def test_compression_stays_in_range(c, convention, seq_len, head_dim):
+def test_budget_of_any_compression_stays_in_range(c, convention, seq_len, head_dim):
     params = CompressionBudget(c, convention).at(seq_len, head_dim)
     assert 1 <= params.r <= head_dim
     assert 1 <= params.k <= seq_len
@@ -90,7 +90,7 @@ def test_fixed_budget_short_sequence_and_wide_r():
         budget.at(10, 4)
 
 
-def test_heads_and_channels_go_together():
+def test_invalid_head_counts_are_refused():
     with pytest.raises(ValueError, match="multiple"):
         ModelShape(name="x", layers=1, q_heads=6, kv_heads=4, head_dim=64)
     with pytest.raises(ValueError, match="must be at most head_dim = 64"):
@@ -104,7 +104,7 @@ def test_staged_bytes_cross_twice():
     assert staged.transfer_ns(1000) == 1500
 
 
-def test_presets_are_known_by_their_names_and_survive_their_text():
+def test_presets_round_trip_by_name_and_text():
     for name, drive in DRIVES.items():
         assert drive.name == name
         assert DriveSpec.from_dict(asdict(drive)) == drive
@@ -113,7 +113,7 @@ def test_presets_are_known_by_their_names_and_survive_their_text():
         DriveSpec.from_dict(asdict(INSTCSD_ZYNQ7045_8CH) | {"wheels": 4})
 
 
-def test_a_slow_filter_holds_up_its_channel():
+def test_slow_filter_limits_channel_rate():
     fast, slow = INSTCSD_ZYNQ7045_8CH, INSTCSD_ZYNQ7045_8CH
     slow = replace(slow, engine=replace(slow.engine, nfc_bytes_per_cycle=1))
     assert fast.channel_timing.channel_bytes_per_s == 1_400_000_000

@@ -12,13 +12,13 @@ from csd_spec.verbs import ROWS, VERBS, ArrayType, CommandSpec, Scalar, Sequence
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_every_row_has_an_opcode_of_its_own():
+def test_every_row_has_its_own_opcode():
     assert len({row.opcode for row in ROWS}) == len(ROWS) == len(VERBS)
     assert all(verb_of(row.opcode) is row for row in ROWS)
     assert verb_of(0x12) is None
 
 
-def test_opcodes_say_their_direction():
+def test_opcode_bits_encode_transfer_direction():
     directions = {
         0: ("Flush", "SeqCreate", "SeqFork", "SeqSweep", "KvFree", "KvCrop"),
         1: ("KvAppend", "Attend", "KvName", "KvExist", "KvDrop", "KvList"),
@@ -28,7 +28,7 @@ def test_opcodes_say_their_direction():
     assert found == {name: direction for direction, names in directions.items() for name in names}
 
 
-def test_a_row_has_just_its_commands_fields():
+def test_row_fields_equal_command_fields():
     with pytest.raises(ValueError, match="not its command's fields"):
         CommandSpec(command=KvFree, opcode=1)
     with pytest.raises(ValueError, match="not its command's fields"):
@@ -63,13 +63,13 @@ def test_sizes_of_replies():
     }
 
 
-def test_what_counts_as_a_read_and_as_a_write():
+def test_read_and_write_commands_are_marked():
     assert {row.name for row in ROWS if row.reads} == {"Attend", "KvRead", "KvGather"}
     assert {row.name for row in ROWS if row.writes} == {"Attend", "KvAppend"}
     assert [kind.modelled for kind in ArrayType] == [False, True, True, False, True, True]
 
 
-def test_the_documentation_lists_the_table():
+def test_docs_list_every_command():
     lines = re.findall(r"\| (\w\w)h \| (\w+) \| ([^|]*)\|", (DOCS / "drives.md").read_text())
     assert {(int(opcode, 16), name) for opcode, name, _ in lines} == {(row.opcode, row.name) for row in ROWS}
     for _, name, parameters in lines:
@@ -77,7 +77,7 @@ def test_the_documentation_lists_the_table():
         assert len([part for part in parameters.split(" (")[0].split(",") if part.strip()]) == len(row.parameters)
 
 
-def test_wide_items_travel_first():
+def test_wide_payload_items_are_encoded_first():
     for row in ROWS:
         widths = [array.kind.value.itemsize for array in row.arrays if array.kind is not ArrayType.TEXT]
         assert widths == sorted(widths, reverse=True)

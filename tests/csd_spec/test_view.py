@@ -6,7 +6,7 @@ from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED, buffers_of, dram_slots, gather_rows, in_flash
 
 
-def test_a_slot_is_of_one_bank():
+def test_slot_belongs_to_one_bank():
     slots = np.append(np.array([0, 7, (1 << 31) - 1], np.uint32), dram_slots(np.array([0, 5])))
     np.testing.assert_array_equal(in_flash(slots), [True, True, True, False, False])
     np.testing.assert_array_equal(buffers_of(slots[3:]), [0, 5])

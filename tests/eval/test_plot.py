@@ -12,13 +12,13 @@ ROWS = [
 ]
 
 
-def test_a_line_for_each_series_and_a_point_for_each_figure():
+def test_line_plot_has_a_line_per_series():
     figure = lines(ROWS, "batch", "rate", "system")
     drawn = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in figure.axes[0].lines}
     assert drawn == {"a": [(4, 1.0), (16, 3.0)], "b": [(16, 2.0)]}
 
 
-def test_bars_stand_on_each_other():
+def test_stacked_bars_add_up():
     figure = stack(ROWS, "system", ("kv", "other"))
     tops = [bar.get_y() + bar.get_height() for bar in figure.axes[0].containers[-1]]
     assert tops == [1, 1, 1, 1]
@@ -34,6 +34,6 @@ def test_pictures_are_written_in_the_format_of_their_name(tmp_path):
 @pytest.mark.parametrize(
     ("name", "reason"), [("a.txt", "ends in .png, .svg, .pdf"), ("none/a.png", "there is no folder")]
 )
-def test_what_cannot_be_a_picture_is_refused_before_the_work(tmp_path, name, reason):
+def test_unknown_plot_format_is_refused_early(tmp_path, name, reason):
     with pytest.raises(ValueError, match=reason):
         check_format(tmp_path / name)

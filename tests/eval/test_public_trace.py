@@ -8,7 +8,7 @@ from eval.public_trace import public_trace
 from kv_cache.trace import Request, Trace
 
 
-def test_without_a_trace_the_error_says_how_to_name_one(monkeypatch):
+def test_missing_trace_error_has_remedy(monkeypatch):
     monkeypatch.delenv("VCSD_DATA", raising=False)
     with pytest.raises(ValueError, match="--trace is missing: name a trace"):
         public_trace(None)

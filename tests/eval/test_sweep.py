@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
 
 
@@ -36,25 +36,25 @@ def killed(number, tick):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_are_in_order_and_parts_are_told(jobs):
+def test_sweep_keeps_order_and_ticks_each_part(jobs):
     ticks = []
     assert sweep(squared, [3, 1, 2], jobs, ticks.append) == [9, 1, 4]
     assert len(ticks) == 6
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_workers_error_is_the_callers(jobs):
+def test_worker_error_is_raised_in_caller(jobs):
     with pytest.raises(ValueError, match="-1 is negative"):
         sweep(squared, [1, -1, 2], jobs)
 
 
-def test_a_worker_that_dies_is_one_line():
+def test_killed_worker_is_one_line_error():
     with pytest.raises(ChildProcessError, match="a worker died"):
         sweep(killed, [1, 2], 2)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_are_told_as_they_come(jobs):
+def test_results_are_reported_as_they_finish(jobs):
     told = []
     with pytest.raises(ValueError, match="-1 is negative"):
         sweep(squared, [3, 2, -1], jobs, done=lambda number, result: told.append((number, result)))
@@ -74,7 +74,7 @@ def rest(path, items, asked):
     return sweep_rest(items, ResultCache(path), compute, lambda result: [result], lambda stored: stored[0])
 
 
-def test_sweep_rest_computes_what_a_failed_sweep_has_not(tmp_path):
+def test_rest_computes_only_missing_parts(tmp_path):
     path, asked = tmp_path / "kept.jsonl", []
     with pytest.raises(ValueError, match="-1 is negative"):
         rest(path, [3, 2, -1, 5], asked)
@@ -86,7 +86,7 @@ def test_sweep_rest_computes_what_a_failed_sweep_has_not(tmp_path):
     assert asked == [5.0]  # equal, yet another input
 
 
-def test_there_is_a_core():
+def test_number_of_cores_is_at_least_1():
     assert cores() >= 1
 
 
@@ -130,7 +130,7 @@ def fake_ray(monkeypatch):
     return ray
 
 
-def test_a_cluster_gives_the_same(fake_ray):
+def test_sweep_on_cluster_gives_same_results(fake_ray):
     ticks, told = [], {}
     assert sweep_on_ray(squared, [3, 1, 2], "auto", ticks.append, told.__setitem__) == [9, 1, 4]
     assert told == {0: 9, 1: 1, 2: 4}
@@ -140,7 +140,7 @@ def test_a_cluster_gives_the_same(fake_ray):
     assert fake_ray.calls[-1] == "shutdown"
 
 
-def test_a_cluster_that_is_not_there_is_one_line(fake_ray):
+def test_missing_cluster_is_one_line_error(fake_ray):
     with pytest.raises(ValueError, match="ray = 'local-but-dead': Could not find any running Ray instance") as raised:
         sweep_on_ray(squared, [1], "local-but-dead")
     assert "\n" not in str(raised.value)
@@ -157,13 +157,13 @@ def test_address_without_listener_fails_at_once(fake_ray, scheme):
     assert len(fake_ray.calls) == before
 
 
-def test_without_ray_it_says_what_to_install(monkeypatch):
+def test_missing_ray_error_has_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"--ray needs Ray: pip install 'vcsd\[ray\]'"):
         sweep_on_ray(squared, [1], "auto")
 
 
-def test_a_real_cluster_on_this_machine(ray_cluster):
+def test_sweep_on_local_ray_cluster_works(ray_cluster):
     ticks = []
     assert sweep_on_ray(squared, [3, 1, 2], "local", ticks.append) == [9, 1, 4]
     assert len(ticks) == 6

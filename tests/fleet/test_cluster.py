@@ -132,7 +132,7 @@ def test_a_run_has_the_tokens_and_figures_of_drives_in_process(fleet):
     assert results[0] == results[1]
 
 
-def test_a_drive_and_an_actor_may_be_killed_in_a_decode(fleet):
+def test_decode_continues_after_drive_and_actor_kills(fleet):
     with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(9)]
@@ -152,7 +152,7 @@ def test_a_drive_and_an_actor_may_be_killed_in_a_decode(fleet):
 
 
 @pytest.mark.parametrize("redundancy", ["mirror", "recompute"])
-def test_tokens_stay_the_same_without_a_node(fleet, cluster, redundancy):
+def test_tokens_are_equal_after_loss_of_a_node(fleet, cluster, redundancy):
     head, _, replace_node = cluster
     model, tokenizer = load(CHECKPOINT)
     inputs = tokenizer(PROMPT, return_tensors="pt")

@@ -73,7 +73,7 @@ def test_a_server_that_ends_is_started_again_at_the_same_port(tmp_path):
     assert not list(run_dir().iterdir()) and not list((tmp_path / "flash").iterdir())
 
 
-def test_drive_whose_port_is_taken_listens_at_another_one(tmp_path):
+def test_drive_with_taken_port_listens_on_another(tmp_path):
     rows = []
     given = assignment(tmp_path)
     member = place(given, None, "node-a", "127.0.0.1")
@@ -84,7 +84,7 @@ def test_drive_whose_port_is_taken_listens_at_another_one(tmp_path):
         drive.stop()
 
 
-def test_a_server_that_cannot_start_is_lost_with_its_last_words(tmp_path):
+def test_server_that_cannot_start_is_lost_with_its_log(tmp_path):
     rows = []
     given = assignment(tmp_path, server="import sys; sys.exit('vcsd: no room')")
     drive = FleetDrive(given, place(given, None, "node-a", "127.0.0.1"), rows.append)

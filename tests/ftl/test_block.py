@@ -11,7 +11,7 @@ from ftl.flash.nand import Nand
 from ftl.flash.placement import Writer
 
 
-def test_random_overwrites_read_back_also_after_a_restart(small_drive):
+def test_random_overwrites_survive_restart(small_drive):
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
     ftl.blocks.resize(60)
     content = np.zeros((60, small_drive.geometry.page_bytes), np.uint8)
@@ -27,7 +27,7 @@ def test_random_overwrites_read_back_also_after_a_restart(small_drive):
     np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.arange(60), 0)[0], content)
 
 
-def test_overwrites_go_on_where_sequences_have_filled_the_drive(small_drive):
+def test_overwrites_continue_if_sequences_fill_drive(small_drive):
     ftl, generator, page = Ftl(small_drive), np.random.default_rng(1), small_drive.geometry.page_bytes
     ftl.blocks.resize(100)
     content = generator.integers(0, 256, (60, page), dtype=np.uint8)
@@ -50,7 +50,7 @@ def test_overwrites_go_on_where_sequences_have_filled_the_drive(small_drive):
     np.testing.assert_array_equal(stored, np.tile(kv, (len(stored) // 64, 1, 1)))
 
 
-def test_one_page_written_over_and_over_takes_no_more_room(small_drive):
+def test_repeated_overwrites_take_no_more_space(small_drive):
     ftl, data = Ftl(small_drive), np.ones((1, small_drive.geometry.page_bytes), np.uint8)
     ftl.blocks.resize(10)
     for _ in range(2000):
@@ -58,7 +58,7 @@ def test_one_page_written_over_and_over_takes_no_more_room(small_drive):
     assert len(ftl.placement.open) <= 2 * small_drive.geometry.lanes
 
 
-def test_a_namespace_that_grew_later_survives(small_drive):
+def test_grown_namespace_survives_restart(small_drive):
     ftl = Ftl(small_drive)
     ftl.flush(0)
     ftl.blocks.resize(10)
@@ -69,7 +69,7 @@ def test_a_namespace_that_grew_later_survives(small_drive):
     np.testing.assert_array_equal(Ftl(small_drive, ftl.nand).blocks.read(np.array([9]), 0)[0], data)
 
 
-def test_what_was_never_written_reads_as_zeros_and_costs_nothing(small_drive):
+def test_unwritten_pages_read_zero_at_no_cost(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(10)
     data, finish_ns = ftl.blocks.read(np.arange(10), 7)
@@ -130,7 +130,7 @@ def test_discarded_pages_read_as_zeros(small_drive):
         ftl.flush(0)
 
 
-def test_unflushed_discard_may_be_undone_only(small_drive):
+def test_power_loss_undoes_only_unflushed_discards(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(4)
     for value in (1, 2):
@@ -153,7 +153,7 @@ def test_torn_write_does_not_undo_earlier_discard(small_drive):
     assert firsts(Ftl(small_drive, ftl.nand)) == [0] * 4
 
 
-def test_discarded_pages_make_room(small_drive):
+def test_discarded_pages_free_space(small_drive):
     ftl, count = Ftl(small_drive), 300
     ftl.blocks.resize(count)
     for value in range(1, 8):
@@ -163,7 +163,7 @@ def test_discarded_pages_make_room(small_drive):
     assert not any(firsts(ftl))
 
 
-def test_a_discard_recovers_what_was_lost(small_drive):
+def test_discard_clears_lost_page(small_drive):
     ftl = Ftl(small_drive)
     ftl.blocks.resize(4)
     ftl.blocks.write(np.array([3]), numbered(small_drive, 1), 0)
@@ -187,7 +187,7 @@ def test_a_discard_beyond_the_namespace_is_refused(small_drive):
         ftl.blocks.discard(2, 3)
 
 
-def test_one_page_is_read_as_by_a_read_of_many(small_drive):
+def test_single_page_read_equals_batched_read(small_drive):
     ftl, other = (Ftl(small_drive) for _ in range(2))
     page = np.arange(small_drive.geometry.page_bytes, dtype=np.uint32).astype(np.uint8)
     for each in (ftl, other):
@@ -221,7 +221,7 @@ def test_full_drive_keeps_blocks_for_second_record(small_drive):
     assert ftl.counters.journal > 0
 
 
-def test_collection_leaves_blocks_for_both_places_of_the_journal(small_drive):
+def test_collection_leaves_blocks_for_both_journal_copies(small_drive):
     """No block is erased without a record: a drive whose garbage collection took the last blocks could not continue."""
     ftl, channels = Ftl(small_drive, Nand(small_drive.geometry, payload=False)), small_drive.geometry.channels
     ftl.blocks.resize(40)

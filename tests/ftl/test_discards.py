@@ -31,7 +31,7 @@ def test_undone_discards_were_written_before(steps):
     assert Discards(map(list, discards.ranges)).ranges == discards.ranges
 
 
-def test_neighbours_that_hold_nothing_become_one():
+def test_adjacent_discards_are_merged():
     discards = Discards()
     for number, first in enumerate((0, 20, 10), 5):
         discards.add(first, first + 10, number, lambda *_: True)
@@ -40,5 +40,5 @@ def test_neighbours_that_hold_nothing_become_one():
     assert discards.ranges == [(0, 30, 7), (30, 40, 9)]
 
 
-def test_of_no_ranges_nothing_is_undone():
+def test_empty_discards_undo_nothing():
     assert Discards().undone(np.arange(3)).tolist() == [0, 0, 0]

@@ -12,7 +12,7 @@ from ftl.record import Record, RecordType, describe, form_of, tail_bytes, tail_r
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
 
 
-def test_pages_give_back_head_and_rows():
+def test_record_pages_round_trip_head_and_rows():
     head, rows = {"number": 3, "sequences": [{"handle": 7}]}, [b"abc", b"", bytes(range(256)) * 5]
     record = Record.of(RecordType.CHANGES, 5, 17, head, b"".join(rows))
     pages = record.pack(512)
@@ -22,7 +22,7 @@ def test_pages_give_back_head_and_rows():
     assert Record.unpack(without.pack(512)) == without and without.digest == record.digest
 
 
-def test_a_record_follows_one_and_no_other():
+def test_record_follows_exactly_one_record():
     first = Record.of(RecordType.CHECKPOINT, 5, 0, {"gone": []}, b"")
     assert Record.of(RecordType.CHANGES, 6, first.digest, {}, b"").follows(first)
     assert not Record.of(RecordType.CHANGES, 6, first.digest + 1, {}, b"").follows(first)
@@ -53,7 +53,7 @@ def test_a_sequence_of_an_unknown_layout_is_refused():
         form_of({"handle": 7, "shape": [1, 1, 64, 4, 16, 240]}, 4096)
 
 
-def test_a_sequence_is_described_with_the_rows_that_wait(small_drive):
+def test_description_of_sequence_has_buffered_rows(small_drive):
     ftl = Ftl(small_drive)
     (handle,) = ftl.create(1, 2, 2, LAYOUT)
     k, v = (np.random.default_rng(seed).standard_normal((37, 2, 16)).astype(np.float16) for seed in (0, 1))

@@ -1,6 +1,6 @@
 """Power loss at every moment; and the judge detects the data that a careless drive would lose.
 
-partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/place.py
+partner of: ftl/journal.py, eval/verify/crash.py, eval/verify/tested_storage.py
 """
 
 import zlib
@@ -20,7 +20,7 @@ from ftl.flash.content import DirectPageStore
 from ftl.flash.files import NandFiles
 from ftl.flash.placement import Placement
 from ftl.kv.map import KvMap
-from ftl.kv.names import PrefixIndex
+from ftl.kv.prefix_index import PrefixIndex
 from ftl.recovery import TagIndex
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
@@ -37,14 +37,14 @@ def restarted(ftl):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_lost_and_nothing_is_wrong(seed):
+def test_power_cuts_lose_nothing_flushed(seed):
     result = bench_crash(800, seed)
     assert result["cuts"] >= 800
     assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
 
 
 @pytest.mark.parametrize("medium", ["mapped", "direct"])
-def test_nothing_is_lost_of_drives_whose_pages_lie_in_files(medium):
+def test_power_cuts_lose_nothing_of_drives_in_files(medium):
     result = bench_crash(100, 0, medium=medium)
     assert result["medium"] == medium
     assert (result["cuts_of_the_host"], result["kills"]) == (25, 25)
@@ -60,13 +60,13 @@ def test_judge_detects_stale_page_of_direct_medium(monkeypatch):
     assert any(result["lost"] + result["wrong"] for result in results)
 
 
-def test_the_judge_sees_keys_that_two_sequences_have(monkeypatch):
+def test_judge_detects_key_of_two_sequences(monkeypatch):
     original = PrefixIndex.bind
     monkeypatch.setattr(PrefixIndex, "bind", lambda self, *named: original(self, *named) and set())
     assert any(bench_crash(500, seed)["wrong"] for seed in range(1, 9))
 
 
-def test_the_judge_sees_overwritten_values_of_which_none_is_left(monkeypatch):
+def test_judge_detects_overwritten_value_without_copy(monkeypatch):
     original = KvMap.forget
 
     def forget_alone(self, seq):
@@ -77,13 +77,13 @@ def test_the_judge_sees_overwritten_values_of_which_none_is_left(monkeypatch):
     assert any(bench_crash(500, seed)["lost"] for seed in range(4))
 
 
-def test_the_judge_sees_writes_that_are_not_synced(monkeypatch):
+def test_judge_detects_unsynced_writes(monkeypatch):
     monkeypatch.setattr(Nand, "sync", lambda self: None)
     results = (bench_crash(100, seed, medium="direct") for seed in range(10))
     assert any(result["lost"] + result["wrong"] for result in results)
 
 
-def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
+def test_judge_detects_blocks_erased_too_early(monkeypatch):
     original = GarbageCollector.reclaim
 
     def erase_first(self, start_ns, everything):
@@ -96,7 +96,7 @@ def test_the_judge_sees_blocks_that_are_erased_too_early(monkeypatch):
     assert result["lost"] + result["wrong"] > 0
 
 
-def test_the_judge_sees_torn_pages_that_are_taken_for_whole(monkeypatch):
+def test_judge_detects_accepted_torn_pages(monkeypatch):
     monkeypatch.setattr(Nand, "intact", lambda self, ppns: self.write_numbers[ppns] > 0)
     try:
         result = bench_crash(1500, 0)
@@ -106,7 +106,7 @@ def test_the_judge_sees_torn_pages_that_are_taken_for_whole(monkeypatch):
     assert found
 
 
-def test_what_was_flushed_survives_and_what_was_not_is_forgotten():
+def test_power_loss_keeps_exactly_flushed_rows():
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
     kept, later = ftl.create(2, 2, 2, LAYOUT)
     k = rows(generator, 75)
@@ -160,7 +160,7 @@ def test_partial_copy_group_keeps_owner():
     np.testing.assert_array_equal(embedding_rows(ftl, handle, 0), k)
 
 
-def test_a_recovered_drive_goes_on():
+def test_recovered_drive_accepts_commands():
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
     (handle,) = ftl.create(1, 1, 2, LAYOUT)
     k = rows(generator, 400)
@@ -172,7 +172,7 @@ def test_a_recovered_drive_goes_on():
     assert ftl.create(1, 1, 2, LAYOUT)[0] > handle
 
 
-def test_tokens_lost_with_the_power_never_come_back():
+def test_unflushed_tokens_never_reappear():
     """The same groups are written again with other tokens; the pages of the lost ones are still in flash."""
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
     (handle,) = ftl.create(1, 1, 2, LAYOUT)
@@ -204,7 +204,7 @@ def test_a_drive_on_files_survives_its_process(tmp_path):
     np.testing.assert_array_equal(again.read_back(handle, 0)[0], k)
 
 
-def test_forks_share_pages_until_both_are_gone():
+def test_shared_pages_are_freed_with_last_fork():
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
     (parent,) = ftl.create(1, 1, 2, LAYOUT)
     k = rows(generator, 100)
@@ -258,7 +258,7 @@ def test_each_page_in_use_counts_once():
 
 
 @pytest.mark.parametrize("m", [2, 8])
-def test_the_layout_changes_at_run_time(m):
+def test_fork_in_another_layout_survives_restart(m):
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
     (handle,) = ftl.create(1, 2, 2, LAYOUT)
     k = rows(generator, 200)
@@ -273,7 +273,7 @@ def test_the_layout_changes_at_run_time(m):
     assert ftl.sequence(child).layout.m == m
 
 
-def test_sums_of_v_come_back_as_they_were_recorded():
+def test_recovered_sums_of_v_equal_recorded():
     ftl = Ftl(DRIVE)
     (handle,) = ftl.create(1, 2, 2, LAYOUT)
     rows = np.ones((7, 2, 16), np.float16)
@@ -285,7 +285,7 @@ def test_sums_of_v_come_back_as_they_were_recorded():
     np.testing.assert_array_equal(Ftl(DRIVE, ftl.nand).sequence(handle).v_sums, ftl.sequence(handle).v_sums)
 
 
-def test_missing_file_alone_is_reported():
+def test_missing_file_is_the_only_finding():
     nand = Nand(DRIVE.geometry)
     nand.damage.files.append("spare.bin: is missing")
     assert "spare.bin: is missing" in Ftl(DRIVE, nand).findings

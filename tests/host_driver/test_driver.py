@@ -103,7 +103,7 @@ def test_a_refusal_names_the_drive():
     assert talk.driver.traffic.step_count == 0  # a failed step is not counted
 
 
-def test_what_was_cropped_or_freed_is_gone():
+def test_cropped_or_freed_rows_are_gone():
     talk = Talk(2)
     talk.driver.crop(talk.batch, 0, np.array([10, 30]))
     assert talk.batch.lengths[:, 0].tolist() == [10, 21]
@@ -128,7 +128,7 @@ def test_read_inside_a_step_does_not_turn_time_back():
     assert talk.driver.traffic.total.ns == alone.driver.traffic.total.ns > 0
 
 
-def test_drives_are_flushed_every_so_many_steps():
+def test_drives_are_flushed_every_n_steps():
     talk = Talk(1, flush_interval_steps=2)
     flushed = []
     talk.driver.flush = lambda: flushed.append(len(talk.driver.traffic.steps))
@@ -137,7 +137,7 @@ def test_drives_are_flushed_every_so_many_steps():
     assert flushed == [2, 4]
 
 
-def test_rows_lie_as_the_output_does():
+def test_softmax_rows_are_ordered_as_output():
     """For any number of drives; query heads one after the other."""
     found = []
     for drives in (1, 3):

@@ -11,7 +11,7 @@ from tests.csd_io.test_extents import sim_queue
 SMALL = Layers.random(layers=2, tokens=33, heads=3, group=2, dim=16)
 
 
-def test_the_attention_is_that_of_the_reference():
+def test_guest_attention_equals_reference():
     out = attend(SMALL.q[0], SMALL.k[0], SMALL.v[0])
     wide = [each[0].astype(np.float64) for each in (SMALL.q, SMALL.k, SMALL.v)]
     for head in range(3):
@@ -19,7 +19,7 @@ def test_the_attention_is_that_of_the_reference():
         np.testing.assert_allclose(out[head], expected, rtol=1e-13, atol=1e-14)
 
 
-def test_its_weights_vanish_where_those_of_the_reference_do():
+def test_guest_weights_underflow_as_in_reference():
     q = np.full((1, 1, 4), 200, np.float16)
     k = np.array([[[200.0] * 4], [[-200.0] * 4], [[199.0] * 4]], np.float16)
     v = np.arange(12, dtype=np.float16).reshape(3, 1, 4)
@@ -27,7 +27,7 @@ def test_its_weights_vanish_where_those_of_the_reference_do():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_comes_back_is_what_was_given_and_then_gone(seed):
+def test_round_trip_returns_tensors_then_discards(seed):
     queue = sim_queue(seed, blocks=256)
     found, expected = round_trip(queue, SMALL), digests(SMALL, SMALL.tensors())
     assert {name: found[name] for name in expected} == expected
@@ -42,7 +42,7 @@ def test_a_failing_read_is_an_error(monkeypatch):
         round_trip(queue, SMALL)
 
 
-def test_a_file_does_as_well_as_a_namespace(tmp_path):
+def test_file_works_like_a_namespace(tmp_path):
     layers = Layers.random(layers=2, tokens=2048, heads=8, group=1, dim=64)
     queue = open_queue(tmp_path, 16 << 20)
     queue.max_bytes = 256 << 10
@@ -52,7 +52,7 @@ def test_a_file_does_as_well_as_a_namespace(tmp_path):
     assert (found["requests"], found["request_bytes"], found["depth"], found["zeros"]) == (32, 256 << 10, 32, True)
 
 
-def test_layers_come_from_a_file_and_others_are_refused(tmp_path):
+def test_layers_load_from_file_invalid_are_refused(tmp_path):
     SMALL.save(tmp_path / "a.npz")
     for name in "qkv":
         np.testing.assert_array_equal(getattr(Layers.load(tmp_path / "a.npz"), name), getattr(SMALL, name))

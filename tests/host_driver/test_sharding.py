@@ -10,7 +10,7 @@ from host_driver.sharding import assign_heads, split_heads
 
 
 @pytest.mark.parametrize(("heads", "drives"), [(4, 1), (4, 3), (40, 7), (8, 8)])
-def test_heads_are_shared_out_evenly_and_once(heads, drives):
+def test_heads_are_split_evenly_and_once(heads, drives):
     parts = split_heads(heads, drives)
     assert [head for part in parts for head in part] == list(range(heads))
     sizes = [len(part) for part in parts]
@@ -18,12 +18,12 @@ def test_heads_are_shared_out_evenly_and_once(heads, drives):
 
 
 @pytest.mark.parametrize(("drives", "reason"), [(0, "at least 1"), (-1, "at least 1"), (5, "4 KV heads")])
-def test_impossible_splits(drives, reason):
+def test_invalid_splits_are_refused(drives, reason):
     with pytest.raises(ValueError, match=reason):
         split_heads(4, drives)
 
 
-def test_queries_go_with_their_kv_heads():
+def test_query_heads_follow_their_kv_heads():
     parts = assign_heads(ModelShape(name="grouped", layers=1, q_heads=12, kv_heads=4, head_dim=8), 3)
     assert [(part.kv_heads, part.q_heads) for part in parts] == [
         (range(1), range(3)),

@@ -18,7 +18,7 @@ def test_sums_are_of_all_steps_and_memory_is_bounded():
     assert traffic.steps[-1].ns == 2 * (steps - 1)
 
 
-def test_steps_are_summed_up_by_context_with_what_they_waited():
+def test_traffic_sums_steps_and_waits_by_context():
     traffic = Traffic()
     for context, ns, wait_ns in ((5, 10, 0), (127, 20, 4), (128, 30, 0), (300, 40, 40)):
         traffic.begin_step()
@@ -28,7 +28,7 @@ def test_steps_are_summed_up_by_context_with_what_they_waited():
     assert traffic.total.wait_ns == 44
 
 
-def test_a_step_that_did_not_end_leaves_nothing():
+def test_unfinished_step_is_not_counted():
     traffic = Traffic()
     traffic.begin_step()
     traffic.current.link_bytes += 5

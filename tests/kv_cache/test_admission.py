@@ -34,14 +34,14 @@ def run(given, policy=None, cost=ROOMY, **admission):
     return simulate(given, cost, policy or Heuristic(), 0.02, AdmissionConfig(**admission))
 
 
-def test_chunks_make_the_tail_shorter_and_the_first_token_later():
+def test_chunks_lower_tail_tbt_and_raise_ttft():
     whole, cut = (summary(run(trace(), max_batch_size=8, prefill_chunk_tokens=chunk)) for chunk in (0, 100))
     assert whole["tokens"] == cut["tokens"] and whole["requests"] == cut["requests"]
     assert cut["tbt_s"]["p99"] < whole["tbt_s"]["p99"] / 3 and cut["max_token_gap_s"] < whole["max_token_gap_s"] / 3
     assert cut["ttft_s"]["p50"] > whole["ttft_s"]["p50"]
 
 
-def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
+def test_step_with_chunk_adds_both_times():
     requests = [Request(number=n, arrival=0.01 * n, input_tokens=250, output_tokens=30) for n in range(2)]
     served = run(Trace(name="two", requests=requests), prefill_chunk_tokens=100)
     first, second = served.sequences
@@ -58,7 +58,7 @@ def test_a_step_is_as_long_as_its_tokens_and_its_chunk():
 @pytest.mark.parametrize("unit", ["s", "steps"])
 @pytest.mark.parametrize("order", ["fcfs", "srtf"])
 @pytest.mark.parametrize("policy", [FlexGenHalf, partial(OrbitFlow, late=0), OrbitFlow])
-def test_everybody_gets_all_tokens(unit, order, policy):
+def test_all_requests_get_all_tokens(unit, order, policy):
     given = trace(40, longest=400)
     if unit == "steps":
         given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
@@ -76,7 +76,7 @@ def work_s(request):
     return ROOMY.compute.prefill_s(request.input_tokens) + request.output_tokens * ROOMY.compute.linear_s()
 
 
-def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
+def test_srtf_lowers_mean_and_starves_no_request():
     given = trace(150, gap_s=0.12)
     first_come, shortest, aged = (
         run(given, order=order, aging_factor=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
@@ -89,14 +89,14 @@ def test_shortest_first_is_faster_in_the_mean_and_nobody_starves():
             assert one.arrived_s < other.arrived_s + 3 * work_s(other.request)
 
 
-def test_without_aging_the_shortest_first_is_first_come():
+def test_srtf_with_aging_0_equals_fcfs():
     orders = [
         [each.request.number for each in run(trace(), order=o, aging_factor=0).sequences] for o in ("fcfs", "srtf")
     ]
     assert orders[0] == orders[1] == sorted(orders[0])
 
 
-def test_nobody_pauses_for_longer_than_patience_has_it():
+def test_no_pause_is_longer_than_patience():
     """One long request among short ones that keep arriving, with no time for both."""
     lengths = [(300, 50), *[(30, 40)] * 20]
     requests = [
@@ -124,7 +124,7 @@ def test_a_queue_that_is_full_rejects():
     assert found["deadline_attainment_incl_rejected"] == pytest.approx(found["deadline_attainment"] * 5 / 9)
 
 
-def test_one_that_is_too_long_ends_the_run_or_is_rejected():
+def test_too_long_request_ends_run_or_is_rejected():
     requests = [Request(number=n, arrival=n, input_tokens=n * 3000 + 10, output_tokens=5) for n in range(2)]
     long = Trace(name="long", requests=requests)
     with pytest.raises(ValueError, match="request 1: 3,014 tokens"):
@@ -145,7 +145,7 @@ def test_a_run_in_which_all_are_rejected():
     ) == (0, 1, 0, 0)
 
 
-def test_bytes_by_path():
+def test_path_bytes_are_counted_by_path():
     requests = [Request(number=0, arrival=0, input_tokens=100, output_tokens=4)]
     served = run(Trace(name="one", requests=requests), FlexGenHalf(), ROOMY)
     layer_tokens = 4 * (101 + 102 + 103)  # half of eight layers, in three steps
@@ -163,7 +163,7 @@ def test_bytes_by_path():
         ({"max_paused_steps": 0}, "max_paused_steps"),
     ],
 )
-def test_what_is_no_admission_is_one_line(given, says):
+def test_invalid_admission_is_one_line_error(given, says):
     with pytest.raises(ValueError, match=says) as raised:
         AdmissionConfig(**given)
     assert "\n" not in str(raised.value)

@@ -176,7 +176,7 @@ TestRules = Rules.TestCase
 TestRules.settings = settings(max_examples=examples(60), stateful_step_count=60)
 
 
-def test_refusals_say_why() -> None:
+def test_refused_operation_gives_reason() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, 8, attends=True), HOST: Tier(HOST)})
     x = BlockKey("r", 3, "v")
     table.add(x, 4, DEVICE, 2)
@@ -193,7 +193,7 @@ def test_refusals_say_why() -> None:
         table.copy(x, DEVICE, HOST)
 
 
-def test_only_what_a_place_lacks_is_copied_again() -> None:
+def test_only_missing_bytes_are_copied_again() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
     x = BlockKey("r", 0)
     table.add(x, 4, DEVICE, 10)
@@ -204,7 +204,7 @@ def test_only_what_a_place_lacks_is_copied_again() -> None:
     assert (again.first, again.tokens) == (10, 3)
 
 
-def test_a_copy_waits_for_those_who_still_read_its_target() -> None:
+def test_copy_waits_for_readers_of_its_target() -> None:
     table = BlockTable({name: Tier(name, attends=name == DEVICE) for name in (DEVICE, HOST, DIRECT)})
     x = BlockKey("r", 0)
     table.add(x, 4, HOST, 10)
@@ -218,7 +218,7 @@ def test_a_copy_waits_for_those_who_still_read_its_target() -> None:
     assert (again.after, again.needs) == ((reading,), ())
 
 
-def test_a_crop_forgets_everywhere_and_a_rewrite_elsewhere() -> None:
+def test_crop_and_rewrite_invalidate_copies() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
     x = BlockKey("r", 0)
     table.add(x, 4, DEVICE, 10)
@@ -245,7 +245,8 @@ def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
     assert table.attend([x], DEVICE, 1) == [broken]
 
 
-def test_who_only_makes_room_is_not_needed() -> None:
+def test_copy_waits_for_eviction_but_does_not_need_it() -> None:
+    """If the eviction failed, the copy would not fail."""
     table = BlockTable({DEVICE: Tier(DEVICE, 40, attends=True), HOST: Tier(HOST)})
     x, y = BlockKey("r", 0), BlockKey("s", 0)
     table.add(x, 4, DEVICE, 10)
@@ -258,7 +259,7 @@ def test_who_only_makes_room_is_not_needed() -> None:
     assert (up.after, up.needs) == ((leaving,), ())
 
 
-def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
+def test_failed_start_of_copy_changes_no_accounting() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST, 100)})
     x = BlockKey("r", 0)
     table.add(x, 4, DEVICE, 10)
@@ -272,7 +273,7 @@ def test_a_copy_that_cannot_begin_leaves_the_books_as_they_were() -> None:
     table.check()
 
 
-def test_room_that_is_free_to_the_last_byte_is_not_waited_for():
+def test_exactly_free_space_is_not_waited_for():
     table = BlockTable({name: Tier(name, limit, attends=name == DEVICE) for name, limit in LIMITS.items()})
     leaves = Copying(CopyRange(EXTENTS[0], DEVICE, DIRECT, 0, 6, ROW, (), ()))
     table._leaving[DEVICE].append((6 * ROW, [leaves]))

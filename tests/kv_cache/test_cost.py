@@ -16,7 +16,7 @@ F = 384e12  # operations/s that the base reaches on an H100
 COST = CostModel.of(LLAMA, H100)
 
 
-def test_a_prefill_is_multiplying_and_causal_attention():
+def test_prefill_time_is_matmul_plus_causal_attention():
     tokens, stored = 4096, 8192
     attention = 4 * 32 * 32 * 128 * tokens * (stored + tokens / 2) / F
     assert COST.prefill_s(stored + tokens, stored) == pytest.approx(8e-3 + 2 * LLAMA.active * tokens / F + attention)
@@ -28,7 +28,7 @@ def test_a_prefill_of_one_token_reads_the_weights_once():
     assert cost.prefill_s(7, 7) == 0
 
 
-def test_a_decode_step_is_bound_by_weights_then_by_multiplying():
+def test_decode_step_is_bound_by_weights_then_compute():
     one, many = COST.linear_s(1), COST.linear_s(1024)
     assert one == LLAMA.weight_bytes / H100.bytes_per_s
     assert many == pytest.approx(2 * LLAMA.active * 1024 / F)
@@ -46,7 +46,7 @@ def test_chunks_of_a_prompt_take_as_long_as_the_prompt(first, second, batch):
     assert whole * (1 - 1e-12) <= parts <= whole + weights_s  # a short chunk waits for the weights
 
 
-def test_windows_limit_what_their_layers_attend_to_and_read():
+def test_windows_limit_attention_and_reads_of_layers():
     cost = CostModel.of(WINDOWED, H100)
     full = replace(WINDOWED, window_layers=0, window=0)
     assert cost.prefill_s(100_000) < CostModel.of(full, H100).prefill_s(100_000)
@@ -54,13 +54,13 @@ def test_windows_limit_what_their_layers_attend_to_and_read():
     assert long - short == pytest.approx(4 * WINDOWED.window_bytes(WINDOWED.window) / H100.bytes_per_s)
 
 
-def test_of_experts_a_step_reads_those_that_are_chosen():
+def test_step_reads_only_selected_experts():
     cost = CostModel.of(SPARSE, H100)
     assert cost.linear_s(1) == pytest.approx(SPARSE.active * SPARSE.weight_bits / 8 / H100.bytes_per_s)
     assert cost.linear_s(1) < cost.linear_s(8) < SPARSE.weight_bytes / H100.bytes_per_s
 
 
-def test_fitted_terms_replace_those_of_the_roofline():
+def test_fitted_terms_replace_roofline():
     fitted = CostModel.fitted(32, step_s=0.05, token_s=1e-6, prefill_tokens_per_s=5000)
     assert fitted.decode_s(3, 1000) == pytest.approx(0.051)
     assert fitted.prefill_s(5000) == pytest.approx(1)
@@ -71,17 +71,17 @@ def test_fitted_terms_replace_those_of_the_roofline():
         CostModel(32, Overlay(step_s=0.05))
 
 
-def test_a_dense_decoder_needs_its_shape_and_parameters_alone():
+def test_dense_decoder_needs_only_shape_and_parameters():
     dense = CostModel.of(DenseDecoder(LLAMA.shape, LLAMA.active), H100)
     assert dense.prefill_s(1000) == COST.prefill_s(1000)
     assert dense.decode_s(2, 500) == COST.decode_s(2, 500)
 
 
-def test_the_base_is_the_one_printed_time_of_a_real_prefill():
+def test_base_model_equals_printed_prefill_time():
     assert overlay("tutti") == BASE
 
 
-def test_every_overlay_is_of_the_same_function():
+def test_every_overlay_uses_same_cost_function():
     assert set(papers()) == {"instinfer", "dual_blade", "tierkv", "orbitflow", "tutti", "hilos"}
     for paper in papers():
         for name, entries in machine_of(paper).overlays.items():
@@ -89,7 +89,7 @@ def test_every_overlay_is_of_the_same_function():
             assert cost.prefill_s(16384) > 0 and all(each.why for each in entries.values())
 
 
-def test_a_served_model_refuses_what_is_out_of_range():
+def test_serving_cost_out_of_range_is_refused():
     good = {"name": "x", "compute": COST, "fetch_s": 0.0, "fetch_token_s": 1e-6, "room_blocks": 3}
     assert ServingCost(**good).layers == 32
     for more in ({"fetch_s": -1.0}, {"room_blocks": 0}, {"token_bytes": 0}):

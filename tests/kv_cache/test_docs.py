@@ -23,12 +23,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "pinned.py"
 
 
-def test_the_policy_is_short() -> None:
+def test_example_policy_of_docs_is_short() -> None:
     assert len(BLOCKS[1].strip().splitlines()) <= 30
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 9])
-def test_it_moves_bytes(file: Path, layers: int) -> None:
+def test_example_policy_moves_real_bytes(file: Path, layers: int) -> None:
     known = load_policies(file)
     assert "pinned" in known and "pinned" not in POLICIES
     model = Model(known["pinned"], TierLimits(device=layers * LAYER), 0)
@@ -38,7 +38,7 @@ def test_it_moves_bytes(file: Path, layers: int) -> None:
     model.real.close()
 
 
-def test_it_runs_in_modelled_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_policy_runs_in_simulated_time(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(BLOCKS[1] + BLOCKS[2], {})
     assert "in" in capsys.readouterr().out
 
@@ -52,7 +52,7 @@ def test_it_runs_in_modelled_time(file: Path, capsys: pytest.CaptureFixture[str]
         ("x = 1", r"has no POLICIES, a table from name to function \(docs/policies.md\)"),
     ],
 )
-def test_a_file_that_is_wrong_says_where(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_policy_file_is_named(tmp_path: Path, text: str, reason: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(ValueError, match=rf"mine\.py.*{reason}"):

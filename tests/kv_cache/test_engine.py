@@ -94,7 +94,7 @@ def test_copies_of_a_policy_take_their_time():
     assert stays.end_s == pytest.approx(plain.end_s, rel=1e-6)
 
 
-def test_slots_and_order():
+def test_admission_respects_slots_and_order():
     served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(max_batch_size=2))
     firsts = [each.token_times_s[0] for each in served.sequences]
     assert firsts == sorted(firsts)  # requests are admitted in order of arrival
@@ -103,7 +103,7 @@ def test_slots_and_order():
         assert sum(a <= begin < b for a, b in busy) <= 2
 
 
-def test_drives_shorten_what_does_not_fit():
+def test_drives_shorten_steps_that_do_not_fit():
     plain = simulate(trace(), COST, OrbitFlow(pauses=False), 0.02)
     helped = simulate(trace(), WITH_DRIVE, OrbitFlow(pauses=False, drives=True), 0.02)
     assert plain.attended_layers == 0 < helped.attended_layers
@@ -136,7 +136,7 @@ def live(made, steps):
     return SequenceState(request, 0.0, [(np.array(made), np.array(steps))], len(made))
 
 
-def test_tokens_by_three_countings():
+def test_slo_attainment_by_three_definitions():
     # due 1, 2, 3, 4, 5 s after the first token; paused for 3 s before the fourth
     one = live([0, 0.5, 1.0, 4.0, 4.5, 5.0], [9, 0.5, 0.5, 0.5, 0.5, 0.5])
     served = RunResult(slo_s=1.0, sequences=[one], end_s=5.0)
@@ -158,7 +158,7 @@ def test_a_deposit_gives_a_token_an_interval():
     assert now.deposited(one) == 0
 
 
-def test_the_planner_pauses_the_longest_when_late():
+def test_planner_pauses_longest_request_if_late():
     requests = [Request(number=n, arrival=0, input_tokens=each, output_tokens=50) for n, each in enumerate((300, 30))]
     seen = []
 

@@ -47,7 +47,7 @@ def test_whole_blocks_are_counted() -> None:
     assert run.traffic["out"].bytes == 4 * 4096  # the block that the new token begins in is written again
 
 
-def test_what_a_policy_may_ask() -> None:
+def test_policy_can_query_sizes_and_tiers() -> None:
     seen = {}
 
     def policy(t: Iteration) -> None:
@@ -65,7 +65,7 @@ def test_what_a_policy_may_ask() -> None:
     assert seen["bytes"][0] == 2 * 10 * 8
 
 
-def test_a_machine_whose_names_do_not_fit_is_refused() -> None:
+def test_machine_with_inconsistent_names_is_refused() -> None:
     with pytest.raises(ValueError, match="route x: unknown link 'bus'"):
         Machine.of([Tier(DEVICE), Tier(HOST)], [], {(DEVICE, HOST): Route("x", ("bus",))})
     with pytest.raises(ValueError, match="link bus: contention by unknown link 'dma'"):
@@ -74,7 +74,7 @@ def test_a_machine_whose_names_do_not_fit_is_refused() -> None:
         SharedLink("bus", 1, contention={"dma": 0})
 
 
-def test_no_path_no_copy() -> None:
+def test_copy_without_route_is_refused() -> None:
     def policy(t: Iteration) -> None:
         t.attend(0)
         t.copy(t.blocks(0)[0], "disk")

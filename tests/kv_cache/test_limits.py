@@ -6,7 +6,7 @@ from kv_cache.hardware import CSD
 from kv_cache.limits import TierLimits
 
 
-def test_files_are_a_path_that_exists(tmp_path):
+def test_invalid_file_tier_path_is_refused(tmp_path):
     assert TierLimits(files=tmp_path).files == tmp_path
     with pytest.raises(ValueError, match=r"must be a pathlib\.Path"):
         TierLimits(files=str(tmp_path))
@@ -15,6 +15,6 @@ def test_files_are_a_path_that_exists(tmp_path):
 
 
 @pytest.mark.parametrize("drives", [True, False])
-def test_a_machine_has_drives_that_attend_if_asked(drives):
+def test_machine_has_drive_tier_only_if_requested(drives):
     machine = TierLimits().machine(0, drives)
     assert (CSD in machine.tiers) == drives and any(CSD in ends for ends in machine.routes) == drives

@@ -33,7 +33,7 @@ class Bench:
         return self.arrived
 
 
-def test_a_shared_link_is_shared_evenly_by_those_that_are_there() -> None:
+def test_shared_link_is_divided_evenly() -> None:
     bench = Bench(SharedLink("a", 1 * GB))
     bench.send("long", "a", 1000)
     bench.send("short", "a", 200, at_ns=400)
@@ -41,28 +41,28 @@ def test_a_shared_link_is_shared_evenly_by_those_that_are_there() -> None:
     assert bench.run() == {"short": 800, "long": 1200}
 
 
-def test_in_turn_one_after_the_other_and_the_urgent_first() -> None:
+def test_fifo_link_serves_urgent_transfers_first() -> None:
     bench = Bench(SharedLink("a", 1 * GB, start_ns=10, fifo=True))
     for name, urgency in (("first", 0.0), ("late", 0.0), ("urgent", 1.0)):
         bench.send(name, "a", 100, urgency=urgency)
     assert bench.run() == {"first": 110, "urgent": 220, "late": 330}
 
 
-def test_the_more_urgent_has_a_shared_link_for_itself() -> None:
+def test_urgent_transfer_gets_shared_link_alone() -> None:
     bench = Bench(SharedLink("a", 1 * GB))
     bench.send("first", "a", 300)
     bench.send("urgent", "a", 100, at_ns=100, urgency=1.0)
     assert bench.run() == {"urgent": 200, "first": 400}
 
 
-def test_what_starts_costs_time_once_a_piece() -> None:
+def test_start_time_is_charged_once_per_piece() -> None:
     bench = Bench(SharedLink("a", 1 * GB, start_ns=50))
     bench.send("x", "a", 100)
     bench.send("y", "a", 100)
     assert bench.run() == {"x": 250, "y": 250}
 
 
-def test_a_busy_link_hinders_another() -> None:
+def test_busy_link_slows_contending_link() -> None:
     bench = Bench(SharedLink("read", 1 * GB, contention={"write": 0.25}), SharedLink("write", 1 * GB))
     bench.send("read", "read", 1000)
     bench.send("write", "write", 400, at_ns=100)
@@ -71,7 +71,7 @@ def test_a_busy_link_hinders_another() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=12))
-def test_no_link_moves_more_than_it_can_and_none_idles(sent: list[tuple[int, int]]) -> None:
+def test_links_keep_their_rate_and_never_idle(sent: list[tuple[int, int]]) -> None:
     bench = Bench(SharedLink("a", 1 * GB))
     for number, (at_ns, nbytes) in enumerate(sent):
         bench.send(str(number), "a", nbytes, at_ns)
@@ -86,6 +86,6 @@ def test_no_link_moves_more_than_it_can_and_none_idles(sent: list[tuple[int, int
         assert arrived[str(number)] >= at_ns + nbytes
 
 
-def test_who_waits_for_nothing_is_told() -> None:
+def test_wait_without_events_is_a_deadlock_error() -> None:
     with pytest.raises(RuntimeError, match="simulation deadlock"):
         Events().run_until(lambda: False)

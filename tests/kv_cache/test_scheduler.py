@@ -85,7 +85,7 @@ def test_every_request_ends_under_every_policy(name: str, chunk: int) -> None:
     assert run(one, requests) == {each.number: each.output_tokens for each in requests}
 
 
-def test_layers_lie_where_the_policy_has_them() -> None:
+def test_layers_are_in_tiers_of_the_policy() -> None:
     class Two(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return s.output(s.sequences[:2], [Offload(2), Offload(4, in_drives=True)][: len(s.sequences)])
@@ -104,7 +104,7 @@ def test_layers_lie_where_the_policy_has_them() -> None:
     assert output.tiers(2, 4) == ((HOST,),) * 4
 
 
-def test_a_first_block_is_computed_apart() -> None:
+def test_first_block_of_prompt_is_computed_separately() -> None:
     one = engine(InStorage(first_block=True), first_block=7)
     one.add(request(0))
     counts = []
@@ -116,7 +116,7 @@ def test_a_first_block_is_computed_apart() -> None:
     assert counts == [7, 33, 1]
 
 
-def test_nobody_is_passed_over_for_long() -> None:
+def test_patience_limits_pause_of_any_request() -> None:
     class First(PlacementPolicy):
         def place(self, s: SchedulerState) -> SchedulerOutput:
             return s.output(s.sequences[:1], [Offload(0)])
@@ -134,7 +134,7 @@ def test_nobody_is_passed_over_for_long() -> None:
     assert PATIENCE <= longest <= PATIENCE + 4
 
 
-def test_a_request_that_goes_leaves_nothing() -> None:
+def test_finished_request_leaves_no_state() -> None:
     for name in POLICIES:
         policy = policy_of(name)
         one = engine(policy)
@@ -151,7 +151,7 @@ def test_a_request_that_goes_leaves_nothing() -> None:
             assert one.store.free == LEVELS.capacities()
 
 
-def test_what_was_not_computed_makes_no_token() -> None:
+def test_uncomputed_iteration_yields_no_token() -> None:
     one = engine(OrbitFlow())
     for number in range(2):
         one.add(request(number))

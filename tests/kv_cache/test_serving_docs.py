@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 
-def test_the_example_runs(capsys):
+def test_example_of_serving_docs_runs(capsys):
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(compile(code, "docs/serving.md", "exec"), {})

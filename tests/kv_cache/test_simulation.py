@@ -37,7 +37,7 @@ def test_every_policy_serves_every_request_with_all_its_tokens(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["reactive", "flexgen", "tutti", "in-two-places"])
-def test_what_moves_blocks_keeps_to_the_device(name: str) -> None:
+def test_block_moving_policies_keep_device_limit(name: str) -> None:
     room = 200 * COST.layers * int(COST.token_bytes)
     engine = engine_for(TRACE, replace(COST, room_blocks=100), policy_of(name), 0.02, tiers=TierLimits(room))
     engine.run()
@@ -45,7 +45,7 @@ def test_what_moves_blocks_keeps_to_the_device(name: str) -> None:
     assert engine.events.runner.table.peak["device"] <= room
 
 
-def test_what_ends_with_its_prefill_leaves_nothing_behind() -> None:
+def test_request_of_one_token_leaves_no_blocks() -> None:
     requests = [Request(number=n, arrival=0.0, input_tokens=300, output_tokens=1) for n in range(6)]
     engine = engine_for(Trace(name="one each", requests=requests), COST, policy_of("reactive"), 0.02)
     found = engine.run()
@@ -69,7 +69,7 @@ def test_layers_that_are_placed_by_tier_are_fetched() -> None:
         simulate(TRACE, COST, strided, 0.02)
 
 
-def test_the_device_holds_no_more_than_it_has_room_for() -> None:
+def test_device_limit_is_never_exceeded() -> None:
     room, at_once = 450 * COST.layers * int(COST.token_bytes), [replace(each, arrival=0.0) for each in TRACE.requests]
     trace = replace(TRACE, requests=at_once)
     engine = engine_for(trace, COST, Policy(), 0.02, tiers=TierLimits(room))
@@ -77,7 +77,7 @@ def test_the_device_holds_no_more_than_it_has_room_for() -> None:
     assert engine.events is not None and engine.events.runner.table.peak["device"] <= room and took_s > roomy_s
 
 
-def test_host_memory_holds_no_more_than_it_has_room_for() -> None:
+def test_full_host_memory_is_an_error() -> None:
     with pytest.raises(PolicyError, match="policy DeepSpeed: host memory is full"):
         simulate(TRACE, COST, policy_of("deepspeed"), 0.02, tiers=TierLimits(None, 1000))
 
@@ -102,7 +102,7 @@ def test_decision_without_request_names_policy(tokens, reason) -> None:  # type:
         simulate(TRACE, COST, Odd(), 0.02)
 
 
-def test_a_policy_may_wait_until_all_have_come() -> None:
+def test_policy_may_wait_for_all_arrivals() -> None:
     class Patient(Policy):
         def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
             return None if s.coming else s.run_all()
@@ -123,14 +123,14 @@ def test_a_request_beyond_a_tier_is_refused_or_rejected() -> None:
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "flexgen-half", "orbitflow", "ours"])
-def test_by_events_a_change_of_placement_takes_time_too(name: str) -> None:
+def test_event_timer_charges_changed_placement(name: str) -> None:
     cost = replace(COST, room_blocks=40)
     chain, events = (engine_for(TRACE, cost, policy_of(name), 0.02, events=each).run() for each in (False, True))
     assert set(chain.timed_by) == {"jump", "chain"} and set(events.timed_by) == {"events"}
     assert chain.decode_s * (1 - 1e-6) <= events.decode_s < 1.25 * chain.decode_s
 
 
-def test_a_request_that_is_rejected_is_not_the_longest_to_come() -> None:
+def test_rejected_request_does_not_set_longest_length() -> None:
     long = Request(number=99, arrival=0.0, input_tokens=10**6, output_tokens=1)
     trace = replace(TRACE, requests=[long, *TRACE.requests])
     engine = engine_for(trace, COST, policy_of("dual-blade"), 0.02, AdmissionConfig(reject=True))

@@ -64,7 +64,7 @@ def test_chain_and_events_agree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_jump_is_the_chain_of_what_stays_on_the_device(seed: int) -> None:
+def test_jump_equals_chain_if_all_layers_are_on_device(seed: int) -> None:
     draw = random.Random(seed)
     cost = costs(draw)
     tokens = [draw.randint(2, 20_000) for _ in range(draw.randint(1, 8))]

@@ -30,7 +30,7 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_splitwise(tmp_path):
+def test_splitwise_csv_is_read(tmp_path):
     text = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n4.314579,396,109\n"
     trace = load(written(tmp_path, "conv.csv", text))
     assert [(each.arrival, each.input_tokens, each.output_tokens) for each in trace.requests] == [
@@ -74,13 +74,13 @@ def test_orbitflow_is_sorted_and_counts_engine_steps(tmp_path):
         ("a.json", '{"x": {"slo_base_blocks": 0, "requests": []}}', "slo_base_blocks = 0"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path, name, text, says):
+def test_invalid_trace_is_one_line_error(tmp_path, name, text, says):
     with pytest.raises(ValueError, match=says) as raised:
         load(written(tmp_path, name, text))
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_or_a_name_that_is_not_there(tmp_path):
+def test_missing_trace_file_or_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="No such file"):
         load(tmp_path / "none.csv")
     with pytest.raises(ValueError, match="must be one of 32k_lambda2"):

@@ -50,7 +50,7 @@ def done(device, command, now_ns=0):
     return completion
 
 
-def test_codec_keeps_6_bits_and_encodes_them_as_they_were(layout):
+def test_codec_keeps_6_bits_and_is_idempotent(layout):
     values = rows(0, 50).view(np.uint16)
     vectors = layout.rows.encode(values)
     assert vectors.shape[-1] == layout.rows.row_bytes(D) == 13
@@ -75,7 +75,7 @@ def test_example_of_the_docs_is_a_layout(small_drive):
     assert rows8.form(4096, 128, 2048).n == 31
 
 
-def test_pages_hold_more_than_twice_as_much(layout):
+def test_six_bit_pages_hold_twice_the_rows(layout):
     form, fp16 = (each.form(4096, 128, 8192) for each in (layout, layout_named("fp16")))
     assert (form.n, form.row_bytes) == (42, 97) and fp16.n == 16
     assert sum(token_bytes(form, H).values()) < 0.4 * sum(token_bytes(fp16, H).values())
@@ -145,7 +145,7 @@ def test_attention_is_exact_over_kept_rows(small_drive, layout, method, dram_pag
 
 
 @pytest.mark.parametrize("medium", [Medium("mapped"), Medium("direct", BLOCK)])
-def test_files_give_the_bits_of_memory_and_open_again(small_drive, layout, tmp_path, medium):
+def test_files_equal_memory_and_reopen(small_drive, layout, tmp_path, medium):
     drive = replace(small_drive, dram_bytes=1 << 20)
     outputs, back = [], []
     for number, each in enumerate((Medium(), medium)):
@@ -164,7 +164,7 @@ def test_files_give_the_bits_of_memory_and_open_again(small_drive, layout, tmp_p
         np.testing.assert_array_equal(one, other)
 
 
-def test_wire_carries_its_code(layout):
+def test_wire_encodes_code_of_the_layout(layout):
     command = SeqCreate(1, 1, H, D, 512, layout.code)
     assert wire.decode(wire.encode(command)) == command
 
@@ -189,7 +189,7 @@ def test_model_decodes_with_a_file_of_layouts(monkeypatch, transport):
     assert csd.report().layout == "int6" and 0 < (found - expected).abs().max() < 1
 
 
-def test_entry_point_adds_it_too(monkeypatch):
+def test_entry_point_adds_the_layout(monkeypatch):
     monkeypatch.setattr(table, "_OF_FILES", {})
     monkeypatch.setattr(Tables, "plugged_in", lambda self: int6.LAYOUTS if self.group == "vcsd.layouts" else {})
     assert layouts()["int6"] is int6.LAYOUTS["int6"] and vcsd.LAYOUTS.get("int6") is None

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.house import partners
+from tests.code_limits import partners
 from tests.mutants.plant import PACKAGES, ROOT, Mutant, Stale, find, load, module_name, plant
 from tests.mutants.propose import propose
 

@@ -50,31 +50,29 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("mutant", "outcome"), [(SEEN, CAUGHT), (UNSEEN, SURVIVED), (None, SURVIVED)])
-def test_a_stage_sees_a_mutant_or_not(logs: Path, mutant: Mutant | None, outcome: str) -> None:
+def test_stage_reports_whether_it_detects_mutant(logs: Path, mutant: Mutant | None, outcome: str) -> None:
     assert attempt(mutant, Shares("shares"), 30) == outcome
     assert Owners().next == 0 and Shares("shares").run()  # of this process nothing has changed
 
 
-def test_a_stage_without_an_end_hangs(logs: Path) -> None:
+def test_endless_stage_counts_as_hang(logs: Path) -> None:
     assert attempt(None, Shares("endless"), 0.2) == HANGS
 
 
-def test_a_mutant_that_cannot_be_planted_is_an_error(logs: Path) -> None:
+def test_unplantable_mutant_is_an_error(logs: Path) -> None:
     with pytest.raises(RuntimeError, match="0 modules have such code"):
         attempt(GONE, Shares("shares"), 30)
 
 
 @pytest.mark.parametrize("name", ["bad", "endless"])
-def test_a_stage_that_fails_without_a_mutant_is_an_error(
-    logs: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stage_failing_without_mutant_is_an_error(logs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutate, "LIMIT_S", 2)
     sound_s.cache_clear()
     with pytest.raises(RuntimeError, match=f"without a mutant {name}"):
         sound_s(Shares(name))
 
 
-def test_stages_are_those_of_the_partners() -> None:
+def test_stages_are_tests_of_partner_modules() -> None:
     names = [stage.name for stage in stages(SEEN)]
     assert names == ["tests", "crash", "simulate", "slow tests"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
@@ -102,7 +100,7 @@ def test_twelve_mutants_are_caught(logs: Path) -> None:
     assert [str(mutant) for mutant, found in verdicts(quick, 1) if found["verdict"] != CAUGHT] == []
 
 
-def test_the_results_are_of_the_list_and_few_mutants_survive() -> None:
+def test_results_match_list_and_few_mutants_survive() -> None:
     """Mutants that were listed after the last full run have no verdict yet: at most one in twenty."""
     results = json.loads(mutate.RESULTS.read_text())
     judged, listed = {row["mutant"]: row for row in results["rows"]}, {str(mutant) for mutant in load()}

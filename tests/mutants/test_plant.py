@@ -67,28 +67,28 @@ def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_planted_function_changes_for_those_who_have_it(boxes: Path) -> None:
+def test_planted_function_changes_for_importers(boxes: Path) -> None:
     from shop.boxes import add  # type: ignore[import-not-found]
 
     plant(Mutant("shop.boxes:add", "a > 0", "a < 0"))
     assert (add(1, 2), add(-1, 2)) == (3, 3)
 
 
-def test_which_selects_an_occurrence(boxes: Path) -> None:
+def test_mutant_which_selects_an_occurrence(boxes: Path) -> None:
     from shop.boxes import add
 
     plant(Mutant("shop.boxes:add", "a + b", "a - b", which=1))
     assert add(1, 2) == 1
 
 
-def test_a_statement_is_dropped(boxes: Path) -> None:
+def test_mutant_drops_a_statement(boxes: Path) -> None:
     from shop.boxes import add
 
     plant(Mutant("shop.boxes:add", "a = a + b", "pass"))
     assert add(1, 2) == 3
 
 
-def test_methods_behind_decorators(boxes: Path) -> None:
+def test_decorated_methods_are_mutated(boxes: Path) -> None:
     from shop.boxes import Box
 
     plant(Mutant("shop.boxes:Box.width", "self.size * 2", "self.size * 3"))
@@ -100,7 +100,7 @@ def test_methods_behind_decorators(boxes: Path) -> None:
     assert box.size == 7
 
 
-def test_a_mutant_is_found_after_a_move_and_a_new_format(boxes: Path) -> None:
+def test_mutant_is_found_after_move_and_reformat(boxes: Path) -> None:
     moved = boxes.with_name("crates.py")
     boxes.rename(moved)
     moved.write_text(moved.read_text().replace("a + b", "(a\n        + b)"))
@@ -108,18 +108,18 @@ def test_a_mutant_is_found_after_a_move_and_a_new_format(boxes: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"old": "a > 1"}, {"at": "shop.boxes:sub"}, {"which": 1}])
-def test_code_that_is_gone_is_stale(boxes: Path, change: dict[str, object]) -> None:
+def test_mutant_without_its_code_is_stale(boxes: Path, change: dict[str, object]) -> None:
     with pytest.raises(Stale, match="0 modules have such code"):
         find(replace(Mutant("shop.boxes:add", "a > 0", "a < 0"), **change))
 
 
-def test_code_in_two_other_modules_is_stale(boxes: Path) -> None:
+def test_mutant_with_code_in_two_modules_is_stale(boxes: Path) -> None:
     boxes.with_name("crates.py").write_text(SOURCE)
     with pytest.raises(Stale, match="2 modules have such code"):
         find(Mutant("shop.gone:add", "a > 0", "a < 0"))
 
 
-def test_every_mutant_of_the_list_has_its_code() -> None:
+def test_every_listed_mutant_has_its_code() -> None:
     mutants = load()
     assert len([mutant for mutant in mutants if not mutant.equivalent]) >= 150
     assert {mutant.at.split(".")[0] for mutant in mutants} == set(PACKAGES)

@@ -41,7 +41,7 @@ def test_shipped_descriptions_are_the_presets():
         ("cache_read: false", "cache_read: 'no'", "timing.cache_read: must be a valid boolean, got 'no'"),
     ],
 )
-def test_what_is_off_is_named(tmp_path, old, new, reason):
+def test_invalid_drive_description_is_named(tmp_path, old, new, reason):
     text = (SHIPPED / "instcsd-zynq7045-8ch.yaml").read_text()
     assert old in text
     (tmp_path / "drive.yaml").write_text(text.replace(old, new))

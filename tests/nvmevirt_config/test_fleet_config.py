@@ -17,14 +17,14 @@ def load(tmp_path, text):
     return load_fleet(tmp_path / "FLEET.yaml")
 
 
-def test_the_documentations_file_is_read_as_it_says(tmp_path):
+def test_fleet_file_of_docs_is_read(tmp_path):
     plan = load(tmp_path, (DOCS / "fleet.md").read_text().partition("```yaml\n")[2].partition("```")[0])
     assert (plan.drives, plan.spares, plan.spec) == (4, 1, DRIVES["instcsd-overlapped"])
     assert (plan.flash, plan.address, plan.cpus) == (Path("/var/lib/vcsd"), "10.0.0.1:6379", 1.0)
     assert (plan.durability, plan.medium, plan.threads) == ("host", Medium("direct", 512 << 20), 2)
 
 
-def test_a_number_of_drives_is_enough(tmp_path):
+def test_fleet_file_needs_only_number_of_drives(tmp_path):
     assert load(tmp_path, "drives: 3") == FleetPlan(drives=3)
 
 
@@ -41,7 +41,7 @@ def test_a_number_of_drives_is_enough(tmp_path):
         ("- 1", ""),
     ],
 )
-def test_what_is_off_is_one_line_with_file_and_field(tmp_path, text, says):
+def test_invalid_fleet_file_is_one_line_error(tmp_path, text, says):
     with pytest.raises(ValueError) as raised:
         load(tmp_path, text)
     assert str(raised.value).startswith(f"{tmp_path}/FLEET.yaml: {says}") and "\n" not in str(raised.value)

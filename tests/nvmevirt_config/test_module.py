@@ -32,12 +32,12 @@ def test_reservation_gives_kernel_and_module_arguments():
 @pytest.mark.parametrize(
     "field", [{"size_bytes": 1 << 20}, {"start_bytes": 5}, {"cpus": (1,)}, {"cpus": (1, 1)}, {"cpus": (1, -2)}]
 )
-def test_a_reservation_is_checked(field):
+def test_invalid_reservation_is_refused(field):
     with pytest.raises(ValueError, match=next(iter(field))):
         Reservation(**field)
 
 
-def test_a_bare_machine_lacks_everything_and_is_told_what_to_do(tmp_path):
+def test_unprepared_machine_gets_all_instructions(tmp_path):
     findings = check(Reservation(), machine(tmp_path))
     assert states(findings) == {
         "memory is reserved": False,
@@ -51,20 +51,20 @@ def test_a_bare_machine_lacks_everything_and_is_told_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("memmap", ["memmap=256M$1024M", "memmap=1G$0x40000000", "ro memmap=1M$1M memmap=2G$1G"])
-def test_a_machine_that_is_ready(tmp_path, memmap):
+def test_prepared_machine_has_no_findings(tmp_path, memmap):
     root = machine(tmp_path, memmap, isolated="1-2", module="268435456")
     assert all(states(check(Reservation(), root)).values())
 
 
-def test_a_module_of_another_size_is_told_apart(tmp_path):
+def test_module_of_another_size_is_detected(tmp_path):
     root = machine(tmp_path, "memmap=256M$1024M", isolated="1-2", module="128M")
     assert not states(check(Reservation(), root))["module has the size of the reservation"]
 
 
-def test_memory_that_is_reserved_elsewhere_does_not_do(tmp_path):
+def test_memory_reserved_elsewhere_is_a_finding(tmp_path):
     assert not states(check(Reservation(), machine(tmp_path, "memmap=256M$2048M")))["memory is reserved"]
 
 
-def test_no_module_is_loaded_from_nowhere(tmp_path):
+def test_load_of_missing_module_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nevermore\.ko"):
         load(tmp_path / "nevermore.ko", Reservation())

@@ -14,7 +14,7 @@ from nvmevirt_config.serve_config import load_hosts
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_documentations_file_is_read_as_it_says(tmp_path):
+def test_serve_file_of_docs_is_read(tmp_path):
     text = (DOCS / "drives.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "drives.yaml").write_text(text)
     first, second = load_config(tmp_path / "drives.yaml").drives
@@ -33,7 +33,7 @@ def test_the_documentations_file_is_read_as_it_says(tmp_path):
     assert second.restarts
 
 
-def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
+def test_restart_false_applies_to_all_drives(tmp_path):
     (tmp_path / "drives.yaml").write_text("drives: [{name: a}, {name: b}]\nrestart: false")
     assert [drive.restarts for drive in load_config(tmp_path / "drives.yaml").drives] == [False, False]
 
@@ -61,14 +61,14 @@ def test_no_drive_of_a_file_is_restarted_where_it_says_so(tmp_path):
         ("drives: [{name: a}]\nrestart: 'no'", "restart: must be a valid boolean, got 'no'"),
     ],
 )
-def test_what_is_off_is_named_with_its_file(tmp_path, text, reason):
+def test_invalid_serve_file_is_named(tmp_path, text, reason):
     (tmp_path / "drives.yaml").write_text(text)
     with pytest.raises(ValueError, match=reason) as error:
         load_config(tmp_path / "drives.yaml")
     assert "drives.yaml" in str(error.value)
 
 
-def test_tenants_without_a_share_have_equal_ones_of_the_rest(tmp_path):
+def test_tenants_without_share_divide_the_rest(tmp_path):
     tenants = "{a: {share: 0.5}, b: {}, c: {}}", "{a: {}, b: {}}", "[a, b]", "{a: {share: 0.5}}"
     each = ", ".join(f"{{name: d{number}, tenants: {given}}}" for number, given in enumerate(tenants))
     (tmp_path / "drives.yaml").write_text(f"drives: [{each}]")
@@ -82,7 +82,7 @@ def test_tenants_without_a_share_have_equal_ones_of_the_rest(tmp_path):
     assert [drive.layout.slot_blocks for drive in drives] == [512, 512, 512, 8192]
 
 
-def test_the_documentations_file_of_hosts_is_read_as_it_says(tmp_path):
+def test_hosts_file_of_docs_is_read(tmp_path):
     text = (DOCS / "nvme.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "hosts.yaml").write_text(text)
     first, second = load_hosts(tmp_path / "hosts.yaml")
@@ -102,7 +102,7 @@ def test_the_documentations_file_of_hosts_is_read_as_it_says(tmp_path):
         ("hosts: {nqn.a: 1}", "must be a valid string"),
     ],
 )
-def test_a_file_of_hosts_that_is_none_is_refused(tmp_path, text, reason):
+def test_invalid_hosts_file_is_refused(tmp_path, text, reason):
     (tmp_path / "hosts.yaml").write_text(text)
     with pytest.raises(ValueError, match=reason) as refused:
         load_hosts(tmp_path / "hosts.yaml")

@@ -50,7 +50,7 @@ def say(capsys, monkeypatch, *args):
     return json.loads(out)
 
 
-def test_a_served_drive_is_administered_while_it_works(capsys, monkeypatch, one, tmp_path):
+def test_served_drive_is_administered_during_decode(capsys, monkeypatch, one, tmp_path):
     device = one()
     handle = tuple(device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist())
     rows = np.ones((200, 1, 64), np.float16)
@@ -84,7 +84,7 @@ def test_a_served_drive_is_administered_while_it_works(capsys, monkeypatch, one,
         assert "stop vcsd serve" in err
 
 
-def test_an_administrator_sees_no_sequence_of_a_tenant(one):
+def test_administrator_cannot_read_tenant_sequences(one):
     device = one()
     handle = device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist()[0]
     seen = window_of("one", ADMIN)()
@@ -99,7 +99,7 @@ def test_a_drive_that_refuses_is_named(small_drive):
     device.close()
 
 
-def test_a_kept_drive_is_formatted_and_stays_empty(capsys, monkeypatch, kept):
+def test_formatted_drive_stays_empty(capsys, monkeypatch, kept):
     before = say(capsys, monkeypatch, "log", "wear", str(kept))
     code, _, err = vcsd(capsys, monkeypatch, "format", str(kept))
     assert code == 1
@@ -111,7 +111,7 @@ def test_a_kept_drive_is_formatted_and_stays_empty(capsys, monkeypatch, kept):
     assert after["free_blocks"] > before["free_blocks"]
 
 
-def test_a_drive_that_was_never_served_is_copied_empty(capsys, monkeypatch, tmp_path):
+def test_snapshot_of_never_served_drive_is_empty(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
     assert vcsd(capsys, monkeypatch, "create", "new")[0] == 0
     assert vcsd(capsys, monkeypatch, "snapshot", "new", str(tmp_path / "copy"))[0] == 0
@@ -127,7 +127,7 @@ def test_created_drive_has_requested_namespace_size(capsys, monkeypatch, tmp_pat
     assert vcsd(capsys, monkeypatch, "create", "large")[0] == 0
 
 
-def test_a_copy_into_the_drives_own_folder_is_refused(capsys, monkeypatch, kept):
+def test_snapshot_into_drives_own_folder_is_refused(capsys, monkeypatch, kept):
     for target in (kept / "copy", kept):
         code, _, err = vcsd(capsys, monkeypatch, "snapshot", str(kept), str(target))
         assert (code, "must be outside of" in err) == (1, True)
@@ -166,12 +166,12 @@ def test_a_bad_config_is_refused_with_its_reason(capsys, monkeypatch, tmp_path, 
 
 
 @pytest.mark.parametrize("what", ["drive", "drives"])
-def test_the_documented_schema_is_what_files_are_checked_against(capsys, monkeypatch, what):
+def test_printed_schema_equals_documented_schema(capsys, monkeypatch, what):
     code, out, _ = vcsd(capsys, monkeypatch, "config", "schema", what)
     assert (code, out) == (0, (DOCS / f"{what}.schema.json").read_text())
 
 
-def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):
+def test_valid_config_prints_its_content(capsys, monkeypatch, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("drives: [{name: a}, {name: b, drive: instcsd-overlapped, tenants: [x, y]}]\nrestart: false\n")
     assert set(say(capsys, monkeypatch, "config", "validate", str(file))) == {"valid", "a", "b"}
@@ -197,7 +197,7 @@ def test_a_good_config_says_what_is_in_it(capsys, monkeypatch, tmp_path):
         (["bench", "fuzz", "--inputs", "0"], "--inputs"),
     ],
 )
-def test_bad_input_is_one_line(capsys, monkeypatch, args, reason):
+def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
     code, out, err = vcsd(capsys, monkeypatch, *args)
     assert (code != 0, out) == (True, "")
     assert len(err.strip().splitlines()) == 1
@@ -205,7 +205,7 @@ def test_bad_input_is_one_line(capsys, monkeypatch, args, reason):
 
 
 @pytest.mark.parametrize("command", ["run -o json --transport window:{}", "serve {}.yaml --window-device {}"])
-def test_a_file_of_something_else_is_not_overwritten(tmp_path, command):
+def test_file_with_foreign_content_is_not_overwritten(tmp_path, command):
     file = tmp_path / "letters"
     file.write_bytes(b"Dear all, " * 1000)
     (tmp_path / "letters.yaml").write_text("drives: [{name: a}]")

@@ -55,20 +55,20 @@ def test_every_option_has_a_type_a_default_and_a_kind() -> None:
         ({"method": None}, "method = None: must be text"),
     ],
 )
-def test_an_option_of_another_kind_is_refused(options: dict[str, Any], reason: str) -> None:
+def test_option_of_wrong_type_is_refused(options: dict[str, Any], reason: str) -> None:
     given = {"drives": 1, "method": "sparf"} | options
     with pytest.raises(ValueError, match=reason):
         checked(given.pop("drives"), given.pop("method"), given)
 
 
-def test_an_unknown_option_is_refused_as_python_does() -> None:
+def test_unknown_option_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"attach\(\) got an unexpected keyword argument 'compresion'"):
         vcsd.attach(llama(), compresion=8)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="'sizes'"):
         vcsd.attach(llama(), policy="auto", sizes=8)  # type: ignore[call-overload]
 
 
-def test_in_tiers_only_tiers_may_be_given() -> None:
+def test_drive_option_with_tiers_is_refused() -> None:
     check_in_tiers("auto", TierLimits(), 1, "sparf", {})
     with pytest.raises(ValueError, match="spares is a drive option"):
         check_in_tiers("auto", None, 1, "sparf", {"spares": 1})
@@ -86,6 +86,6 @@ def test_public_names_have_types(tmp_path: Path) -> None:
     assert 'No overload variant of "attach"' in done.stdout
 
 
-def test_all_public_names_are_known_to_a_type_checker() -> None:
+def test_type_checker_knows_all_public_names() -> None:
     typed = re.findall(r"(\w+) as \1", Path(vcsd.__file__).read_text())
     assert sorted(typed) == sorted(vcsd.__all__)

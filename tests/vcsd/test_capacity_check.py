@@ -25,7 +25,7 @@ def little_memory(monkeypatch):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_as_many_pages_are_foreseen_as_a_drive_programs(small_drive, name):
+def test_estimated_pages_equal_programmed_pages(small_drive, name):
     """But for the last group of each stream, which waits."""
     rows, tokens = 2, 1000
     drive = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=4096, blocks_per_plane=128))
@@ -77,7 +77,7 @@ def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
         capacity_check.check_drives(DriveSetConfig(), *what)
 
 
-def test_a_disk_that_is_too_small_is_named(monkeypatch, tmp_path):
+def test_too_small_disk_is_named(monkeypatch, tmp_path):
     free = shutil_usage(1 << 20)
     monkeypatch.setattr(capacity_check.shutil, "disk_usage", free)
     drives = DriveSetConfig(data_dir=tmp_path / "drives", medium=Medium("mapped"))
@@ -89,7 +89,7 @@ def shutil_usage(free):
     return lambda path: type("Usage", (), {"free": free})
 
 
-def test_a_run_that_does_not_fit_memory_says_what_to_do(capsys, monkeypatch, little_memory):
+def test_run_beyond_memory_error_has_remedy(capsys, monkeypatch, little_memory):
     with tempfile.TemporaryDirectory() as folder:
         keep = Path(folder) / "drives"
         run = "run", "--prompt", PROMPT[:40], "--max-new-tokens", "2", "--batch", "16", "-o", "json"
@@ -109,7 +109,8 @@ def test_a_run_that_does_not_fit_memory_says_what_to_do(capsys, monkeypatch, lit
         assert (code, result["agreement"], len(result["tokens"])) == (0, None, 2)
 
 
-def test_tokens_that_differ_are_compared_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
+def test_agreement_is_measured_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
+    """The tokens differ at this compression, equally with both media."""
     args = "--compression", "64", "--max-new-tokens", "24", "-o", "json"
     found = []
     for where in ((), ("--data-dir", str(tmp_path / "drives"), "--medium", "direct", "--page-buffer-mib", "1")):

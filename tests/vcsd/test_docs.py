@@ -31,13 +31,13 @@ def strided(folder):
     return file
 
 
-def test_the_example_of_a_method_is_short_and_loads(tmp_path):
+def test_example_method_of_docs_is_short_and_loads(tmp_path):
     file = strided(tmp_path)
     assert len(file.read_text().splitlines()) < 40
     assert set(load_methods(file)) == {*METHODS, "strided"}
 
 
-def test_every_method_is_described():
+def test_docs_describe_every_method():
     text = (DOCS / "methods.md").read_text()
     assert [name for name in METHODS if f"`{name}`" not in text] == []
 
@@ -57,7 +57,7 @@ def names_of_ours(code):
             yield f"vcsd.{node.attr}"
 
 
-def test_examples_use_the_public_face_alone():
+def test_examples_use_only_public_names():
     used = {name for code in examples() for name in names_of_ours(code)}
     assert {"vcsd.attach", "vcsd.METHODS", "vcsd.DecodeStep"} <= used
     assert used <= {f"{face.__name__}.{name}" for face in (vcsd, kv_cache, csd_spec) for name in face.__all__}
@@ -101,14 +101,14 @@ def test_every_public_name_imports(name):
     assert getattr(vcsd, name) is not None
 
 
-def test_who_imports_it_has_its_types_and_its_version():
+def test_package_has_types_and_version():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert (ROOT / "vcsd" / "py.typed").is_file()
     assert "py.typed" in settings["tool"]["setuptools"]["package-data"]["vcsd"]
     assert vcsd.__version__ == settings["project"]["version"]
 
 
-def test_what_needs_no_torch_loads_without_it():
+def test_modules_without_torch_import_without_it():
     needs = {
         "AttachConfig",
         "DriveSession",

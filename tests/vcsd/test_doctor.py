@@ -1,13 +1,13 @@
 """`vcsd doctor`: the missing parts that it reports.
 
-partner of: csd_link/finding.py
+partner of: csd_link/diagnosis.py
 """
 
 import json
 
 import pytest
 
-from csd_link.finding import MissingDependency
+from csd_link.diagnosis import MissingDependency
 from csd_link.transports import OURS
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.doctor import examine
@@ -22,7 +22,7 @@ def say(capsys, monkeypatch, *args):
     return found
 
 
-def test_doctor_knows_every_way(capsys, monkeypatch):
+def test_doctor_checks_every_transport(capsys, monkeypatch):
     ways = {way["what"]: way for way in say(capsys, monkeypatch, "doctor")["ways"]}
     assert list(ways) == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray", "guest", "nvmevirt"]
     assert ways["inproc"]["ok"]
@@ -33,13 +33,13 @@ def test_doctor_knows_every_way(capsys, monkeypatch):
     assert "apt-get install fuse3" in ways["fuse"]["fix"]
 
 
-def test_what_a_transport_lacks_is_found_with_its_fix(monkeypatch):
+def test_doctor_reports_missing_dependency_with_fix(monkeypatch):
     monkeypatch.setattr(type(OURS[1]), "missing", lambda self: MissingDependency("it rains", "wait"))
     (found,) = (each for each in examine() if each.what == "process")
     assert (found.ok, found.found, found.fix) == (False, "it rains", "wait")
 
 
-def test_people_read_what_to_do(capsys, monkeypatch):
+def test_doctor_text_has_install_command(capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     code, out, _ = vcsd(capsys, monkeypatch, "doctor")
     assert code == 1  # something is missing

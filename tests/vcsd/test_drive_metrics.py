@@ -52,7 +52,7 @@ def logs_of(firmware):
     return {page: json.loads(bytes(firmware.step(GetLog(page), 0).data[0])) for page in PAGES}
 
 
-def test_metrics_of_a_drive_are_those_of_its_log_pages(small_drive):
+def test_drive_metrics_equal_log_pages(small_drive):
     firmware = Firmware(small_drive)
     firmware.step(SeqCreate(1, 1, 2, 16, 512), 0)
     firmware.step(KvFree((99,)), 0)
@@ -97,7 +97,7 @@ def test_metrics_count_connections_and_refused_hosts(tmp_path, small_drive):
             serve_metrics(f"127.0.0.1:{port}", DriveCollector([]))
 
 
-def test_metrics_of_a_fleet_are_those_of_its_table():
+def test_fleet_metrics_equal_fleet_table():
     rows = member("drive0", restarts=3), member("drive1", state="lost", generation=2), member("spare0")
     text = text_of(FleetCollector(lambda: FleetTable("f", "nqn.secret", rows)))
     assert 'vcsd_fleet_drives{state="up"} 2.0' in text and 'vcsd_fleet_drives{state="lost"} 1.0' in text
@@ -107,7 +107,7 @@ def test_metrics_of_a_fleet_are_those_of_its_table():
 
 
 @pytest.mark.parametrize("error", [DriveLostError("no cluster"), ValueError("ray: no cluster on this machine")])
-def test_fleet_that_cannot_be_read_does_not_answer(error):
+def test_unreadable_fleet_has_metric_answers_0(error):
     def fails():
         raise error
 
@@ -115,7 +115,7 @@ def test_fleet_that_cannot_be_read_does_not_answer(error):
 
 
 @pytest.mark.parametrize("text", ["9464", "127.0.0.1:", ":9464", "127.0.0.1:0", "127.0.0.1:70000", "a:b"])
-def test_an_address_that_is_none_is_refused(text):
+def test_invalid_metrics_address_is_refused(text):
     with pytest.raises(ValueError, match="must be HOST:PORT"):
         parse_address(text)
 
@@ -137,7 +137,7 @@ def test_every_query_of_the_board_names_a_metric_that_exists(small_drive):
         assert names and names <= known, query
 
 
-def test_an_address_that_is_taken_is_one_line():
+def test_taken_metrics_address_is_one_line_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = [sys.executable, "-m", "vcsd.drive_metrics", address, str(os.getpid())]

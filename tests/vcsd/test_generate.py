@@ -30,7 +30,7 @@ def setting(drives, method, compression=1):
     ("drives", "attention", "batch"),
     [(1, "dense", 1), (2, "dense", 3), (3, "dense", 1), (4, "dense", 1), (3, "sparf", 1)],
 )
-def test_greedy_tokens_are_those_of_ordinary_attention(shipped, drives, attention, batch):
+def test_greedy_tokens_equal_sdpa(shipped, drives, attention, batch):
     model, tokenizer = shipped
     inputs = encode(model, tokenizer, PROMPT.read_text(), batch, 128, seed=0)
     done = compare(model, tokenizer, inputs, 128, setting(drives, attention))
@@ -47,7 +47,7 @@ def test_sparse_decode_is_compared_on_the_references_text(shipped):
     assert 0 < fine < coarse < 30
 
 
-def test_real_text(shipped, data_dir):
+def test_dense_decode_of_wikitext_is_close_to_sdpa(shipped, data_dir):
     model, tokenizer = shipped
     prompt = (data_dir / "wikitext-2-raw-test.txt").read_text()[:1500]
     inputs = encode(model, tokenizer, prompt, 1, 64, seed=0)

@@ -42,7 +42,7 @@ def record_layers(file):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
-def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
+def test_guest_decode_over_window_equals_in_process(tmp_path):
     record_layers(tmp_path / "layers.npz")
     words = ["guest", "run", "--drives", "1", "--prompt", "3000", "--tokens", "64", "-o", "json"]
     words += ["--layers", str(tmp_path / "layers.npz")]
@@ -64,7 +64,7 @@ def test_the_guest_decodes_over_the_window_as_in_process(tmp_path):
     assert len(json.loads(answer[0].removeprefix("vcsd-guest: "))["decodes"]["nvme0n1"]["outputs"]) == 64
 
 
-def test_a_module_that_is_none_is_refused():
+def test_missing_guest_module_is_refused():
     command = [
         sys.executable,
         "-c",
@@ -93,7 +93,7 @@ def test_kernel_command_line_reaches_init(tmp_path):
         assert options == (list(reservation.module_options) if run.module else [])
 
 
-def test_a_longer_work_may_take_longer():
+def test_guest_time_limit_grows_with_work():
     small, large = (
         GuestDecodeTest(drives=DriveSetConfig(count=drives), prompt=5, tokens=500).limit_s(240) for drives in (1, 4)
     )
@@ -103,7 +103,7 @@ def test_a_longer_work_may_take_longer():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
-def test_a_machine_with_a_module_finds_its_root(tmp_path):
+def test_guest_with_module_finds_root_device(tmp_path):
     (tmp_path / "nvmev.ko").write_bytes(b"no module")
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "--module"]
     done = subprocess.run([*command, str(tmp_path / "nvmev.ko")], capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ def test_a_machine_with_a_module_finds_its_root(tmp_path):
 
 
 @pytest.mark.parametrize("drive", [None, Path("drive.raw")])
-def test_the_machine_has_its_root_its_memory_and_the_drive(drive):
+def test_guest_command_has_root_memory_and_drive(drive):
     guest = Guest(
         kernel=Path("kernel"),
         root=Path("root"),

@@ -24,7 +24,7 @@ VCSD = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("guest_machine")
-def test_a_guest_connects_to_drives_and_decodes_as_in_process():
+def test_guest_decode_over_nvme_tcp_equals_in_process():
     if not shutil.which("nvme"):
         missing("guest", "nvme-cli is not installed: apt-get install nvme-cli")
     words = ["guest", "run", "--fabric", "tcp", "--drives", "2", "--prompt", "300", "--tokens", "8", "-o", "json"]
@@ -44,7 +44,7 @@ def test_a_guest_connects_to_drives_and_decodes_as_in_process():
         assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]
 
 
-def test_a_module_comes_behind_those_that_it_needs(tmp_path, monkeypatch):
+def test_modules_load_after_their_dependencies(tmp_path, monkeypatch):
     folder = tmp_path / "6.1.0"
     folder.mkdir()
     (folder / "modules.dep").write_text("net/card.ko: net/net.ko bus/bus.ko\nnet/net.ko: bus/bus.ko\nbus/bus.ko:\n")
@@ -58,7 +58,7 @@ def test_a_module_comes_behind_those_that_it_needs(tmp_path, monkeypatch):
         kernel_modules(Path("/boot/vmlinuz-9"), ["card"])
 
 
-def test_what_is_missing_is_one_line(monkeypatch):
+def test_missing_guest_program_is_one_line_error(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert set(PROGRAMS.values()) >= {"nvme-cli", "e2fsprogs"}
     with pytest.raises(FileNotFoundError, match="no-such-program is missing: apt-get install nvme-cli"):
@@ -69,20 +69,20 @@ def test_what_is_missing_is_one_line(monkeypatch):
     assert done.returncode == 1 and "remove --module and --layers" in done.stderr
 
 
-def test_drives_listen_on_ports_that_follow_each_other():
+def test_guest_drives_listen_on_consecutive_ports():
     listen = _listen(("a", "b", "c"))
     assert [listen.port_of(name) - listen.port for name in "abc"] == [0, 1, 2]
     assert [each.port for each in listen.records] == [listen.port + number for number in range(3)]
 
 
-def test_what_is_no_namespace_cannot_be_opened(tmp_path):
+def test_opening_non_namespace_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", Path("/dev/null")):
         with pytest.raises(OSError, match="is not an NVMe namespace"):
             Passthrough(path)
 
 
-def test_what_is_no_module_cannot_be_loaded(tmp_path):
+def test_loading_invalid_module_is_an_error(tmp_path):
     (tmp_path / "none.ko").write_bytes(b"no module")
     with pytest.raises(OSError, match=r"none.ko a=1: "):
         _insert(ctypes.CDLL(None, use_errno=True), tmp_path / "none.ko", "a=1")

@@ -69,7 +69,7 @@ def operated(tmp_path, in_process):
         server.wait()
 
 
-def test_served_drives_know_what_their_operator_loaded(capsys, monkeypatch, operated, in_process):
+def test_served_drives_know_methods_of_operator(capsys, monkeypatch, operated, in_process):
     file, expected = in_process
     code, out, err = vcsd(capsys, monkeypatch, *RUN, "--transport", f"window:{operated['knows']}")
     assert code == 0, err
@@ -104,7 +104,7 @@ def test_unknown_method_refused_before_storing(small_drive, in_process):
     assert "strided" not in names
 
 
-def test_a_table_is_a_drives_own(in_process):
+def test_method_table_is_per_drive(in_process):
     with open_drives(DriveSetConfig(methods_file=in_process[0])) as (knows,), open_drives(DriveSetConfig()) as (plain,):
         assert "strided" in knows.methods
         assert "strided" not in plain.methods
@@ -124,7 +124,7 @@ METHODS["own-unit"] = own_unit
 
 
 @pytest.mark.parametrize("transport", ["inproc", "process"])
-def test_a_unit_of_a_methods_own_is_refused_by_its_name(capsys, monkeypatch, tmp_path, transport):
+def test_method_with_unknown_unit_is_refused(capsys, monkeypatch, tmp_path, transport):
     (tmp_path / "own.py").write_text(OWN_UNIT)
     words = ("--methods-file", str(tmp_path / "own.py"), "--transport", transport)
     run = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--method", "own-unit", "-o", "json")

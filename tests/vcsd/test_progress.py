@@ -10,7 +10,7 @@ from csd_io import compiled
 from vcsd import progress
 
 
-def test_lines_say_what_is_done_of_how_much(capsys, monkeypatch):
+def test_progress_lines_show_done_and_total(capsys, monkeypatch):
     monkeypatch.setattr(progress, "PERIOD_S", 0.02)
     with progress.progress("steps", 3) as tick:
         tick(None)
@@ -25,7 +25,7 @@ def test_lines_say_what_is_done_of_how_much(capsys, monkeypatch):
     assert "loading" not in capsys.readouterr().err
 
 
-def test_lines_become_rarer(capsys, monkeypatch):
+def test_progress_lines_become_rarer(capsys, monkeypatch):
     monkeypatch.setattr(progress, "PERIOD_S", 0.001)
     monkeypatch.setattr(progress, "RARER", 10.0)  # the second line comes after ten times what the first took
     with progress.status("waiting"):
@@ -37,7 +37,7 @@ def test_lines_become_rarer(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("compiles", "expected"), [(True, "compiling kernels"), (False, "reading")])
-def test_status_while_numba_compiles_says_so(capsys, monkeypatch, compiles, expected):
+def test_status_shows_compilation_by_numba(capsys, monkeypatch, compiles, expected):
     """partner of: csd_io/compiled.py"""
     monkeypatch.setattr(progress, "PERIOD_S", 0.02)
     with ExitStack() as compiling, progress.status("reading"):

@@ -12,7 +12,7 @@ import torch
 import vcsd
 from csd_spec import DriveError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from tests.mortal import MortalDevice
+from tests.failing_device import FailingDevice
 from vcsd.loading import CHECKPOINT, PROMPT, load
 from vcsd.redundancy import open_redundant
 
@@ -27,8 +27,8 @@ def loaded():
 
 
 @pytest.fixture
-def drives() -> Iterator[list[MortalDevice]]:
-    made = [MortalDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "abc"]
+def drives() -> Iterator[list[FailingDevice]]:
+    made = [FailingDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "abc"]
     yield made
     for each in made:
         each.close()
@@ -61,7 +61,7 @@ def test_lost_heads_are_computed_again(loaded, drives, undisturbed, attention, l
 
 
 @torch.inference_mode()
-def test_callers_may_write_the_next_token_into_the_same_memory(loaded, drives):
+def test_recompute_works_if_caller_reuses_token_memory(loaded, drives):
     model, inputs = loaded
     ids = inputs["input_ids"][:1]
 
@@ -79,7 +79,7 @@ def test_callers_may_write_the_next_token_into_the_same_memory(loaded, drives):
 
 
 @pytest.mark.parametrize("left", [0, 3, 30])
-def test_the_other_drive_of_a_mirror_serves(loaded, drives, undisturbed, left):
+def test_mirror_serves_after_loss_of_one_drive(loaded, drives, undisturbed, left):
     drives[1].left = left
     tokens, csd = decode(loaded, drives=drives, method="sparf", redundancy="mirror")
     assert tokens == undisturbed["sparf"]
@@ -93,7 +93,7 @@ def test_micro_batches_wait_for_the_same_recomputation(loaded, drives, undisturb
     assert [event.kind for event in csd.driver.devices[1].events].count("lost") == 1
 
 
-def test_all_drives_may_be_lost_if_heads_are_computed_again(loaded, drives, undisturbed):
+def test_recompute_survives_loss_of_all_drives(loaded, drives, undisturbed):
     drives[0].left, drives[1].left = 20, 35
     tokens, _ = decode(loaded, drives=drives[:2], method="sparf", redundancy="recompute")
     assert tokens == undisturbed["sparf"]
@@ -106,7 +106,7 @@ def test_without_redundancy_the_error_names_the_heads(loaded, drives):
 
 
 @torch.inference_mode()
-def test_a_cropped_cache_is_computed_as_far_as_it_is_stored(loaded, drives):
+def test_recompute_stops_at_cropped_length(loaded, drives):
     model, inputs = loaded
     ids = inputs["input_ids"][:1]
 
@@ -134,18 +134,18 @@ def test_a_cropped_cache_is_computed_as_far_as_it_is_stored(loaded, drives):
         ({"spares": -1}, "spares = -1: must be at least 0"),
         ({"spares": "1"}, "spares = '1': must be a whole number"),
         (
-            {"spares": 1, "redundancy": "mirror", "drives": [MortalDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
+            {"spares": 1, "redundancy": "mirror", "drives": [FailingDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
             "spares = 1: only",
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(loaded, setting, message):
+def test_invalid_redundancy_settings_are_refused(loaded, setting, message):
     with pytest.raises(ValueError, match=message), vcsd.attach(loaded[0], **setting):
         pytest.fail("attached")
 
 
 @dataclass
-class OnNode(MortalDevice):
+class OnNode(FailingDevice):
     """A drive on a machine of that name."""
 
     node: str

@@ -42,7 +42,7 @@ def test_figures_are_means_over_the_steps():
     assert 0 < report.useful_read_fraction <= 1
 
 
-def test_nothing_done_is_a_report_too():
+def test_report_without_steps_is_valid():
     report = Report.of(driver_after(0, tokens=1))
     assert (report.steps, report.step_ns, report.useful_read_fraction) == (0, 0, None)
     assert "nothing read" in str(report)
@@ -58,7 +58,7 @@ def test_nothing_done_is_a_report_too():
         ("progressive", {"refined": 256 + 256 / 31, "scores": 4096 * 2 / 176, "values": 4096 * 2 / 224}),
     ],
 )
-def test_bytes_of_a_token_are_those_of_its_layout(layout, stored):
+def test_bytes_per_token_follow_layout(layout, stored):
     driver = driver_of(SHAPE, layout)
     driver.create(1, 1024)
     report = Report.of(driver).to_dict()["kv_layout"]
@@ -75,7 +75,7 @@ def test_a_latent_row_is_stored_once_in_every_drive():
     assert "drives that store all of it" in str(report)
 
 
-def test_for_programs_and_for_people():
+def test_report_as_json_and_as_text():
     report = Report.of(driver_after(1))
     assert json.loads(json.dumps(report.to_dict()))["simulated_time"]["steps"] == 1
     for title in ("Traffic (1 decode steps)", "Modelled time of a decode step", "Drives"):

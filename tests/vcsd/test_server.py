@@ -72,7 +72,7 @@ def alone(model, prompts) -> list[list[int]]:
 
 @pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, MADE["bloom, 6 heads"]])
 @pytest.mark.parametrize("policy", ["ours", "in-two-places", "tierkv"])
-def test_tokens_of_models_with_caps_sinks_slopes_and_windows(prompts, make, policy) -> None:
+def test_server_tokens_equal_generate_with_logit_terms(prompts, make, policy) -> None:
     torch.manual_seed(0)
     with torch.inference_mode():
         model = sharpen(make())
@@ -88,7 +88,7 @@ def test_tokens_of_models_with_caps_sinks_slopes_and_windows(prompts, make, poli
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("chunk", [0, 5])
-def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, chunk) -> None:
+def test_server_tokens_equal_each_request_alone(model, prompts, alone, policy, chunk) -> None:
     with serve(model, setting(policy, prefill_chunk_tokens=chunk), background=False) as server:
         streams = ask_all(server, prompts)
         gone = streams[4]
@@ -112,7 +112,7 @@ def test_tokens_are_those_of_each_request_alone(model, prompts, alone, policy, c
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) -> None:
+def test_tokens_stream_to_threads_during_arrivals(model, prompts, alone) -> None:
     found: dict[int, list[int]] = {}
 
     def listen(number: int, stream: vcsd.RequestHandle) -> None:
@@ -129,7 +129,7 @@ def test_tokens_stream_to_many_threads_while_others_come(model, prompts, alone) 
     assert first == alone[0][0] and [found[number] for number in range(len(prompts))] == alone
 
 
-def test_what_is_not_taken_says_why(model) -> None:
+def test_rejected_request_has_reason(model) -> None:
     with serve(model, setting("orbitflow", max_queued_requests=2), background=False) as server:
         with pytest.raises(vcsd.RequestRejectedError, match="73 tokens in all: must be at most max_tokens = 72"):
             server.submit([1] * 13, 61)
@@ -220,19 +220,19 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
         ({"max_tokens": 9999}, "max_tokens = 9999: the model's context is 512"),
     ],
 )
-def test_bad_settings_are_one_line(model, given, says) -> None:
+def test_invalid_settings_are_one_line_error(model, given, says) -> None:
     with pytest.raises(ValueError, match=says), serve(model, ServingConfig(**given)):
         pass
 
 
 @pytest.mark.parametrize("given", [{"temperature": -1}, {"top_p": 0}, {"top_k": -1}, {"seed": -1}])
-def test_bad_sampling_is_refused(given) -> None:
+def test_invalid_sampling_is_refused(given) -> None:
     with pytest.raises(ValueError):
         vcsd.SamplingParams(**given)
 
 
 @pytest.mark.parametrize("at", [1, 2, 12])
-def test_who_interrupts_a_forward_ends_those_in_it_and_no_others(model, prompts, alone, at) -> None:
+def test_interrupted_forward_ends_only_its_requests(model, prompts, alone, at) -> None:
     with serve(model, setting("orbitflow", max_batch_size=3), background=False) as server:
         streams = ask_all(server, prompts)
         forward, calls = server._rows.forward, iter(range(1, 10_000))
@@ -253,7 +253,7 @@ def test_who_interrupts_a_forward_ends_those_in_it_and_no_others(model, prompts,
         assert stream.tokens == (wanted[: len(stream.tokens)] if stream in failed else wanted)
 
 
-def test_many_threads_read_and_cancel_without_one_of_the_servers(model, prompts, alone) -> None:
+def test_clients_read_and_cancel_without_server_thread(model, prompts, alone) -> None:
     with serve(model, setting("orbitflow"), background=False) as server:
         streams = ask_all(server, prompts)
         readers = [threading.Thread(target=stream.result) for stream in streams]
@@ -269,7 +269,7 @@ def test_many_threads_read_and_cancel_without_one_of_the_servers(model, prompts,
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "static", "tierkv", "mended"])
-def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None:
+def test_tiers_of_one_request_each_never_deadlock(model, policy) -> None:
     tiers = TierLimits(device=80 * TOKEN_BYTES, host=80 * TOKEN_BYTES)
     with serve(model, setting(policy, tiers=tiers, time_slice_tokens=1), background=False) as server:
         streams = [server.submit([1 + n] * (60 - n), 11) for n in range(8)]
@@ -277,7 +277,7 @@ def test_tiers_that_each_hold_one_request_deadlock_nobody(model, policy) -> None
     assert [stream.finish_reason for stream in streams] == ["length"] * 8
 
 
-def test_a_long_prompt_in_chunks_stops_nobody(model) -> None:
+def test_chunked_long_prompt_does_not_stall_decodes(model) -> None:
     with serve(
         model, setting("orbitflow", prefill_chunk_tokens=1, max_tokens=400, tiers=TierLimits()), background=False
     ) as server:
@@ -290,14 +290,14 @@ def test_a_long_prompt_in_chunks_stops_nobody(model) -> None:
         assert len(decoding.tokens) - before >= 249 and decoding.max_idle <= 2
 
 
-def test_who_has_its_last_token_is_counted_and_gone(model) -> None:
+def test_finished_requests_are_counted_and_removed(model) -> None:
     with serve(model, setting("orbitflow")) as server:
         for number in range(20):
             server.submit([1, 2, 3 + number], 2).result()
             assert f'how="length"}} {number + 1}.0' in server.counters.text()
 
 
-def test_a_draw_that_fails_is_nobody_elses(model, prompts, alone) -> None:
+def test_failed_sampling_ends_only_its_request(model, prompts, alone) -> None:
     with serve(model, setting("orbitflow"), background=False) as server:
         streams = ask_all(server, prompts)
         streams[1].sampler = None  # type: ignore[assignment]
@@ -309,7 +309,7 @@ def test_a_draw_that_fails_is_nobody_elses(model, prompts, alone) -> None:
         assert cold == server.submit(prompts[0], 9).result()
 
 
-def test_prompts_of_many_kinds_and_those_that_are_none(model) -> None:
+def test_prompt_types_are_accepted_or_refused(model) -> None:
     with serve(model, setting("orbitflow"), background=False) as server:
         wanted = server.submit([1, 2, 3], 4).result()
         assert server.submit(torch.tensor([[1, 2, 3]]), 4).result() == wanted
@@ -323,7 +323,7 @@ def test_prompts_of_many_kinds_and_those_that_are_none(model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_positions_that_depend_on_the_longest_are_refused(kind) -> None:
+def test_length_dependent_positions_are_refused(kind) -> None:
     scaling = {"rope_theta": 1e4, "rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}
     if kind == "longrope":
         scaling |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
 @pytest.mark.parametrize("transport", ["process", "fuse", "window:{}/window.bin", "nvme+tcp"])
-def test_every_way_in_gives_the_same_outputs_and_modelled_times(tmp_path, transport, request):
+def test_all_transports_give_same_outputs_and_times(tmp_path, transport, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
     runs = []
@@ -77,7 +77,7 @@ def test_options_of_served_drives_not_requested(tmp_path):
         methods_of(DriveSetConfig(transport=f"window:{path}", threads=2))
 
 
-def test_drives_that_are_made_for_a_run_know_our_methods():
+def test_drives_of_a_run_know_shipped_methods():
     known = methods_of(DriveSetConfig())
     check_method(AttentionConfig("sparf"), known)
     with pytest.raises(ValueError, match="method = 'magic': the drives know dense, sparf"):

@@ -5,7 +5,7 @@ import json
 from tests.vcsd_cli.test_main import vcsd
 
 
-def test_a_llama2c_model_becomes_a_folder_that_decodes(capsys, monkeypatch, data_dir, tmp_path):
+def test_converted_llama2c_model_decodes(capsys, monkeypatch, data_dir, tmp_path):
     files = [str(data_dir / "stories260K" / name) for name in ("stories260K.bin", "tok512.bin")]
     out = tmp_path / "out"
     code, said, _ = vcsd(capsys, monkeypatch, "convert", "llama2c", *files, str(out), "-o", "json")

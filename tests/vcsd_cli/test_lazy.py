@@ -67,7 +67,7 @@ def test_an_experiment_is_one_file_and_one_line(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["eval", "--help"], ["bench", "nothing"]])
-def test_help_needs_nothing_that_is_slow_to_import(words):
+def test_help_imports_no_slow_packages(words):
     code = "import sys; from vcsd_cli.main import main\ntry: main()\n"
     slow = {"torch", "numba", "numpy", "pandas", "transformers", "matplotlib"}
     code += f"finally: print(*{slow} & set(sys.modules), file=sys.stderr)"
@@ -76,7 +76,7 @@ def test_help_needs_nothing_that_is_slow_to_import(words):
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_nothing_is_collected_while_a_command_is_imported(monkeypatch, collects):
+def test_garbage_collector_is_off_during_command_import(monkeypatch, collects):
     """Whatever becomes of the import, the collector is afterwards as it was."""
     seen = []
 
@@ -95,13 +95,13 @@ def test_nothing_is_collected_while_a_command_is_imported(monkeypatch, collects)
 
 
 @pytest.mark.parametrize("word", [*(f"bench {name}" for name in BENCH), *(f"eval {name}" for name in EVAL), "report"])
-def test_every_experiment_can_be_asked_for_help(capsys, monkeypatch, word):
+def test_every_experiment_prints_help(capsys, monkeypatch, word):
     code, out, _ = vcsd(capsys, monkeypatch, *word.split(), "--help")
     assert code == 0
     assert "Usage" in out
 
 
-def test_numbers_with_commas():
+def test_number_lists_with_commas_are_parsed():
     assert numbers("batch_sizes", "4,16") == [4, 16]
     assert numbers("compression", "5.333", float) == [5.333]
     assert number("batch_sizes", "64") == 64

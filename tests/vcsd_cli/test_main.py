@@ -29,13 +29,13 @@ def vcsd(capsys, monkeypatch, *args):
     return stop.value.code, out, err
 
 
-def test_help_needs_no_torch():
+def test_main_help_imports_no_torch():
     code = "import sys; sys.modules['torch'] = None; from vcsd_cli.main import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "run", "--help"], capture_output=True, text=True, check=True)
     assert "--compression" in done.stdout
 
 
-def test_kept_drives_have_logs(capsys, monkeypatch, tmp_path):
+def test_drives_in_data_dir_have_logs(capsys, monkeypatch, tmp_path):
     vcsd(
         capsys,
         monkeypatch,
@@ -101,7 +101,7 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
         (["bench", "nothing"], "nothing"),
     ],
 )
-def test_other_commands_refuse_bad_input_in_one_line(capsys, monkeypatch, args, reason):
+def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
     code, out, err = vcsd(capsys, monkeypatch, *args)
     assert (code != 0, out) == (True, "")
     assert len(err.strip().splitlines()) == 1

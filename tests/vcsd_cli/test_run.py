@@ -72,7 +72,7 @@ def test_run_estimates_redundancy_before_it_decodes(capsys, monkeypatch):
     assert "redundancy, modelled" not in err and json.loads(out)["redundancy_estimate"]["alternatives"]["mirror"]
 
 
-def test_run_for_people(capsys, monkeypatch):
+def test_run_prints_text_report(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0
     assert out.startswith(PROMPT)
@@ -119,7 +119,7 @@ def test_run_json_has_step_times_of_methods(capsys, monkeypatch):
     assert json.loads(out)["step_comparison"] is None
 
 
-def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch):
+def test_sparf_and_sparq_differ_only_in_bytes(capsys, monkeypatch):
     results = []
     for method in ("sparf", "sparq"):
         args = (
@@ -174,7 +174,7 @@ def test_sparf_and_sparq_give_the_same_text_and_other_bytes(capsys, monkeypatch)
         (["--colour"], "colour"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_on_stdout(capsys, monkeypatch, args, reason):
+def test_invalid_input_is_one_line_on_stderr_only(capsys, monkeypatch, args, reason):
     code, out, err = vcsd(capsys, monkeypatch, "run", *args)
     assert code != 0
     assert out == ""
@@ -182,14 +182,14 @@ def test_bad_input_is_one_line_and_nothing_on_stdout(capsys, monkeypatch, args, 
     assert reason in err
 
 
-def test_a_prompt_that_is_no_text(capsys, monkeypatch, tmp_path):
+def test_prompt_file_that_is_no_text_is_refused(capsys, monkeypatch, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     code, out, err = vcsd(capsys, monkeypatch, "run", "--prompt-file", str(tmp_path / "binary"))
     assert (code, out) == (1, "")
     assert "not UTF-8" in err
 
 
-def test_a_broken_model_folder_is_one_line(capsys, monkeypatch, tmp_path):
+def test_broken_model_folder_is_one_line_error(capsys, monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     code, out, err = vcsd(capsys, monkeypatch, "run", "--model", str(tmp_path))
@@ -197,7 +197,7 @@ def test_a_broken_model_folder_is_one_line(capsys, monkeypatch, tmp_path):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeypatch, tmp_path):
+def test_flush_durability_host_syncs_records(capsys, monkeypatch, tmp_path):
     synced, original = [], os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), original(fd)))
     counts = []
@@ -209,7 +209,7 @@ def test_kept_drives_outlive_a_power_cut_where_that_is_asked_for(capsys, monkeyp
 
 
 @pytest.mark.parametrize("medium", ["mapped", "direct"])
-def test_where_flash_pages_are_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
+def test_medium_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
     words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "-o", "json")
     figures = []
     for more in ((), ("--medium", medium, "--data-dir", str(tmp_path), "--page-buffer-mib", "1")):
@@ -219,12 +219,12 @@ def test_where_flash_pages_are_changes_no_figure(capsys, monkeypatch, tmp_path, 
     assert figures[0] == figures[1]
 
 
-def test_a_medium_in_files_needs_files(capsys, monkeypatch):
+def test_file_medium_without_data_dir_is_refused(capsys, monkeypatch):
     code, _, err = vcsd(capsys, monkeypatch, "run", "--medium", "direct")
     assert code == 1 and "medium = direct: needs a folder to keep drives in" in err
 
 
-def test_another_durability_is_refused(capsys, monkeypatch):
+def test_unknown_durability_is_refused(capsys, monkeypatch):
     code, _, err = vcsd(capsys, monkeypatch, "run", "--flush-durability", "ever")
     assert (code, "'process', 'host'" in err) == (2, True)
 

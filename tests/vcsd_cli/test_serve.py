@@ -90,7 +90,7 @@ def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
     assert vcsd("serve", "one", "--ready-fd", "63").stderr.startswith("vcsd: --ready-fd 63: Bad file descriptor")
 
 
-def test_serve_drive_that_is_refused_prints_no_window(tmp_path):
+def test_refused_drive_prints_no_window(tmp_path):
     assert vcsd("create", "one").returncode == 0
     (find_created("one").parent / "spare.bin").unlink()
     done = vcsd("serve", "one")

@@ -16,18 +16,18 @@ from vcsd_cli.main import app
         ["log", "smart", "x", "-o", "json", "--output-format", "json"],
     ],
 )
-def test_an_option_that_is_given_twice_is_refused(capsys, monkeypatch, words):
+def test_option_given_twice_is_refused(capsys, monkeypatch, words):
     code, out, err = vcsd(capsys, monkeypatch, *words)
     assert (code, out) == (2, "")
     assert "is given twice: give it once" in err
 
 
-def test_an_option_for_a_list_is_taken_more_than_once(capsys, monkeypatch):
+def test_list_option_may_be_repeated(capsys, monkeypatch):
     words = ["io-passthru", "x", "--opcode", "0xca", "-p", "2", "-p", "3", "--dry-run"]
     assert vcsd(capsys, monkeypatch, *words)[0] == 0
 
 
-def test_every_number_has_a_range():
+def test_every_number_option_has_a_range():
     commands = dict(app.leaf_commands())
     assert {("run",), ("bench", "ftl"), ("nvmevirt", "check")} <= set(commands)
     numbers = [
@@ -42,12 +42,12 @@ def test_every_number_has_a_range():
     assert [(*path, each.opts) for path, each in numbers if each.max is None or each.min is None] == []
 
 
-def test_what_is_out_of_range_is_refused_before_anything_is_done(capsys, monkeypatch):
+def test_number_out_of_range_is_refused_before_the_run(capsys, monkeypatch):
     for words in (["--batch", "1000000"], ["--compression", "nan"], ["--seed", "9" * 400], ["--drives", "-1"]):
         code, out, err = vcsd(capsys, monkeypatch, "run", *words)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         assert words[0] in err
 
 
-def test_the_version_is_said(capsys, monkeypatch):
+def test_version_is_printed(capsys, monkeypatch):
     assert vcsd(capsys, monkeypatch, "--version") == (0, f"vcsd {public.__version__}\n", "")

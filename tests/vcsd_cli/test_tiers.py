@@ -31,7 +31,7 @@ def run(capsys, monkeypatch, *args):
 
 @pytest.mark.parametrize("policy", ["in-storage", *filter(moves_blocks, POLICIES)])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) -> None:
+def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) -> None:
     sizes = {"device": 2 * batch * LAYER_MIB, "host": batch * LAYER_MIB}
     mib = [f"--{name}-mib={size}" for name, size in sizes.items()]
     result = run(
@@ -58,14 +58,14 @@ def test_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) ->
         ({"device": 2, "host": 2, "page-cache": 2}, "exceeds each tier in memory"),
     ],
 )
-def test_auto_chooses_by_what_fits_and_says_why(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
+def test_auto_policy_follows_sizes_and_states_reason(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
     mib = [f"--{name}-mib={size * LAYER_MIB}" for name, size in tiers.items()]
     result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--file-tier", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
     assert chosen in result["kv_cache"]["why"]
 
 
-def test_for_people(capsys, monkeypatch, tmp_path) -> None:
+def test_tiers_run_prints_text_report(capsys, monkeypatch, tmp_path) -> None:
     code, out, _ = vcsd(
         capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--file-tier", str(tmp_path)
     )
@@ -74,7 +74,7 @@ def test_for_people(capsys, monkeypatch, tmp_path) -> None:
         assert words in out
 
 
-def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
+def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
         "from kv_cache import HOST, POLICIES\n"
@@ -111,14 +111,14 @@ def test_a_policy_of_ones_own(capsys, monkeypatch, tmp_path) -> None:
         (["--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", "/dev/shm"], "no direct I/O"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, monkeypatch, args, reason) -> None:
+def test_invalid_tier_options_are_one_line_error(capsys, monkeypatch, args, reason) -> None:
     code, _, err = vcsd(capsys, monkeypatch, *RUN, *args)
     assert code != 0
     (line,) = [each for each in err.splitlines() if each.startswith("vcsd: ")]
     assert reason in line
 
 
-def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> None:
+def test_disk_with_data_is_not_overwritten(capsys, monkeypatch, tmp_path) -> None:
     disk = Path(tmp_path, "disk.img")
     disk.write_bytes(b"precious" * (1 << 20))
     args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(disk))
@@ -131,7 +131,7 @@ def test_what_holds_something_is_left_alone(capsys, monkeypatch, tmp_path) -> No
 
 
 @pytest.mark.usefixtures("fuse", "own_run_dir")
-def test_a_mounted_drive_holds_what_is_past_the_page_cache(capsys, monkeypatch) -> None:
+def test_mounted_drive_works_as_direct_tier(capsys, monkeypatch) -> None:
     """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
     with open_drives(DriveSetConfig(count=1, transport="fuse")) as (drive,):
         (namespace,) = run_dir().glob("run-*/mount*/namespace")

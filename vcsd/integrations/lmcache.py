@@ -26,9 +26,9 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
+from host_driver.prefixes.async_store import AsyncPrefixStore, Rows, connected
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.keeper import AsyncPrefixStore, Rows, connected
-from host_driver.prefixes.names import PrefixNames
 from vcsd.integrations.model import identity_of
 from vcsd.integrations.paged import shape_of
 from vcsd.integrations.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
 
-from host_driver.prefixes.names import AdmissionFilter, PrefixNames
+from host_driver.prefixes.cache_keys import AdmissionFilter, PrefixNames
 
 
 @dataclass(frozen=True, slots=True)

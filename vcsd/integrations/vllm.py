@@ -27,8 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 from csd_spec.checked import from_values
 from csd_spec.model import FP16_BYTES
-from host_driver.prefixes.keeper import COUNTS, AsyncPrefixStore, connected
-from host_driver.prefixes.names import AdmissionFilter, PrefixNames
+from host_driver.prefixes.async_store import COUNTS, AsyncPrefixStore, connected
+from host_driver.prefixes.cache_keys import AdmissionFilter, PrefixNames
 from vcsd.integrations.model import Adapters, identity_of
 from vcsd.integrations.paged import PagedCache, shape_of
 from vcsd.integrations.plan import PrefixPlan, PrefixScheduler
@@ -68,7 +68,7 @@ class StoredKeys(KVConnectorHandshakeMetadata):
 
 @dataclass
 class IntervalCounts(KVConnectorStats):
-    """`host_driver.prefixes.keeper.COUNTS` of an interval."""
+    """`host_driver.prefixes.async_store.COUNTS` of an interval."""
 
     data: dict[str, int] = field(default_factory=dict)
 

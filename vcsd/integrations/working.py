@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 
-from host_driver.prefixes.keeper import AsyncPrefixStore, Rows
+from host_driver.prefixes.async_store import AsyncPrefixStore, Rows
 from vcsd.integrations.paged import PagedCache
 from vcsd.integrations.plan import PrefixLoad, PrefixPlan
 

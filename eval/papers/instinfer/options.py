@@ -14,12 +14,12 @@ import typer
 from csd_spec import CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.experiment import Outcome
-from eval.kept import ResultCache, fingerprint
 from eval.options import RayAddress
 from eval.papers.instinfer.runs import InStorageCase, Runs, default_workers, plan, simulate
 from eval.papers.instinfer.systems import Setup
 from eval.papers.options import MachineOptions, Simulated, cell
 from eval.papers.profiles import Ssd
+from eval.partial_results import ResultCache, fingerprint
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, check_model
 from vcsd.progress import progress

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.kept import ResultCache
 from eval.papers.instinfer.fill import Fill
 from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
+from eval.partial_results import ResultCache
 from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from attention_engine import METHODS, Arithmetic, DecodeStep, EngineClock, Queries
-from attention_engine.spend import Worth
+from attention_engine.page_selection import Worth
+from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
-from csd_firmware.stopwatch import LatencyBreakdown
 from csd_spec import DriveSpec, KvSlotView, ModelShape, SparFParams
 from csd_spec.arrays import I32, I64
 from csd_spec.layouts import layout_named

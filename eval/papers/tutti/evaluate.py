@@ -15,7 +15,6 @@ from eval.papers.machines import overlay
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.paper import Evaluation, Paper
 from eval.papers.profiles import Gpu, Model, Ssd
-from eval.papers.tutti.by_events import ByEvents
 from eval.papers.tutti.constants import (
     ASSUMED,
     CALIBRATED,
@@ -32,6 +31,7 @@ from eval.papers.tutti.constants import (
     SSD_PATH,
     SSD_TB,
 )
+from eval.papers.tutti.event_simulation import ByEvents
 from eval.papers.tutti.in_drives import Drives, table_rows
 from eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 

@@ -12,8 +12,8 @@ from csd_spec import ModelShape
 from csd_spec.arrays import F16
 from eval.verify.random_host import DIM
 from eval.verify.simulation.host import HEADS_A_DRIVE, LAYERS, Wrong
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.names import PrefixNames
 from host_driver.prefixes.store import PrefixStore
 
 BLOCK_TOKENS, MOST_BLOCKS = 8, 12

@@ -14,7 +14,7 @@ import typer
 
 from eval import sweep
 from eval.experiment import Outcome
-from eval.verify.simulation.plants import PLANTS
+from eval.verify.simulation.injected_bugs import PLANTS
 from eval.verify.simulation.world import FAULTS, STEPS, Verdict, simulate
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress

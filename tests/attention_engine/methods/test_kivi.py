@@ -52,7 +52,7 @@ def test_output_uses_codes_and_exact_unfinished_group(small_drive, name):
 
 
 @pytest.mark.parametrize("name", BITS)
-def test_codes_scales_and_least_values_are_what_crosses(small_drive, name):
+def test_read_bytes_are_codes_scales_and_zero_points(small_drive, name):
     """230 tokens: 14 full groups of 16 tokens on each of 2 heads, d = 16; the other 6 tokens are in DRAM."""
     step = Drive(small_drive, [230]).step()
     METHODS[name](step)
@@ -64,7 +64,7 @@ def test_codes_scales_and_least_values_are_what_crosses(small_drive, name):
     assert [item.lines.tolist() for item in step.work if isinstance(item, Compute)] == [[230, 230]] * 2
 
 
-def test_more_bits_are_nearer(small_drive):
+def test_more_bits_lower_error(small_drive):
     drive = Drive(small_drive, [300])
     exact = METHODS["dense"](step := drive.step())
     errors = [np.abs(METHODS[name](drive.step(q=step.q)) - exact).max() for name in ("kivi", "kivi-2")]

@@ -25,7 +25,7 @@ def written(tmp_path, text):
         "import attention_engine\ndef mine(step): ...\nMETHODS = attention_engine.METHODS | {'mine': mine}\n",
     ],
 )
-def test_a_file_adds_to_its_own_table_and_ours_stays(tmp_path, text):
+def test_file_adds_methods_to_copy_of_table(tmp_path, text):
     table = load_methods(written(tmp_path, text))
     assert list(table) == [*OURS, "mine"]
     assert METHODS == OURS
@@ -37,7 +37,7 @@ def test_a_file_is_run_once_until_it_changes(tmp_path):
     assert load_methods(file)["mine"] is load_methods(file)["mine"]
 
 
-def test_a_method_sees_its_files_table(tmp_path):
+def test_method_sees_globals_of_its_file(tmp_path):
     text = "METHODS['one'] = lambda step: 1\nMETHODS['two'] = lambda step: METHODS['one'](step) + 1\n"
     text = f"from attention_engine import METHODS\n{text}"
     assert load_methods(written(tmp_path, text))["two"](None) == 2
@@ -81,13 +81,13 @@ def plug_in(tmp_path, monkeypatch):
     type(_TABLES).plugged_in.cache_clear()
 
 
-def test_a_package_may_bring_methods(plug_in):
+def test_entry_point_of_package_adds_methods(plug_in):
     plug_in("def extra(step): return 5\n")
     assert load_methods()["extra"](None) == 5
     assert METHODS == OURS
 
 
-def test_a_package_that_fails_is_named(plug_in):
+def test_failing_entry_point_is_named(plug_in):
     plug_in("raise OSError('broken')\n")
     with pytest.raises(ValueError, match=r"plug-in extra:extra: OSError: broken"):
         load_methods()

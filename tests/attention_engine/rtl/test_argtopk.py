@@ -108,7 +108,7 @@ async def cycles(dut):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     still(dut)
     rng = await start(dut)
     bench = Bench(dut, rng)

@@ -15,7 +15,7 @@ LATENCY = 3
 
 
 @cocotb.test()
-async def any_digits(dut):
+async def random_digits(dut):
     """Random digits and coefficients, and the extremes of both."""
     cocotb.start_soon(Clock(dut.clk, 10, "ns").start())
     rng, width = random.Random(cocotb.RANDOM_SEED), parameters()["COEF_W"]

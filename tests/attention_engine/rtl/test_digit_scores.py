@@ -133,7 +133,7 @@ async def any_tokens(dut, pressure):
 
 
 @cocotb.test()
-async def cycles_are_the_clocks(dut):
+async def cycles_equal_clock_model(dut):
     """Heads of one page and of several; beats are there at once."""
     rng = await start(dut)
     numbers, bench, off, T = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng), [], shape().form.T
@@ -152,7 +152,7 @@ async def cycles_are_the_clocks(dut):
 
 
 @cocotb.test()
-async def scores_are_those_of_float64(dut):
+async def scores_equal_float64(dut):
     """The error is at most that of rounding to int8."""
     rng = await start(dut)
     numbers, bench = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng)

@@ -39,7 +39,7 @@ async def every_segment(dut):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 3)[0])
     await reset(dut)
@@ -53,7 +53,7 @@ async def bins(dut):
     COVER.require("s idle", "s held up", "m waits", "m held up")
 
 
-def test_the_table_is_close_and_never_falls():
+def test_table_is_close_to_exp2_and_monotonic():
     worst, last = 0.0, 0
     for x in range(0, 1 << LOGIT_FRAC, 5):
         whole, mant = exp2_unit(x)
@@ -63,7 +63,7 @@ def test_the_table_is_close_and_never_falls():
     assert worst < 1e-6
 
 
-def test_the_included_table_is_the_one_of_the_model():
+def test_included_table_equals_golden_table():
     assert FILE.read_text() == verilog(), "run python -m attention_engine.rtl.tables"
 
 

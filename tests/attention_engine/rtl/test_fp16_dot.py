@@ -79,7 +79,7 @@ async def directed(dut):
 
 
 @cocotb.test()
-async def one_beat_a_cycle(dut):
+async def one_beat_per_cycle(dut):
     rng = await start(dut)
     lanes = parameters()["LANES"]
     source, sink = Source(dut, "s", rng), Sink(dut, "m", ("tdata",), rng)

@@ -9,7 +9,7 @@ from attention_engine.rtl.golden import fp16_bad, fp16_units
 
 
 @cocotb.test()
-async def any_products(dut):
+async def random_products(dut):
     """Every special value, and 1500 others; the pipeline stands still whenever `en` is low."""
     rng = await start_clock(dut)
     width = parameters()["SIG_W"]

@@ -24,7 +24,7 @@ def due(sign, sig, shift, b):
 
 
 @cocotb.test()
-async def any_products(dut):
+async def random_products(dut):
     cocotb.start_soon(Clock(dut.clk, 10, "ns").start())
     rng = random.Random(cocotb.RANDOM_SEED)
     most = (1 << parameters()["SIG_W"]) - 1

@@ -37,7 +37,7 @@ async def any_sums(dut, pressure):
 
 
 @cocotb.test()
-async def halves_go_away_from_zero(dut):
+async def halves_round_away_from_zero(dut):
     rng = await start(dut)
     frac, bits = parameters()["OUT_FRAC"], parameters()["OUT_W"]
     # 1.5 units of the result: the sum is 3 x 2^(47 - frac)
@@ -48,7 +48,7 @@ async def halves_go_away_from_zero(dut):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 4)[0])
     await reset(dut)

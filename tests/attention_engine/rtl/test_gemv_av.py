@@ -89,7 +89,7 @@ async def any_batches(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     still(dut)
     rng = await start(dut)
     p = parameters()

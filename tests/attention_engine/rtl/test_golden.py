@@ -61,7 +61,7 @@ def test_dense_is_attention(scale):
     assert close(data, run_of(50, 32, 2, 32, 50, 13)) <= MAX_ULPS
 
 
-def test_rows_are_merged_by_their_sums():
+def test_parts_merge_by_m_and_l_to_whole():
     """Two halves attended by themselves, weighed with l x 2^m, are the whole; l x 2^m is the sum of e^logit."""
     d, G, sizes = 32, 2, (30, 50)
     q, K, V, mean = make(9, sum(sizes), d, G)
@@ -78,13 +78,13 @@ def test_rows_are_merged_by_their_sums():
     assert abs((share[:, :, None] * parts).sum(0) - want).max() / ulp(np.abs(V).max()) <= MAX_ULPS
 
 
-def test_scores_all_equal_take_the_first():
+def test_equal_scores_select_lowest_tokens():
     q, K, V, mean = make(3, 40, 8, 1)
     got = sparf_engine(*(part.view(np.uint16) for part in (q, np.ones_like(K), V, mean)), run_of(40, 8, 1, 8, 9, 2))
     assert got.tokens == [0, 1, 2, 3, 4, 5, 6, 38, 39] and got.channels == list(range(8))
 
 
-def test_nan_and_infinity_count_as_zero_and_are_told():
+def test_nan_and_infinity_count_as_zero_and_set_flag():
     q, K, V, mean = make(4, 20, 8, 1)
     clean = K.copy()
     K[5, 3], clean[5, 3] = np.nan, 0
@@ -105,13 +105,13 @@ def test_nan_and_infinity_count_as_zero_and_are_told():
         ("page_bytes", 3000),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused(field, value):
+def test_invalid_engine_shape_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         EngineShape(**{"head_dim": 64, "lanes": 8, field: value})
 
 
 @pytest.mark.parametrize(("field", "value"), [("m", 3), ("n", 65), ("n", 40), ("seq_len", 0), ("seq_len", 9)])
-def test_a_run_that_cannot_be_is_refused(field, value):
+def test_invalid_engine_run_is_refused(field, value):
     good = {"shape": EngineShape(head_dim=64), "sparf": SparFParams(8, 10, 2), "m": 4, "n": 8, "seq_len": 100}
     with pytest.raises(ValueError, match=field if value != 9 else "k = 10"):
         EngineRun(**{**good, field: value})

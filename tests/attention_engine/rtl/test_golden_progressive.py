@@ -41,7 +41,7 @@ def test_parts_of_a_value_are_the_value():
         assert (-1 if bits >> 15 else 1) * (sig << shift) == fp16_units(bits) and sig < 2048
 
 
-def test_8_bits_are_exactly_fp16():
+def test_refined_values_are_exact_in_fp16():
     for exponent in range(-24, 10):
         for code in range(-127, 128):
             got = np.uint16(int8_value(code, exponent)).view(np.float16)
@@ -51,7 +51,7 @@ def test_8_bits_are_exactly_fp16():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
-def test_a_page_of_8_bits_is_unpacked(shape):
+def test_refined_page_is_unpacked(shape):
     numbers = np.random.default_rng(1)
     of_k, of_v = (numbers.integers(-24, 10, size) for size in (shape.head_dim, shape.refined))
     codes = numbers.integers(-127, 128, (2, shape.refined, shape.head_dim))
@@ -83,7 +83,7 @@ def plain(q, page, shape):
 
 @pytest.mark.parametrize("kind", WIDTHS[:4])
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
-def test_sums_are_those_of_plain_arithmetic(shape, kind):
+def test_score_sums_equal_exact_arithmetic(shape, kind):
     numbers = np.random.default_rng(2)
     for spread in (0.01, 2, 3000):
         q = numbers.normal(0, spread, (2, shape.m)).astype(np.float16)
@@ -95,7 +95,7 @@ def test_sums_are_those_of_plain_arithmetic(shape, kind):
 
 @pytest.mark.parametrize("kind", WIDTHS[:5])
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
-def test_scores_are_those_of_the_sums(shape, kind):
+def test_scores_equal_scaled_sums(shape, kind):
     """x is the sum times log2(e) / sqrt(d), within its own rounding and that of the factor."""
     numbers = np.random.default_rng(3)
     q = numbers.normal(0, 2, (2, shape.head_dim)).astype(np.float16)
@@ -157,7 +157,7 @@ def test_values_of_the_layout_are_summed(shape):
     assert abs(got - want).max() <= 0.02 * abs(want).max() + tokens**0.5 * unit * 4
 
 
-def test_a_rotation_is_the_layouts():
+def test_rotation_equals_that_of_layout():
     numbers = np.random.default_rng(7)
     for m in (16, 48, 64, 128):
         values = numbers.integers(-1000, 1000, m)
@@ -168,7 +168,7 @@ def test_a_rotation_is_the_layouts():
         assert hadamard(hadamard(values.tolist(), m & -m), m & -m) == (values * (m & -m)).tolist()
 
 
-def test_weights_of_values():
+def test_value_weights_scale_largest_to_7_bits():
     assert value_weights([0, 0], [0x3C00, 0x3C00]) == ([0, 0], 0, False)
     assert value_weights([1 << 24], [0x7BFF]) == ([127], 32, False)  # the largest there is; it would round to 128
     assert value_weights([1 << 24, 1 << 17], [0x3C00, 0x3C00]) == ([64, 1], 17, False)  # half of a unit goes up
@@ -176,7 +176,7 @@ def test_weights_of_values():
     assert value_weights([1 << 24, 1 << 24], [0x8000, 0x7C00]) == ([0, 0], 0, True)
 
 
-def test_pages_are_chosen_as_float64_says():
+def test_chosen_pages_equal_float64():
     """Except for pages whose gain or mass is within the stated error of the fixed-point arithmetic."""
     numbers = np.random.default_rng(9)
     x = numbers.normal(0, 3, (2, 700))
@@ -198,14 +198,14 @@ def test_pages_are_chosen_as_float64_says():
     assert np.array_equal(read, (masses > mass_least * l).any(0)) and not read.all()
 
 
-def test_value_pages_read_as_they_were_made():
+def test_value_page_codes_round_trip():
     numbers, shape = np.random.default_rng(8), VALUES[1]
     page = any_value_page(numbers, shape)
     assert np.array_equal(page_codes(page, shape).max(0), np.full(64, 15))
     assert np.array_equal(value_sums(np.eye(3, dtype=np.int64), page, shape), 2 * page_codes(page, shape)[:3] - 15)
 
 
-def test_what_cannot_be_is_told():
+def test_out_of_range_input_sets_flag():
     shape, numbers = ProgressiveShape(head_dim=16, m=16, page_bytes=512, k_bits=3), np.random.default_rng(5)
     q = np.full((1, 16), 0x3C00, np.uint16)
     for kind in WIDTHS:
@@ -225,6 +225,6 @@ def test_what_cannot_be_is_told():
 
 
 @pytest.mark.parametrize(("field", "value"), [("head_dim", 24), ("m", 8), ("q_heads", 9), ("page_bytes", 100)])
-def test_a_shape_that_cannot_be_is_refused(field, value):
+def test_invalid_progressive_shape_is_refused(field, value):
     with pytest.raises(ValueError, match=field):
         ProgressiveShape(**{"head_dim": 16, "m": 16, field: value})

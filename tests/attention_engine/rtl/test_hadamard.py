@@ -32,7 +32,7 @@ async def any_vectors(dut, pressure):
 
 
 @cocotb.test()
-async def a_value_a_cycle(dut):
+async def one_value_per_cycle(dut):
     rng = await start(dut)
     beats, due = cases(rng, 4)
     sink = Sink(dut, "m", ("tdata", "tuser"), rng)

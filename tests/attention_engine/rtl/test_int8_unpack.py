@@ -64,7 +64,7 @@ async def any_pages(dut, pressure):
 
 
 @cocotb.test()
-async def every_value_is_what_float64_says(dut):
+async def every_value_equals_float64(dut):
     """All codes with all exponents of K and some exponents of V: the output is code x 2^exponent."""
     rng = await start(dut)
     d, n = shape().head_dim, shape().refined
@@ -83,7 +83,7 @@ async def every_value_is_what_float64_says(dut):
 
 
 @cocotb.test()
-async def a_beat_out_each_cycle(dut):
+async def one_beat_per_cycle_is_output(dut):
     """From the first page's first value to the third one's last: two pages' half beats, and one's values."""
     rng = await start(dut)
     numbers = np.random.default_rng(5)

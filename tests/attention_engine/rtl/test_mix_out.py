@@ -39,7 +39,7 @@ async def any_channels(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 3)[0])
     await reset(dut)
@@ -53,7 +53,7 @@ async def bins(dut):
     COVER.require("s idle", "s held up", "m waits", "m held up")
 
 
-def test_rounding_is_numpys():
+def test_rounding_equals_numpy():
     rng = np.random.default_rng(1)
     for size in rng.integers(0, 1 << 46, 2000) >> rng.integers(0, 46, 2000):
         want = np.float64(int(size) * 2.0**-30).astype(np.float16).view(np.uint16)

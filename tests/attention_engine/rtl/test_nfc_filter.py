@@ -98,7 +98,7 @@ async def every_last_place(dut):
 
 
 @cocotb.test()
-async def one_beat_a_cycle(dut):
+async def one_beat_per_cycle(dut):
     still(dut)
     rng = await start(dut)
     lanes = parameters()["LANES"]

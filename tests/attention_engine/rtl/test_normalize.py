@@ -10,7 +10,7 @@ from rtl_bench import parameters, simulate
 
 
 @cocotb.test()
-async def any_numbers(dut):
+async def random_numbers(dut):
     """Every position of the leading one, and zero; the pipeline stalls while `en` is low."""
     cocotb.start_soon(Clock(dut.clk, 10, "ns").start())
     dut.en.value = 0

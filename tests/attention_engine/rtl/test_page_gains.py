@@ -78,7 +78,7 @@ async def any_weights(dut, pressure):
 
 
 @cocotb.test()
-async def at_the_limit(dut):
+async def values_at_the_limit(dut):
     """Gains and masses around the threshold that they have to exceed; largest weights; limits beyond any page."""
     rng = await start(dut)
     bench, p = Bench(dut, rng), parameters()

@@ -9,7 +9,7 @@ MODULES = sorted(path.stem for path in SOURCES.glob("*.sv"))
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_has_a_partner(module):
+def test_every_rtl_module_has_a_test(module):
     partner = HERE / f"test_{module}.py"
     assert partner.exists(), f"{module}.sv: a test_{module}.py is missing"
     assert re.search(rf'simulate\(\s*"{module}"', partner.read_text()), f"{partner.name} does not simulate {module}"

@@ -85,7 +85,7 @@ def ulps(got, want, V):
 
 
 @pytest.mark.parametrize("m", [2, 8])
-def test_tokens_are_the_software_kernels_but_for_ties(heads, m):
+def test_recorded_tokens_equal_software_kernel_except_ties(heads, m):
     run, ties = run_at(m), 0
     for head in heads:
         got, (want, tokens, scores) = golden(head, run), software(head, run)
@@ -110,7 +110,7 @@ def test_output_within_ulps_of_algorithm_1(heads):
 
 
 @pytest.mark.rtl
-def test_the_rtl_gives_the_golden_models_bits(heads):
+def test_recorded_rtl_equals_golden_model(heads):
     BUILDS.mkdir(exist_ok=True)
     path = BUILDS / "recorded.npz"
     np.savez(path, *(part.view(np.uint16) for head in heads for part in map(np.ascontiguousarray, head)))
@@ -126,7 +126,7 @@ def test_the_rtl_gives_the_golden_models_bits(heads):
 
 @pytest.mark.slow
 @pytest.mark.rtl
-def test_the_progressive_engine_gives_its_golden_models_bits(heads):
+def test_recorded_progressive_engine_equals_golden_model(heads):
     BUILDS.mkdir(exist_ok=True)
     path = BUILDS / "recorded_progressive.npz"
     np.savez(path, *(part.view(np.uint16) for head in heads for part in map(np.ascontiguousarray, head[:3])))

@@ -34,7 +34,7 @@ async def any_norms(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send(cases(rng, 1)[0])
     await reset(dut)
@@ -48,7 +48,7 @@ async def bins(dut):
     COVER.require("s idle", "s held up", "m waits", "m held up")
 
 
-def test_the_scale_is_that_of_algorithm_1():
+def test_scale_equals_algorithm_1():
     mant, exp = EngineShape(head_dim=128).scale
     for whole, kept in ((1000 << 24, 300 << 24), (7, 7), (12345678901, 987654321)):
         got = score_scale(whole, kept, mant, exp)

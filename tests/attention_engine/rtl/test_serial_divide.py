@@ -9,7 +9,7 @@ COVER = Coverage()
 
 @cocotb.test()
 @cocotb.parametrize(pressure=PRESSURES)
-async def any_numbers(dut, pressure):
+async def random_numbers(dut, pressure):
     rng = await start(dut)
     num, den = parameters()["NUM_W"], parameters()["DEN_W"]
     pairs = [(0, 1), ((1 << num) - 1, 1), ((1 << num) - 1, (1 << den) - 1), (5, (1 << den) - 1)]
@@ -20,7 +20,7 @@ async def any_numbers(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     from rtl_bench import Source, reset
 
     rng = await start(dut)

@@ -9,7 +9,7 @@ COVER = Coverage()
 
 @cocotb.test()
 @cocotb.parametrize(pressure=PRESSURES)
-async def any_numbers(dut, pressure):
+async def random_numbers(dut, pressure):
     rng = await start(dut)
     a_bits, b_bits = parameters()["A_W"], parameters()["B_W"]
     pairs = [(0, 1), ((1 << a_bits) - 1, (1 << b_bits) - 1), ((1 << a_bits) - 1, 0), (1, (1 << b_bits) - 1)]
@@ -21,7 +21,7 @@ async def any_numbers(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send([{"a": 77, "b": 3}])
     await reset(dut)

@@ -11,7 +11,7 @@ COVER = Coverage()
 
 @cocotb.test()
 @cocotb.parametrize(pressure=PRESSURES)
-async def any_numbers(dut, pressure):
+async def random_numbers(dut, pressure):
     rng = await start(dut)
     width = parameters()["W"]
     numbers = [0, 1, 2, 3, 4, (1 << width) - 1, 1 << width - 2, (1 << width - 2) - 1]
@@ -22,7 +22,7 @@ async def any_numbers(dut, pressure):
 
 
 @cocotb.test()
-async def reset_at_work(dut):
+async def reset_while_busy(dut):
     rng = await start(dut)
     await Source(dut, "s", rng).send([{"tdata": 81}])
     await reset(dut)

@@ -21,7 +21,7 @@ async def any_beats(dut, pressure):
 
 
 @cocotb.test()
-async def one_a_cycle(dut):
+async def one_result_per_cycle(dut):
     dut.s_tvalid.value = 0
     rng = await start(dut)
     sink = Sink(dut, "m", ("tdata",), rng)

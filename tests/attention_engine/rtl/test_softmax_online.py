@@ -72,7 +72,7 @@ async def any_scores(dut, pressure):
 
 
 @cocotb.test()
-async def one_score_a_cycle(dut):
+async def one_score_per_cycle(dut):
     rng = await start(dut)
     contexts = parameters()["CONTEXTS"]
     sink, source, local = Sink(dut, "m", FIELDS, rng), Source(dut, "s", rng), Coverage()

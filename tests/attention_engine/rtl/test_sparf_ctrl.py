@@ -103,7 +103,7 @@ async def any_run(dut, busy):
 
 
 @cocotb.test()
-async def a_phase_may_end_within_the_walk(dut):
+async def phase_may_end_within_scan(dut):
     """The walk of the next phase begins at the first unit again."""
     rng = await start(dut)
     bench, p = Bench(dut, rng), parameters()
@@ -141,7 +141,7 @@ async def sums_of_rows_are_read(dut):
 
 
 @cocotb.test()
-async def parameters_that_cannot_be(dut):
+async def invalid_parameters_are_refused(dut):
     """Each of them is refused, and nothing begins; registers read back."""
     rng = await start(dut)
     bench, p = Bench(dut, rng), parameters()

@@ -127,7 +127,7 @@ def case(rng, run, spread=1.0):
 
 
 @cocotb.test()
-async def cycles_are_the_clocks(dut):
+async def cycles_equal_clock_model(dut):
     """Several parameter sets one after the other; flash answers at once."""
     rng = await start(dut)
     bench, off = Bench(dut, rng), []

@@ -112,7 +112,7 @@ async def any_pages(dut, pressure):
 
 
 @cocotb.test()
-async def a_beat_takes_a_cycle_a_query(dut):
+async def beat_takes_one_cycle_per_query(dut):
     """One cycle for each beat of lines; sizes, and beats after the last token, are skipped. Weights arrive in time."""
     rng = await start(dut)
     numbers, bench = np.random.default_rng(rng.getrandbits(32)), Bench(dut, rng)

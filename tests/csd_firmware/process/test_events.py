@@ -16,7 +16,7 @@ def text_again():
     events.set_format("text")
 
 
-def test_an_event_is_a_line_for_people_or_an_object_for_programs(capsys):
+def test_event_is_text_line_or_json_object(capsys):
     events.emit("stopped", "all drives stopped", code=0)
     assert capsys.readouterr().err == "all drives stopped\n"
     events.set_format("json")
@@ -34,7 +34,7 @@ def test_an_event_is_a_line_for_people_or_an_object_for_programs(capsys):
     }
 
 
-def test_a_reader_that_has_gone_is_no_error():
+def test_event_without_reader_is_no_error():
     """`vcsd serve` exited with 1 where its last event had no reader."""
     code = "from csd_firmware.process.events import emit; emit('stopped', 'all drives stopped')"
     reads, writes = os.pipe()

@@ -36,7 +36,7 @@ def mount(tmp_path):
     assert not os.path.ismount(folder)
 
 
-def test_a_drive_says_what_it_is(mount):
+def test_mount_lists_files_and_identify_data(mount):
     assert sorted(path.name for path in mount.iterdir()) == [
         "identify.json",
         "latency.json",
@@ -70,7 +70,7 @@ def test_a_namespace_has_many_requests_in_flight(mount):
         open_queue(mount / "namespace")
 
 
-def test_files_of_a_drive_are_neither_made_nor_removed(mount):
+def test_files_in_mount_cannot_be_created_or_removed(mount):
     file, new = mount / "namespace", mount / "new"
     for action in (
         lambda: new.write_bytes(b"x"),
@@ -87,7 +87,7 @@ def test_files_of_a_drive_are_neither_made_nor_removed(mount):
         file.rmdir()
 
 
-def test_a_drive_keeps_its_size(mount):
+def test_namespace_cannot_be_resized(mount):
     file = mount / "namespace"
     size = file.stat().st_size
     with file.open("r+b") as opened:
@@ -101,7 +101,7 @@ def test_a_drive_keeps_its_size(mount):
         assert (file.stat().st_size, opened.read(4)) == (size, b"kept")
 
 
-def test_room_is_what_was_not_written(mount):
+def test_statfs_reports_unwritten_space(mount):
     empty = shutil.disk_usage(mount)
     assert (empty.used, empty.free, empty.total) == (0, empty.total, (mount / "namespace").stat().st_size)
     with (mount / "namespace").open("r+b", buffering=0) as file:
@@ -110,7 +110,7 @@ def test_room_is_what_was_not_written(mount):
     assert shutil.disk_usage(mount).used == 1 << 20
 
 
-def test_bytes_at_any_place_are_kept(mount):
+def test_unaligned_writes_read_back(mount):
     draw, model = random.Random(2), bytearray(1 << 20)
     with (mount / "namespace").open("r+b", buffering=0) as file:
         for _ in range(100):
@@ -129,7 +129,7 @@ def test_bytes_at_any_place_are_kept(mount):
     assert times["read"]["mean_ns"] > 5000
 
 
-def test_a_file_system_fits_on_it(mount):
+def test_ext4_on_mounted_namespace_is_clean(mount):
     """mkfs and fsck work on the file itself, so no loop device is needed."""
     if not shutil.which("mkfs.ext4"):
         missing("fuse", "mkfs.ext4 is not installed: apt-get install e2fsprogs")
@@ -139,7 +139,7 @@ def test_a_file_system_fits_on_it(mount):
         assert done.returncode == 0, done.stderr
 
 
-def test_fio_verifies_what_it_wrote(mount):
+def test_fio_random_writes_verify(mount):
     if not shutil.which("fio"):
         missing("fuse", "fio is not installed: apt-get install fio")
     load = ["--rw=randwrite", "--bs=4k", "--size=8M", "--ioengine=libaio", "--iodepth=16", "--direct=1"]
@@ -188,7 +188,7 @@ def test_an_unmount_under_load_is_clean(mount):
     device.close()
 
 
-def test_a_mount_whose_drive_was_killed_comes_back(mount):
+def test_mount_returns_after_drive_is_killed(mount):
     with (mount / "namespace").open("r+b", buffering=0) as file:
         os.pwrite(file.fileno(), b"kept" * 1024, 0)
         os.fsync(file.fileno())

@@ -115,7 +115,7 @@ def test_hosts_that_are_not_listed_are_refused_and_counted(tmp_path, small_drive
         device.close()
 
 
-def test_hosts_of_different_tenants_are_apart(tmp_path, small_drive):
+def test_hosts_of_different_tenants_share_nothing(tmp_path, small_drive):
     """Each has its keys, names, sequences and share of the drive."""
     listen = replace(LISTEN, hosts=(AllowedHost(HOST, "alice"), AllowedHost(STRANGER, "bob")))
     with serving(tmp_path, "csd0", spec=small_drive, listen=listen, tenants=("alice", "bob")):

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 
-def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
+def test_decode_continues_after_drives_are_killed(tmp_path):
     with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(30)]
@@ -64,7 +64,7 @@ def test_drives_that_are_killed_come_back_and_decode_goes_on(tmp_path):
             device.close()
 
 
-def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
+def test_served_drive_uses_configured_medium_and_threads(tmp_path):
     given = {"path": tmp_path, "medium": Medium("mapped"), "threads": 3}
     drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **given)
     folder = DriveFolder(drive.spec, tmp_path)
@@ -76,7 +76,7 @@ def test_a_drive_has_the_medium_and_the_threads_that_it_is_given(tmp_path):
 
 
 @pytest.mark.parametrize("medium", ["mapped", "direct"])
-def test_a_drive_whose_pages_are_in_files_is_killed_and_goes_on(tmp_path, medium):
+def test_file_backed_drive_continues_after_kill(tmp_path, medium):
     with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
@@ -91,7 +91,7 @@ def test_a_drive_whose_pages_are_in_files_is_killed_and_goes_on(tmp_path, medium
         device.close()
 
 
-def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
+def test_crop_and_free_survive_a_kill(tmp_path):
     generator = np.random.default_rng(1)
     with serving(tmp_path, "csd0", flash=tmp_path):
         device = RecoveringDrive(window_of("csd0"))
@@ -121,7 +121,7 @@ def test_a_crop_and_a_free_are_not_undone_by_a_death(tmp_path):
         device.close()
 
 
-def test_handles_stay_apart_when_a_drive_gives_numbers_again(tmp_path):
+def test_handles_stay_distinct_when_numbers_are_reused(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
         device = RecoveringDrive(window_of("csd0"))
         create, seen = SeqCreate(1, 1, 1, 16, 64), {}
@@ -165,7 +165,7 @@ def test_no_restart_error_names_drive_others_continue(tmp_path):
             device.close()
 
 
-def test_a_drive_that_stands_still_goes_on_where_it_was(tmp_path):
+def test_stopped_drive_resumes_without_loss(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
         device = RecoveringDrive(window_of("csd0"))
         os.kill(pid("csd0"), signal.SIGSTOP)
@@ -175,7 +175,7 @@ def test_a_drive_that_stands_still_goes_on_where_it_was(tmp_path):
         device.close()
 
 
-def test_tenants_have_windows_of_their_own(tmp_path):
+def test_each_tenant_has_its_own_window(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path, tenants=("alice", "bob")):
         alice, bob = window_of("csd0", "alice")(), window_of("csd0", "bob")()
         hers = tuple(alice.submit(SeqCreate(1, 1, 1, 8, 64), 0).result().data[0].tolist())
@@ -184,7 +184,7 @@ def test_tenants_have_windows_of_their_own(tmp_path):
         alice.close(), bob.close()
 
 
-def test_tenants_of_a_served_drive_have_their_shares(tmp_path):
+def test_tenants_of_served_drive_get_configured_shares(tmp_path):
     with serving(tmp_path, "csd0", tenants=("alice", "bob"), shares=(0.25, 0.75)):
         alice, bob = window_of("csd0", "alice")(), window_of("csd0", "bob")()
         refused = alice.submit(SeqCreate(20_000, 1, 1, 8, 64), 0).result()
@@ -196,7 +196,7 @@ def test_tenants_of_a_served_drive_have_their_shares(tmp_path):
         alice.close(), bob.close()
 
 
-def test_files_are_their_owners_only(tmp_path):
+def test_run_files_are_private_to_owner(tmp_path):
     with serving(tmp_path, "csd0", flash=tmp_path):
         for path in (run_dir(), drive_dir("csd0"), tmp_path / "csd0"):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -234,7 +234,7 @@ def test_window_of_a_killed_host_is_free(tmp_path):
         device.close()
 
 
-def test_host_whose_window_is_taken_hears_by_whom(tmp_path):
+def test_replaced_host_error_names_new_host(tmp_path):
     """A host on another machine sees no lock: the doorbell closes before the drive's header names the next host."""
     with serving(tmp_path, "csd0"):
         first = window_of("csd0")()
@@ -248,7 +248,7 @@ def test_host_whose_window_is_taken_hears_by_whom(tmp_path):
         second.close()
 
 
-def test_host_that_recovers_does_not_take_its_window_back(tmp_path):
+def test_replaced_host_does_not_reclaim_window(tmp_path):
     with serving(tmp_path, "csd0"):
         first = RecoveringDrive(window_of("csd0"))
         line = call(doorbell_path(window_path("csd0")))
@@ -285,7 +285,7 @@ def test_restart_limit_of_drive_that_dies_at_once(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
+def test_sigterm_stops_supervisor_and_drives(monkeypatch, number):
     begun, begins = os.pipe()
 
     def child(*given):
@@ -304,7 +304,7 @@ def test_a_signal_stops_supervisor_and_drives(monkeypatch, number):
 
 
 @pytest.mark.parametrize("is_orphaned", [True, False])
-def test_the_server_of_a_run_that_has_ended_clears_its_folder(monkeypatch, tmp_path, is_orphaned):
+def test_server_removes_run_folder_when_run_ends(monkeypatch, tmp_path, is_orphaned):
     file = tmp_path / "served" / "drives.json"
     file.parent.mkdir()
     file.write_text(ServedDrives((ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH),)).to_json())

@@ -61,7 +61,7 @@ def refused(action, *args, **more):
     return error.value.status
 
 
-def test_properties(controller):
+def test_controller_properties(controller):
     capabilities = controller.get_property(0, True)
     assert capabilities & 0xFFFF == 127 and capabilities >> 37 & 1 and capabilities >> 43 & 1
     assert controller.get_property(8, False) == 0x20000
@@ -77,7 +77,7 @@ def test_properties(controller):
     assert refused(controller.get_property, 0x30, False) == Code.INVALID_FIELD
 
 
-def test_identify_controller(controller):
+def test_identify_controller_data(controller):
     page = identify(controller, 1)
     assert len(page) == 4096
     assert page[4:24] == b"test".ljust(20) and page[24:64] == b"vcsd test".ljust(40)
@@ -88,7 +88,7 @@ def test_identify_controller(controller):
     assert struct.unpack_from("<I", page, 516) == (1,)
 
 
-def test_identify_namespace(controller):
+def test_identify_namespace_data(controller):
     page = identify(controller, 0, 1)
     lbas = MemoryBlocks.size_bytes // 4096
     assert struct.unpack_from("<QQQ", page) == (lbas, lbas, 3)
@@ -113,7 +113,7 @@ def test_identify_namespace(controller):
         assert refused(identify, controller, kind, nsid, csi) == status
 
 
-def test_log_pages(controller):
+def test_log_pages_and_refusals(controller):
     smart = log(controller, 2, 512)
     assert int.from_bytes(smart[48:64], "little") == 7 and int.from_bytes(smart[160:176], "little") == 1 << 70
     assert log(controller, 2, 16, offset=48) == smart[48:64]
@@ -205,7 +205,7 @@ def test_ranges_beyond_the_end_change_nothing(controller, blocks):
     assert blocks.read(7 * 4096, 4096) == b"x" * 4096, "all ranges or none"
 
 
-def test_docs_list_what_the_controller_answers(controller):
+def test_docs_table_equals_supported_commands(controller):
     effects = struct.unpack("<512I", log(controller, 5)[:2048])
     assert {each for each, yes in docs_table("Admin commands").items() if yes} == {
         number for number in range(256) if effects[number] & 1

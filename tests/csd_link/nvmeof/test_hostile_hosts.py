@@ -101,7 +101,7 @@ def attach(target, stop):
 
 
 @pytest.mark.parametrize("behave", [trickle, stall, lie, flood, connect, attach])
-def test_a_good_host_completes_all_while_others_misbehave(target, behave):
+def test_correct_host_completes_all_beside_hostile_ones(target, behave):
     def misbehave():
         while not stop.is_set():
             with suppress(OSError):  # it was dropped
@@ -129,7 +129,7 @@ def test_a_good_host_completes_all_while_others_misbehave(target, behave):
     host.close()
 
 
-def test_a_host_of_many_sessions_takes_none_of_another_host():
+def test_session_limit_keeps_sessions_of_other_hosts():
     namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16), sessions=4)
     first = namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", HOST).data[0][:8]
     for _ in range(20):

@@ -65,7 +65,7 @@ def test_two_hosts_store_retrieve_list_and_delete(hosts, tenants):
     assert (tenants[HOST].flushes, tenants[OTHER].flushes) == (5, 1), "each Store and Delete, and Flush"
 
 
-def test_keys_that_do_not_exist(hosts):
+def test_missing_key_is_refused(hosts):
     one, _ = hosts
     for request in (one.retrieve, one.exist, one.delete):
         assert refused(request, b"key") == Code.UNKNOWN_KEY
@@ -85,7 +85,7 @@ def test_store_options(hosts, option, of_new, of_known, compression):
         assert found == (before if status else [b"after"])
 
 
-def test_wrong_sizes(hosts, tenants):
+def test_invalid_key_and_value_sizes_are_refused(hosts, tenants):
     one, _ = hosts
     for request in (one.retrieve, one.exist, one.delete, lambda key, **more: one.store(key, b"x", **more)):
         assert refused(request, b"key", length=0) == Code.INVALID_KEY_SIZE
@@ -96,7 +96,7 @@ def test_wrong_sizes(hosts, tenants):
     assert one.listed() == [b"largest"]
 
 
-def test_a_list_begins_at_a_key_and_has_those_that_fit(hosts):
+def test_list_starts_at_key_and_fits_buffer(hosts):
     one, _ = hosts
     keys = [b"a", b"b", b"bb", b"bbb" * 5, b"c" * 16]
     for key in keys:

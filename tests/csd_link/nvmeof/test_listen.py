@@ -10,7 +10,7 @@ from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.tls import Credentials
 
 
-def test_each_drive_has_the_next_port_and_all_are_discovered():
+def test_drives_listen_on_consecutive_ports():
     at = Listen.parse("127.0.0.1:4420", ("a", "b"), is_remote_allowed=False)
     assert (at.port_of("a"), at.port_of("b")) == (4420, 4421)
     assert at.records == (DiscoveryRecord(nqn_of("a"), 4420), DiscoveryRecord(nqn_of("b"), 4421))
@@ -23,12 +23,12 @@ def test_each_drive_has_the_next_port_and_all_are_discovered():
 
 
 @pytest.mark.parametrize("text", ["", "4420", ":4420", "127.0.0.1:", "127.0.0.1:0", "127.0.0.1:65535", "127.0.0.1:x"])
-def test_what_is_no_address_is_refused(text):
+def test_invalid_listen_address_is_refused(text):
     with pytest.raises(ValueError, match="must be HOST:PORT"):
         Listen.parse(text, ("a", "b"), is_remote_allowed=True)
 
 
-def test_an_address_that_others_reach_needs_leave():
+def test_remote_listen_address_needs_option():
     for text in ("0.0.0.0:4420", "[::]:4420"):
         with pytest.raises(ValueError, match="--listen-remote"):
             Listen.parse(text, ("a",), is_remote_allowed=False)

@@ -103,7 +103,7 @@ def test_node_size_matches_drive_and_kernel_limits(device):
     assert device.max_bytes == LINE_BYTES - FIELDS_BYTES
 
 
-def test_commands_under_way_together_end_in_order(device, drive):
+def test_commands_in_flight_complete_in_order(device, drive):
     futures = [device.submit(KvFree((100 + number,)), number) for number in range(5)]
     assert [len(each.result().data[0]) for each in futures] == [100, 101, 102, 103, 104]
     assert drive.seen == [0, 1, 2, 3, 4]
@@ -142,7 +142,7 @@ def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypat
     assert str(other.lost) == "its firmware has restarted"
 
 
-def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
+def test_namespace_without_sequences_is_lost(kernel, tmp_path):
     kernel.faults = [(0x4001, False)]
     with pytest.raises(DriveLostError, match="not a namespace of sequences: NVMe status 0x4001"):
         NodeDrive(NODE, lambda path: kernel)
@@ -153,7 +153,7 @@ def test_what_is_no_such_namespace_is_lost(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["", "/dev/ng0n3,", "/dev/ng0n3,/dev/ng0n3"])
-def test_a_node_for_each_drive_is_needed(where):
+def test_nodes_that_do_not_match_drives_are_refused(where):
     with pytest.raises(ValueError, match="needs a device for each drive"):
         transport_of(DriveSetConfig(transport=f"nvme:{where}"))
     two = DriveSetConfig(count=2, transport="nvme:/dev/ng0n3")

@@ -51,7 +51,7 @@ def read(raw, digests=Digests(), most=1 << 20):
 
 
 @given(st.integers(0, 31), some_digests, st.integers(0, 2**32 - 1))
-def test_initialize_connection_comes_back(align, digests, number):
+def test_initialize_connection_pdu_round_trips(align, digests, number):
     for value in (IcReq(0, align, digests, number), IcResp(0, align, digests, number)):
         raw = pack_ic(value)
         assert len(raw) == 128
@@ -59,14 +59,14 @@ def test_initialize_connection_comes_back(align, digests, number):
 
 
 @given(st.sampled_from(Fes), st.integers(0, 2**32 - 1), st.binary(max_size=200))
-def test_termination_requests_come_back(fes, information, header):
+def test_termination_pdu_round_trips(fes, information, header):
     for kind in (PduType.H2C_TERM, PduType.C2H_TERM):
         assert read(pack_term(kind, Term(fes, information, header)))[1] == Term(fes, information, header[:128])
 
 
 @settings(max_examples=examples(100))
 @given(st.binary(max_size=600), some_digests, st.integers(0, 31), st.integers(0, 2**16 - 1))
-def test_data_comes_back_with_any_digests_and_alignment(data, digests, align, cid):
+def test_data_pdu_round_trips_with_digests_and_alignment(data, digests, align, cid):
     value = Data(cid, 3, 16, len(data))
     parts = pack(PduType.C2H_DATA, pack_data(value), [data[:7], data[7:]], digests, Flag.LAST, align)
     raw = b"".join(parts)
@@ -78,7 +78,7 @@ def test_data_comes_back_with_any_digests_and_alignment(data, digests, align, ci
         assert not digests.data or raw[-4:] == crc32c(data).to_bytes(4, "little")
 
 
-def test_entries_come_back():
+def test_queue_entries_round_trip():
     sqe = Sqe(
         2, cid=7, nsid=1, cdw2=2, cdw3=3, sgl_bytes=4096, cdw10=10, cdw11=11, cdw12=12, cdw13=13, cdw14=14, cdw15=15
     )
@@ -115,13 +115,13 @@ def test_malformed_headers_are_refused_by_field(raw, digests, fes, information):
     assert (refused.value.fes, refused.value.information) == (fes, information)
 
 
-def test_a_pdu_that_may_not_come_now_is_a_sequence_error():
+def test_pdu_invalid_in_state_is_sequence_error():
     with pytest.raises(PduError, match="not valid in this state") as refused:
         parse_head(head_of(PduType.R2T), FROM_HOST, Digests(), 0)
     assert refused.value.fes is Fes.SEQUENCE_ERROR
 
 
-def test_a_header_that_was_changed_does_not_match_its_digest():
+def test_changed_header_fails_its_digest():
     raw = bytearray(b"".join(pack(PduType.R2T, pack_data(R2T(1, 2, 3, 4)), [], Digests(header=True))))
     assert read(bytes(raw), Digests(header=True))[1] == R2T(1, 2, 3, 4)
     raw[9] ^= 1
@@ -132,7 +132,7 @@ def test_a_header_that_was_changed_does_not_match_its_digest():
 
 @settings(max_examples=examples(500))
 @given(st.binary(min_size=8, max_size=8), some_digests, st.integers(0, 5000))
-def test_any_header_is_refused_or_has_room_for_all_that_it_says(raw, digests, most):
+def test_any_header_is_refused_or_consistent(raw, digests, most):
     try:
         head = parse_head(raw, ALL, digests, most)
     except PduError:

@@ -88,7 +88,7 @@ def refused(action, *args):
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=60))
-def test_each_number_is_executed_once_and_in_order(submitted):
+def test_sequence_numbers_execute_once_in_order(submitted):
     service = Counting()
     session = Session(service, HOST, depth=4, slot_bytes=1 << 20)
     executed, kept = 0, set()
@@ -109,7 +109,7 @@ def test_each_number_is_executed_once_and_in_order(submitted):
     assert session.kept_bytes == sum(len(part) for each in kept for part in session.fetch(each))
 
 
-def test_a_session_is_its_hosts_and_ends_with_the_firmware(namespace, service):
+def test_session_belongs_to_host_and_ends_with_firmware(namespace, service):
     first = attach(namespace)
     assert (service.attached, first & 1) == (1, 1)
     for number, host in ((first, HOST + "x"), (first ^ 2, HOST), (0, HOST)):
@@ -122,7 +122,7 @@ def test_a_session_is_its_hosts_and_ends_with_the_firmware(namespace, service):
     assert refused(namespace.execute, sqe(Op.FETCH, 0, second), b"", HOST) == UNKNOWN_SESSION, "not used for longest"
 
 
-def test_a_completion_is_fetched_whole_or_in_parts(namespace):
+def test_completion_is_fetched_whole_or_in_parts(namespace):
     session = attach(namespace)
     body = KvFree((9000,))
     entry = pack_entry(0xC8, (1,), 0, 5, 8, crc32(np.array(body.seqs, np.uint64).tobytes()))
@@ -204,7 +204,7 @@ def test_cut_connections_lose_and_repeat_nothing(seed):
         proxy.close()
 
 
-def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
+def test_restarted_or_closed_drive_is_lost(namespace, monkeypatch):
     monkeypatch.setattr(device_module, "REFUSED_S", 0.1)
     with target_with(namespace) as target:
         device = device_of(target.port)
@@ -222,7 +222,7 @@ def test_a_drive_that_has_begun_anew_or_is_gone_is_lost(namespace, monkeypatch):
         device_of(port)
 
 
-def test_a_drive_that_is_out_of_reach_is_waited_for(namespace, service):
+def test_unreachable_drive_is_waited_for(namespace, service):
     """A proxy takes connections and closes them, as long as no target listens."""
     located, again = [], ExitStack()
 
@@ -245,7 +245,7 @@ def test_a_drive_that_is_out_of_reach_is_waited_for(namespace, service):
     proxy.close()
 
 
-def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
+def test_subsystem_without_sequences_is_refused(namespace):
     with target_of(subsystem_of(MemoryBlocks())) as target:
         with pytest.raises(DriveLostError, match=r"status 0x002"):
             device_of(target.port)
@@ -255,7 +255,7 @@ def test_a_subsystem_without_sequences_is_no_drive_of_ours(namespace):
         host.close()
 
 
-def test_a_connection_that_breaks_at_every_command_is_given_up(namespace, service, monkeypatch):
+def test_repeatedly_cut_connection_is_lost(namespace, service, monkeypatch):
     monkeypatch.setattr(device_module, "MAX_RESUMES", 3)
     with target_with(namespace) as target:
         proxy = FaultyProxy(target.port, random.Random(0), 60_000, ("cut",))
@@ -268,7 +268,7 @@ def test_a_connection_that_breaks_at_every_command_is_given_up(namespace, servic
         proxy.close()
 
 
-def test_data_that_was_damaged_on_its_way_is_sent_again(namespace, service, monkeypatch):
+def test_damaged_data_is_sent_again(namespace, service, monkeypatch):
     execute, damaged = SequenceNamespace.execute, [True, True]
 
     def execute_undamaged(self, sqe, data, host):

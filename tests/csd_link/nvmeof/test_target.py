@@ -70,7 +70,7 @@ def write(lba, count):
 
 @pytest.mark.parametrize("digests", [Digests(), Digests(True), Digests(False, True), Digests(True, True)])
 @pytest.mark.parametrize("count", [1, 2, 3, 256])
-def test_blocks_come_back_in_capsules_and_by_r2t(target, digests, count):
+def test_blocks_round_trip_in_capsules_and_by_r2t(target, digests, count):
     host = NvmeHost("127.0.0.1", target.port, NQN, digests=digests)
     data = random.randbytes(4096 * count)
     host.io.command(write(5, count), [data[:1000], data[1000:]])
@@ -127,7 +127,7 @@ def test_a_discovery_controller_lists_the_drives_of_the_server(target):
         ({"host": HOST[:-1] + "2"}, Code.INVALID_HOST, 0),
     ],
 )
-def test_a_connect_that_is_wrong_is_refused_with_its_field(target, options, status, result):
+def test_invalid_connect_is_refused_with_field(target, options, status, result):
     target.controllers.subsystem.hosts = frozenset({HOST})
     with raw(target) as host:
         host.initialize()
@@ -166,7 +166,7 @@ def test_commands_before_connect_are_sequence_errors(target):
         assert io.command(Sqe(READ, nsid=1), sgl_type=0x5A, sgl_bytes=4096).status & 0x7FF == Code.SEQUENCE_ERROR
 
 
-def test_sgl_descriptors_that_do_not_fit_are_refused(target):
+def test_mismatched_sgl_descriptors_are_refused(target):
     with raw_queues(target) as (_, io):
         for status, options in (
             (Code.SGL_LENGTH, {"data": bytes(4095)}),
@@ -195,7 +195,7 @@ def test_data_above_in_flight_limit_refused_retryable(target):
         assert asked.length == 12288
 
 
-def test_a_wrong_data_digest_fails_the_command_and_nothing_else(target, blocks):
+def test_wrong_data_digest_fails_only_its_command(target, blocks):
     with raw_queues(target) as (_, io):
         io.close()
     digests = Digests(data=True)
@@ -243,7 +243,7 @@ def test_protocol_error_is_reported_and_connection_closed(target, parts, fes):
         (Data(0, 1, 0, 0), 0, 0, Fes.DATA_OUT_OF_RANGE),
     ],
 )
-def test_h2c_data_that_lies_changes_no_block(target, blocks, data, flags, length, fes):
+def test_inconsistent_h2c_data_changes_no_block(target, blocks, data, flags, length, fes):
     with raw_queues(target) as (_, io):
         io.capsule(write(0, 3), sgl_type=0x5A, sgl_bytes=12288)
         assert io.stream.receive()[1] == R2T(0, 1, 0, 12288)
@@ -252,7 +252,7 @@ def test_h2c_data_that_lies_changes_no_block(target, blocks, data, flags, length
     assert not any(blocks.memory)
 
 
-def test_a_host_that_stalls_is_dropped_and_holds_up_nobody(blocks):
+def test_stalled_host_is_dropped_and_delays_no_other(blocks):
     limits = replace(SMALL, handshake_s=0.2, pdu_s=0.2)
     with target_of(subsystem_of(blocks), limits) as target:
         with raw(target) as silent, raw(target) as slow, raw(target) as no_connect:
@@ -271,7 +271,7 @@ def test_a_host_that_stalls_is_dropped_and_holds_up_nobody(blocks):
         assert target.controllers.in_flight_bytes == 0
 
 
-def test_a_host_that_reads_nothing_is_dropped(blocks):
+def test_host_that_never_reads_is_dropped(blocks):
     limits = replace(SMALL, pdu_s=0.2)
     with target_of(subsystem_of(blocks), limits) as target, raw_queues(target) as (_, io):
         for _ in range(100):
@@ -303,7 +303,7 @@ def test_connections_above_limit_are_refused(blocks):
         assert works(target)
 
 
-def test_an_address_where_no_controller_is_says_so(target):
+def test_address_without_controller_is_named_in_error(target):
     with pytest.raises(OSError, match=r"127\.0\.0\.1:1: "):
         HostQueue("127.0.0.1", 1)
     with pytest.raises(OSError, match="nowhere"):
@@ -331,7 +331,7 @@ def session():
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-def test_mutated_pdus_in_every_state_leave_the_target_as_it_was(random, changes):
+def test_mutated_pdus_in_every_state_change_nothing(random, changes):
     blocks = MemoryBlocks()
     with target_of(subsystem_of(blocks), SMALL) as target:
         sent = [bytearray(each) for each in session()]

@@ -103,7 +103,7 @@ def test_commands_are_executed_once_if_tls_records_are_damaged(files, kind):
         (None, "host", "the peer does not use TLS", None),
     ],
 )
-def test_a_peer_without_the_right_certificate_is_refused(files, drive, host, said, counted):
+def test_tls_peer_without_valid_certificate_is_refused(files, drive, host, said, counted):
     files = files | {None: None, "no certificate": Credentials(ca=files["drive"].ca)}
     with Served(files[drive]) as served:
         with pytest.raises(DriveLostError) as refused:
@@ -117,7 +117,7 @@ def test_a_peer_without_the_right_certificate_is_refused(files, drive, host, sai
             served.device(files["host"]).close()
 
 
-def test_a_drive_without_a_ca_takes_hosts_without_a_certificate(files):
+def test_drive_without_ca_accepts_host_without_certificate(files):
     with Served(replace(files["drive"], ca="")) as served:
         device = served.device(Credentials(ca=files["drive"].ca))
         assert device.submit(Flush(), 0).result().status is Status.SUCCESS
@@ -132,7 +132,7 @@ def test_a_drive_without_a_ca_takes_hosts_without_a_certificate(files):
         found.close()
 
 
-def test_a_certificate_with_an_nqn_is_good_for_that_host_alone(files):
+def test_certificate_with_nqn_is_valid_for_that_host_only(files):
     with Served(files["drive"]) as served:
         port = served.target.port
         with pytest.raises(StatusError, match="0x184"):
@@ -194,7 +194,7 @@ def test_a_host_that_stops_reading_over_tls_is_dropped(files):
         host.close()
 
 
-def test_files_that_are_no_credentials_are_refused(files, tmp_path):
+def test_invalid_credential_files_are_refused(files, tmp_path):
     drive, host = files["drive"], files["host"]
     locked = str(tmp_path / "locked.key")
     command = ["openssl", "ec", "-aes256", "-passout", "pass:secret", "-in", drive.key, "-out", locked]

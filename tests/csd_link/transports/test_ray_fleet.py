@@ -41,12 +41,12 @@ def served(name, **fields):
 
 
 @pytest.mark.parametrize("text", ["ray:x", "ray:10.0.0.1:6379", "ray://", "ray://10.0.0.1", "ray://a:b"])
-def test_an_address_that_is_none_is_refused(text):
+def test_invalid_ray_address_is_refused(text):
     with pytest.raises(ValueError, match=r"Ray"):
         transport_of(DriveSetConfig(transport=text))
 
 
-def test_fleet_decodes_equal_and_admits_its_host_only(tmp_path, table, capsys, monkeypatch):
+def test_fleet_decodes_equal_and_admits_only_its_host(tmp_path, table, capsys, monkeypatch):
     monkeypatch.setattr(ray_fleet, "KEPT_S", 600.0)
     with open_drives(DriveSetConfig(count=2)) as devices:
         _, _, step = decoder(devices)
@@ -77,7 +77,7 @@ def test_fleet_decodes_equal_and_admits_its_host_only(tmp_path, table, capsys, m
             stranger.served(DriveSetConfig(transport="ray"))[0]()
 
 
-def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
+def test_fleet_with_too_few_drives_names_missing_ones(table):
     table(member("drive0"), member("drive1", state="lost", reason="its node is gone"), member("spare0"))
     with pytest.raises(DriveLostError, match="1 drives of the fleet are up and 2 are asked for: drive1 is lost"):
         transport_of(DriveSetConfig(transport="ray")).served(DriveSetConfig(count=2, transport="ray"))
@@ -91,13 +91,13 @@ def test_a_fleet_with_too_few_drives_says_which_are_not_up(table):
         fleet_or_count("process", "inproc")
 
 
-def test_spares_of_a_fleet_are_asked_for_when_it_starts(table):
+def test_spares_option_with_fleet_is_refused(table):
     table(member("drive0"), member("spare0"))
     with pytest.raises(ValueError, match="spares = 1: a fleet has its own, vcsd fleet up --spares 1"):
         RayFleet().served(DriveSetConfig(count=1, transport="ray", spares=1))
 
 
-def test_draining_drives_are_named_as_they_are_served(table):
+def test_draining_drives_are_named_by_generation(table):
     ray, drives = RayFleet(), DriveSetConfig(transport="ray")
     table(member("drive0", nqn="nqn.x:drive0.1"), member("drive1", nqn="nqn.x:drive1.1", state="draining"))
     assert ray.draining(drives) == ["drive1.1"]
@@ -105,7 +105,7 @@ def test_draining_drives_are_named_as_they_are_served(table):
     assert ray.draining(drives) == ()
 
 
-def test_a_drive_that_does_not_answer_says_what_became_of_it(table):
+def test_unreachable_fleet_drive_error_gives_state(table):
     ray = RayFleet()
     table(member("drive0", host="127.0.0.1", port=1))
     gone = {"host": "127.0.0.1", "port": 1}

@@ -7,15 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from csd_link.cutting import SplitRead, submit_reads
 from csd_link.driveset import DriveSetConfig
 from csd_link.recovery import RecoveringDrive
 from csd_link.served_drive import ServedDrive
+from csd_link.splitting import SplitRead, submit_reads
 from csd_link.window import WindowLayout
 from csd_spec import AttentionConfig, CompressionBudget, KvAppend, KvRead, ModelShape, SeqCreate, Status
 from host_driver.driver import Driver
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.names import PrefixNames
 from host_driver.prefixes.store import PrefixStore
 from tests.served import SHAPE, kill, serving, window_of
 from vcsd.report import Report
@@ -33,7 +33,7 @@ WAYS = ["process", "fuse", "window:{}/windows", "nvme+tcp"]
 @pytest.fixture
 def small_slots(monkeypatch):
     """Drives that are made for a run have small slots."""
-    monkeypatch.setattr("csd_link.own_server.ServedDrive", partial(ServedDrive, layout=LAYOUT))
+    monkeypatch.setattr("csd_link.private_server.ServedDrive", partial(ServedDrive, layout=LAYOUT))
 
 
 def half(generator, *shape):
@@ -138,7 +138,7 @@ def kill_before_request(device, number):
     end.submit = submit_after_a_kill
 
 
-def test_prefixes_are_cut_to_what_the_drive_takes(tmp_path):
+def test_prefix_commands_are_split_to_slot_size(tmp_path):
     names = PrefixNames(shape=SHAPE, model=MODEL, block_tokens=8)
     tokens, generator = list(range(8 * FITS)), np.random.default_rng(2)
     k = half(generator, SHAPE.layers, len(tokens), 4, 16)
@@ -153,7 +153,7 @@ def test_prefixes_are_cut_to_what_the_drive_takes(tmp_path):
                 np.testing.assert_array_equal(found[1], -k)
 
 
-def test_what_cannot_be_cut_is_refused_before_anything_is_stored(tmp_path):
+def test_indivisible_command_is_refused_before_storing(tmp_path):
     wide = ModelShape(name="wide", layers=1, q_heads=32, kv_heads=8, head_dim=64)
     reason = "drive csd0 takes 4,096 bytes per command, one token of this model needs {}: .*slot_blocks: {} or more"
     with serving(tmp_path, "csd0", layout=WindowLayout(depth=2, slot_blocks=1)), closing(window_of("csd0")()) as device:

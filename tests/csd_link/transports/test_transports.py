@@ -38,7 +38,7 @@ PIGEON = '''
 import os
 from contextlib import contextmanager
 
-from csd_link.finding import MissingDependency
+from csd_link.diagnosis import MissingDependency
 from csd_link.transports.inproc import InProcess
 
 
@@ -68,7 +68,7 @@ def pigeon(tmp_path, monkeypatch):
     transports.cache_clear()
 
 
-def test_every_transport_says_what_a_user_needs():
+def test_every_transport_describes_form_and_needs():
     assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray"]
     for each in OURS:
         assert each.form.startswith(each.name)
@@ -97,12 +97,12 @@ def test_every_transport_says_what_a_user_needs():
         ("nvme+tcp://127.0.0.1:65536/nqn", "needs an address"),
     ],
 )
-def test_a_text_that_names_none_is_refused(text, reason):
+def test_unknown_transport_is_refused(text, reason):
     with pytest.raises(ValueError, match=reason):
         transport_of(DriveSetConfig(transport=text))
 
 
-def test_one_of_ones_own_is_a_class_and_an_entry_point(pigeon, capsys, monkeypatch):
+def test_custom_transport_is_class_and_entry_point(pigeon, capsys, monkeypatch):
     args = ("run", "--prompt", PROMPT, "--max-new-tokens", "2", "-o", "json")
     results = []
     code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon:home")
@@ -221,7 +221,7 @@ def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_drives_over_nvme_tcp_may_be_killed_in_a_decode(tmp_path):
+def test_decode_continues_if_nvme_tcp_drives_are_killed(tmp_path):
     with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
@@ -235,7 +235,7 @@ def test_drives_over_nvme_tcp_may_be_killed_in_a_decode(tmp_path):
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_connections_that_are_cut_in_a_decode_change_nothing(tmp_path):
+def test_cut_connections_in_decode_change_no_result(tmp_path):
     with open_drives(DriveSetConfig()) as devices:
         driver, _, step = decoder(devices)
         expected = [step() for _ in range(60)]

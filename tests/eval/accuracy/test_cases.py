@@ -31,7 +31,7 @@ def test_scenario_shape_and_seed(name):
     assert (same.recorded.k == layer.recorded.k).all() and not (other.recorded.k == layer.recorded.k).all()
 
 
-def test_scenarios_are_what_they_are_called():
+def test_scenarios_have_their_named_property():
     assert weights("flat").max() < 0.01
     assert weights("peaky")[..., (TOKENS + 1) // 3].min() > 0.9
     assert weights("sinks")[..., :4].sum(-1).min() > 0.5
@@ -49,7 +49,7 @@ def test_scenarios_are_what_they_are_called():
     assert (near.argmax(-1) == near.argmax(-1)[:, :1]).all() and near.max(-1).min() > 0.2
 
 
-def test_the_command_has_a_row_for_each_method_on_each_scenario(capsys, monkeypatch):
+def test_cases_have_a_row_per_method_and_scenario(capsys, monkeypatch):
     words = ("eval", "cases", "--tokens", "256", "--steps", "1", "--method", "dense,sparf,fier", "-o", "json")
     code, out, _ = vcsd(capsys, monkeypatch, *words)
     result = json.loads(out)

@@ -27,7 +27,7 @@ def test_kernels_and_oracle_choose_the_same_tokens(shipped):
     assert len(ticks) == result["layers"] == 4
 
 
-def test_a_choice_that_is_no_tie_is_counted(shipped, monkeypatch):
+def test_difference_beyond_tie_is_counted(shipped, monkeypatch):
     def shifted(*arguments):
         return *sparf(*arguments)[:2], np.arange(arguments[4])
 
@@ -38,14 +38,14 @@ def test_a_choice_that_is_no_tie_is_counted(shipped, monkeypatch):
     assert result["differing_tokens_beyond_ties"] > 0
 
 
-def test_what_is_too_short_or_too_long_is_refused(shipped):
+def test_text_of_invalid_length_is_refused(shipped):
     with pytest.raises(ValueError, match=r"the text has 5 tokens: tokens \+ steps = 103 are needed"):
         compare_choices(*shipped, "short", 100, 3, 8)
     with pytest.raises(ValueError, match="context is 4096"):
         compare_choices(*shipped, TEXT.read_text(), 4095, 3, 8)
 
 
-def test_q_k_and_v_are_what_the_attention_was_given(shipped):
+def test_recorded_q_k_v_reproduce_the_attention(shipped):
     """Causal attention on the first layer's inputs, through its output projection and back into the model."""
     model, tokenizer = shipped
     ids = torch.tensor([tokenizer("A drive that can compute. " * 4)["input_ids"]])

@@ -26,12 +26,12 @@ def test_find_without_the_variable_is_none(tmp_path, monkeypatch, value):
     assert find("shakespeare") is None
 
 
-def test_the_error_names_both_ways():
+def test_missing_data_error_names_option_and_variable():
     message = needed("wikitext", "a text")
     assert message.startswith("--data is needed: a text; or name a folder by VCSD_DATA")
     assert "wikitext-2-raw-test.txt or wiki.test.raw" in message
     assert "\n" not in message
 
 
-def test_every_kind_is_that_of_a_task_or_a_trace():
+def test_every_data_kind_belongs_to_a_task_or_trace():
     assert {task.kind for task in TASKS.values()} == {"", *NAMES} - {"orbitflow", "mooncake"}

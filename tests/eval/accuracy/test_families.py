@@ -26,7 +26,7 @@ SERVED = (*MIXED, "llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", 
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_right(name):
+def test_served_family_is_right(name):
     row = try_family(name)
     assert (row.outcome, row.reason) == ("right", "")
     assert 0 < row.difference < row.control / 4
@@ -35,13 +35,13 @@ def test_right(name):
 
 @pytest.mark.parametrize("policy", ["dual-blade", "reactive"])
 @pytest.mark.parametrize("name", ["llama", "bart", "deepseek_v3", "diffllama", "paligemma", "gpt_oss", "cpmant"])
-def test_right_in_tiers_to_the_bit(name, policy):
+def test_served_family_in_tiers_is_bit_exact(name, policy):
     row = try_family(name, policy)
     assert (row.outcome, row.reason) == ("right", "")
     assert row.difference == 0 < row.control
 
 
-def test_a_bit_that_is_lost_in_tiers_is_seen(monkeypatch):
+def test_lost_bit_in_tiers_is_detected(monkeypatch):
     store = TieredLayer._stored
 
     def flipped(layer, part, states):
@@ -55,7 +55,7 @@ def test_a_bit_that_is_lost_in_tiers_is_seen(monkeypatch):
     assert row.outcome == "wrong" and "logits differ" in row.reason
 
 
-def test_what_goes_round_the_tiers_is_seen(monkeypatch):
+def test_bypassed_tiers_are_detected(monkeypatch):
     monkeypatch.setattr(vcsd, "TierLimits", lambda device, host, cache, max_tokens: TierLimits(max_tokens=max_tokens))
     row = try_family("llama", "reactive")
     assert row.outcome == "wrong" and "forwards were in tiers" in row.reason
@@ -73,7 +73,7 @@ def test_what_goes_round_the_tiers_is_seen(monkeypatch):
         ("pi0", "has no num_hidden_layers and no num_attention_heads in its config"),
     ],
 )
-def test_refused_for_what_the_model_has(name, reason):
+def test_refused_family_has_confirmed_reason(name, reason):
     row = try_family(name)
     assert row.outcome == "refused" and reason in row.reason
     assert row.reason_checked
@@ -99,13 +99,13 @@ def test_refused_for_what_the_model_has(name, reason):
         "it is Tuesday",
     ],
 )
-def test_no_reason_is_found_in_a_model_that_is_served(reason):
+def test_served_model_confirms_no_refusal_reason(reason):
     ids = torch.arange(10, 30)[None]
     with torch.inference_mode():
         assert not confirmed(reason, build("llama", 1.0), ids)
 
 
-def test_attention_that_is_slightly_wrong_is_seen(monkeypatch):
+def test_slightly_wrong_attention_is_detected(monkeypatch):
     decode = attention._decode
 
     def scaled(layer, q, k, v, admitted):
@@ -116,14 +116,14 @@ def test_attention_that_is_slightly_wrong_is_seen(monkeypatch):
     assert row.outcome == "wrong" and "logits differ" in row.reason
 
 
-def test_whatever_attach_fails_with_is_a_crash(monkeypatch):
+def test_exception_in_attach_is_a_crash(monkeypatch):
     for place in ("placement", "vcsd.attach"):
         with monkeypatch.context() as patch:
             patch.setattr(f"eval.accuracy.family.{place}", lambda *_, **__: 1 / 0)
             assert try_family("llama").outcome == "crashed"
 
 
-def test_what_cannot_be_built_says_why():
+def test_unbuildable_family_has_reason():
     row = try_family("blip")
     assert row.outcome == "not_built" and "pixel_values" in row.reason
 
@@ -146,7 +146,7 @@ def test_sweep_continues_after_crash_or_timeout(monkeypatch):
     assert (late.outcome, late.reason) == ("crashed", "did not end within 2 s")
 
 
-def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
+def test_families_as_json_and_as_page(monkeypatch, tmp_path):
     rows = [Row("llama", "right", difference=1e-4, control=0.5), Row("bert", "refused", "it is Tuesday", "Bert", False)]
     monkeypatch.setattr(families, "sweep", lambda *_: rows)
     outcome = experiment(names="llama,bert", page=tmp_path / "page.md")
@@ -169,7 +169,7 @@ def test_for_programs_and_as_a_page(monkeypatch, tmp_path):
         experiment(policy="auto", page=tmp_path / "page.md")
 
 
-def test_the_list_has_text_and_image_models_once_each():
+def test_family_list_has_every_model_once():
     names = architectures()
     assert len(names) == len(set(names))
     assert {"llama", "qwen2_vl"} <= set(names)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.contenders import Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import Contender, Trial, contenders, trials
 from eval.accuracy.front import (
     COLUMNS,
     LEAST,
@@ -31,7 +31,7 @@ def point(name, nbytes, error):
     return row | {"name": name, "budget": nbytes, "bytes_fetched_share": nbytes, "output_rel_error": error}
 
 
-def test_the_front_is_what_nothing_else_beats():
+def test_front_has_only_undominated_points():
     points = [point("a", 0.5, 0.1), point("b", 0.5, 0.2), point("c", 0.2, 0.3), point("d", 0.6, 0.1)]
     points += [point("e", 0.9, 0.0), point("a again", 0.5, 0.1), point("f", 0.3, 0.3)]
     assert on_front(points, set()) == [True, False, True, False, True, False, False]
@@ -60,7 +60,7 @@ def test_best_method_within_each_budget():
     }
 
 
-def test_the_search_has_every_contender_and_no_point_twice():
+def test_search_has_every_contender_once():
     methods, tried = searched(METHODS, [2, 8])
     assert set(trials(contenders(), [2, 8])) <= set(tried)
     named = [(trial.contender.name, trial.c, trial.convention) for trial in tried]
@@ -73,7 +73,7 @@ def test_the_search_has_every_contender_and_no_point_twice():
     assert methods["progressive-1e-3"].keywords == {"least": 1e-3}
 
 
-def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
+def test_front_methods_are_measured_on_holdout_text(tmp_path):
     model, tokenizer = load(CHECKPOINT)
     text, passages = TEXT.read_text(), Short(256, 1, 1)
     first, second = (record_layers(model, tokenizer, part, passages)[:2] for part in (text[:2000], text[2000:]))
@@ -103,7 +103,7 @@ def test_points_on_one_text_and_the_same_methods_on_another(tmp_path):
     )
 
 
-def test_the_command(capsys, monkeypatch, tmp_path):
+def test_pareto_command_prints_front(capsys, monkeypatch, tmp_path):
     """As people call it, with little to try; texts that are too short name themselves."""
     few = [Contender("dense", "dense", dense=True), Contender("progressive", "progressive", "progressive")]
     monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: few)
@@ -136,7 +136,7 @@ def test_the_command(capsys, monkeypatch, tmp_path):
         (("--text", "binary.txt"), "binary.txt: "),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, monkeypatch, tmp_path, words, says):
+def test_invalid_pareto_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 2000)

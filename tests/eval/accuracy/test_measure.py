@@ -20,7 +20,7 @@ from eval.accuracy.prefilled import Prefilled
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.tasks import Sample, Task
 from eval.accuracy.tasks.language import FORCED
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
 
@@ -90,7 +90,7 @@ def test_sparf_equals_sparq_and_compression_1_is_dense(model):
     json.dumps(result)
 
 
-def test_bits_per_byte_are_those_of_the_model_itself(model):
+def test_bits_per_byte_equal_model_loss(model):
     result = measure_accuracy(*model, plan(methods="dense"))
     (row,) = (row for row in result["rows"] if row["metric"] == "bits_per_byte")
     ids = list(TEXT.read_bytes())[:640]
@@ -152,7 +152,7 @@ def test_text_ends_with_its_end_token(model):
     assert next(tokens) == list(b"hi")
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
+def test_killed_run_continues_with_same_result(model, tmp_path):
     whole = measure_accuracy(*model, plan("passkey", "dense,local,sparf", samples=9, max_context=1100))
     ticks = []
 
@@ -176,7 +176,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
+def test_checkpoint_of_other_settings_is_not_used(model, tmp_path):
     def stop(_):
         raise KeyboardInterrupt
 
@@ -186,7 +186,7 @@ def test_what_was_measured_is_not_used_for_something_else(model, tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_the_picture_has_every_method(model, tmp_path):
+def test_plot_has_every_method(model, tmp_path):
     result = measure_accuracy(*model, plan("passkey", "dense,local", (2.0, 8.0), max_context=1100))
     save_figure(scores_over_compression(result), tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
@@ -194,7 +194,7 @@ def test_the_picture_has_every_method(model, tmp_path):
     assert "accuracy" in text
 
 
-def test_what_cannot_be_measured_is_refused(model):
+def test_invalid_measurement_is_refused(model):
     with pytest.raises(ValueError, match="method = 'fast': must be one of"):
         contenders(["dense", "fast"])
     with pytest.raises(ValueError, match="task = 'chess': must be one of squad"):

@@ -42,7 +42,7 @@ def test_binary_figures_have_exact_intervals_and_mcnemar():
     assert (local["bytes_share"], local["pages_share"]) == (0.1, 0.3)
 
 
-def test_equal_methods_differ_by_nothing():
+def test_equal_methods_have_zero_difference():
     values = [1.0, 0.0, 1.0, 0.0]
     _, local = rows([turn("dense", values), turn("local", values)], plan())
     assert (local["difference"], local["difference_low"], local["difference_high"], local["p_value"]) == (0, 0, 0, 1)
@@ -56,7 +56,7 @@ def test_batches_are_paired_by_number():
     assert local["sample_values"] == [0, 1]
 
 
-def test_dense_is_used_and_not_shown_unless_asked_for():
+def test_dense_baseline_is_hidden_unless_requested():
     asked = plan(methods="local")
     assert [trial.contender.name for trial in asked.trials()] == ["dense", "local"]
     (row,) = rows([turn("dense", [1.0, 1.0]), turn("local", [1.0, 0.0])], asked)
@@ -87,7 +87,7 @@ def test_groups_are_sorted_by_their_numbers():
     assert names == ["depth 0.25", "depth 0.5", "512 tokens", "2048 tokens"]
 
 
-def test_groups_have_rows_of_their_own():
+def test_each_group_has_its_own_rows():
     groups = ["short", "long", "short", "long"]
     done = [turn("dense", [1.0] * 4, groups=groups), turn("local", [1.0, 0.0, 1.0, 0.0], groups=groups)]
     found = {row["metric"]: row for row in rows(done, plan()) if row["method"] == "local"}

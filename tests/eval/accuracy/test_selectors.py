@@ -1,6 +1,6 @@
 """Comparison of methods: properties of every row, and results of our methods.
 
-partner of: eval/accuracy/contenders.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/kept.py
+partner of: eval/accuracy/compared_methods.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/partial_results.py
 """
 
 import gc
@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.contenders import OURS, Contender, Trial, contenders, trials
+from eval.accuracy.compared_methods import OURS, Contender, Trial, contenders, trials
 from eval.accuracy.errors import measured
 from eval.accuracy.layers import Passages, gaussian, record_layers
 from eval.accuracy.recorded import TEXT
 from eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
-from eval.kept import ResultCache
+from eval.partial_results import ResultCache
 from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
@@ -35,7 +35,7 @@ def rows_of(result, name, convention="bytes"):
     return {round(1 / row["budget"], 3): row for row in rows}
 
 
-def test_every_row_keeps_its_budget_and_its_promises(result):
+def test_every_row_keeps_its_budget(result):
     json.dumps(result)
     for row in result["methods"]:
         more = 1.5 if row["convention"] == "paper" else 1
@@ -53,7 +53,7 @@ def test_every_row_keeps_its_budget_and_its_promises(result):
     assert rows_of(result, "sparf")[8]["output_rel_error"] == rows_of(result, "sparq")[8]["output_rel_error"]
 
 
-def test_one_of_ours_halves_the_error_or_the_bytes_of_sparf(result):
+def test_best_of_ours_halves_error_or_bytes_of_sparf(result):
     sparf = rows_of(result, "sparf")[8]
     ours = [row for row in result["methods"] if row["name"].startswith("ours-")]
     error, fetched = sparf["output_rel_error"], sparf["bytes_fetched_share"]
@@ -61,7 +61,7 @@ def test_one_of_ours_halves_the_error_or_the_bytes_of_sparf(result):
     assert any(r["output_rel_error"] <= error and r["bytes_fetched_share"] <= fetched / 2 for r in ours)
 
 
-def test_the_picture(result, tmp_path):
+def test_selectors_plot_is_written(result, tmp_path):
     save_figure(errors_over_bytes(result), tmp_path / "all.svg")
     assert "ours-int4-pages" in (tmp_path / "all.svg").read_text()
 
@@ -74,7 +74,7 @@ def test_a_text_or_a_context_that_is_too_short_is_refused():
         record_layers(model, tokenizer, TEXT.read_text(), Passages(4096, 1, 1))
 
 
-def test_what_heeds_no_budget_has_one_row_with_what_it_uses(result):
+def test_method_without_budget_has_one_row(result):
     """Keys and values in 4 bits: a scale and a zero-point, 16 bits each, per 32 channels or tokens, so 5 / 16 in all.
 
     In 8 bits, a page of 31 tokens. The 2 tokens after the last group are in DRAM.
@@ -91,7 +91,7 @@ def test_what_heeds_no_budget_has_one_row_with_what_it_uses(result):
     assert len({contender.name for contender in contenders()}) == len(contenders()) > len(OURS)
 
 
-def test_normal_rows_have_little_that_weighs_more():
+def test_random_rows_have_flat_attention():
     model, tokenizer = load(CHECKPOINT)
     layers = record_layers(model, tokenizer, TEXT.read_text(), Passages(512, 1, 1))[:1]
     recorded, drawn = (
@@ -128,7 +128,7 @@ def test_rows_by_layer_and_head_add_up_to_the_row_of_all(result):
             assert np.mean(part["heads"]) == pytest.approx(part["output_rel_error"])
 
 
-def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
+def test_killed_run_continues_where_it_stopped(tmp_path):
     model, tokenizer = load(CHECKPOINT)
     layers = record_layers(model, tokenizer, TEXT.read_text(), Passages(128, 1, 1, "1,3"))
     assert [layer.number for layer in layers] == [1, 3]
@@ -146,7 +146,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path):
     assert not (tmp_path / "kept.jsonl").exists()
 
 
-def test_measured_drives_give_their_address_space_back():
+def test_measured_drives_release_address_space():
     """A drive reserves 2 TB of address space; of hundreds, only the one being measured may exist."""
 
     def mapped():
@@ -181,7 +181,7 @@ def test_measured_drives_give_their_address_space_back():
         (("--model", "smollm2"), "model smollm2 has not been fetched: run `vcsd model get smollm2`"),
     ],
 )
-def test_what_is_wrong_is_one_line(capsys, monkeypatch, tmp_path, words, says):
+def test_invalid_methods_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VCSD_DATA", raising=False)
     monkeypatch.setenv("VCSD_MODELS", str(tmp_path))

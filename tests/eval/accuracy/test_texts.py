@@ -11,7 +11,7 @@ import pytest
 from eval.accuracy import texts
 
 
-def test_names_are_read_from_the_folder_of_data(monkeypatch, tmp_path):
+def test_text_names_are_read_from_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_DATA", str(tmp_path))
     (tmp_path / "wiki.test.raw").write_text("a wiki")
     squad = {"data": [{"title": "t", "paragraphs": [{"context": "one", "qas": []}, {"context": "two", "qas": []}]}]}
@@ -28,14 +28,14 @@ def test_names_are_read_from_the_folder_of_data(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("written", ["no json", "[]", '{"data": 1}', '{"data": [{"paragraphs": [{}]}]}'])
-def test_data_in_another_layout_is_named(monkeypatch, tmp_path, written):
+def test_data_file_of_wrong_format_is_named(monkeypatch, tmp_path, written):
     monkeypatch.setenv("VCSD_DATA", str(tmp_path))
     (tmp_path / "dev-v1.1.json").write_text(written)
     with pytest.raises(ValueError, match=r"dev-v1\.1\.json: not in the layout of squad"):
         texts.check(Path("squad"))
 
 
-def test_a_file_comes_before_a_name(monkeypatch, tmp_path):
+def test_existing_file_takes_precedence_over_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("code").write_text("mine")
     assert texts.read(Path("code")) == "mine"

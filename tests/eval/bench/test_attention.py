@@ -1,6 +1,6 @@
 """The attention contest runs on every supported shape, and its errors are those of the kernels.
 
-partner of: eval/bench/contest.py
+partner of: eval/bench/kernel_cases.py
 """
 
 import pytest
@@ -8,18 +8,18 @@ import pytest
 from attention_engine import METHODS
 from csd_spec import NAMED, SparFParams
 from eval.bench.attention import bench_attention, scratch_mib
-from eval.bench.contest import Contest, Size
+from eval.bench.kernel_cases import Contest, Size
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith(("kivi", "progressive"))])
-def test_a_small_contest(method):
+def test_small_contest_reports_all_methods(method):
     result = bench_attention(Size(700, 4, 64, 2), method, threads=2)
     assert result["max_rel_error"] < 1e-4
     assert result["tokens_not_in_reference"] == 0
 
 
 @pytest.mark.parametrize("method", NAMED)
-def test_few_bits_err_within_bounds_and_read_less(method):
+def test_low_bit_methods_read_less_within_error_bounds(method):
     """Random normal rows are the worst case: nothing but noise is left of an output."""
     contest = Contest(Size(700, 4, 64, 2))
     error, _ = contest.error(contest.attend(method), method)
@@ -27,7 +27,7 @@ def test_few_bits_err_within_bounds_and_read_less(method):
     assert 0 < contest.used_bytes() < contest.read_all() / 4 and contest.row_bytes == 0
 
 
-def test_bytes_are_those_that_a_method_uses():
+def test_reported_bytes_match_hand_count():
     """700 tokens of 2 KV heads with 64 channels: dense reads all keys and values; SparF reads 88 tokens, and 16
     channels of the 512 tokens whose embedding groups are in flash.
     """
@@ -40,7 +40,7 @@ def test_bytes_are_those_that_a_method_uses():
     assert contest.operations() == 2 * 2 * 2 * (88 * 64 * 2 + 16 * 700)
 
 
-def test_the_rivals_compute_the_same():
+def test_baselines_compute_equal_outputs():
     contest = Contest(Size(300, 4, 32, 2))
     contest.params = SparFParams(8, 40, 10)
     dense = contest.attend("dense")

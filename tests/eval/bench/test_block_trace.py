@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from csd_spec import DriveError
 from csd_spec.presets import NVMEVIRT_970PRO
+from eval.baselines.conventional import ConventionalSsd
 from eval.bench.block_trace import load_trace, record, replay
-from eval.rivals.conventional import ConventionalSsd
 from tests.properties import examples
 from tests.vcsd_cli.test_main import vcsd
 
 
-def test_what_a_drive_refuses_leaves_no_trace(tmp_path):
+def test_refused_recording_leaves_no_file(tmp_path):
     with pytest.raises(DriveError, match="'zz': this drive knows"):
         record(tmp_path / "trace", 300, 4, "zz", 8)
     assert not (tmp_path / "trace").exists()
@@ -99,7 +99,7 @@ ODD = st.tuples(WORDS, BETWEEN, WORDS, BETWEEN, WORDS, BETWEEN, st.sampled_from(
 
 @settings(max_examples=examples(500))
 @given(st.lists(st.one_of(GOOD, GOOD, ODD.map(b"".join), st.binary(max_size=20)), max_size=8))
-def test_every_file_is_read_as_line_by_line(tmp_path_factory, lines):
+def test_fast_parser_equals_line_parser(tmp_path_factory, lines):
     """The same requests, or the same refusal of the same line."""
     path = tmp_path_factory.getbasetemp() / "trace"
     path.write_bytes(b"".join(lines))
@@ -107,13 +107,13 @@ def test_every_file_is_read_as_line_by_line(tmp_path_factory, lines):
 
 
 @pytest.mark.parametrize("line", [b"1 0 0 8 1\n", b"+1 0 0 8 1\r\n", b" 1\t0 0 8 1\x0b"])
-def test_plain_lines_and_others_may_be_mixed(tmp_path, line):
+def test_trace_lines_of_both_forms_may_be_mixed(tmp_path, line):
     (tmp_path / "trace").write_bytes((line + b"0 0 0 8 0\n") * 300)
     requests = load_trace(tmp_path / "trace")
     assert requests.tolist() == [[0, 0, 0, 8, 0]] * 300 + [[1, 0, 0, 8, 1]] * 300
 
 
-def test_the_command_line_records_and_replays(capsys, monkeypatch, tmp_path):
+def test_command_records_and_replays_block_trace(capsys, monkeypatch, tmp_path):
     words = ("trace", "record", str(tmp_path / "trace"), "--tokens", "100", "--steps", "1", "-o", "json")
     code, out, _ = vcsd(capsys, monkeypatch, *words)
     assert (code, json.loads(out)["requests"]) == (0, len(load_trace(tmp_path / "trace")))

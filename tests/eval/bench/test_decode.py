@@ -1,6 +1,6 @@
 """CPU and wall-clock time of a decode step: every variant is run in turn, and all variants decode the same.
 
-partner of: eval/rivals/caches.py
+partner of: eval/baselines/caches.py
 """
 
 from contextlib import ExitStack
@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from eval.baselines import caches, llamacpp
 from eval.bench.decode import IN_DRIVES, DecodeBench, DecodeLoad, bench_decode
-from eval.rivals import caches, llamacpp
 
 WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
 
 
-def test_every_way_is_timed(monkeypatch):
+def test_every_variant_is_timed(monkeypatch):
     monkeypatch.setattr(llamacpp, "installed", lambda: False)
     ticks = []
     result = bench_decode(DecodeLoad("4x2x16", tokens=40, steps=1, repeats=1), ticks.append)
@@ -30,7 +30,7 @@ def test_every_way_is_timed(monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "same", "in_drives"), [("fp32", 1e-5, 2e-3), ("bf16", 0.02, 0.05)])
 @torch.inference_mode()
-def test_all_ways_decode_the_same(dtype, same, in_drives):
+def test_all_variants_decode_equal_logits(dtype, same, in_drives):
     """Logits of the step after the same KV cache: drives that attend to everything are as exact as FP16, or BF16."""
     caches.register()
     load = DecodeLoad("4x2x16", tokens=50, batch=2, dtype=dtype)
@@ -51,12 +51,12 @@ def test_all_ways_decode_the_same(dtype, same, in_drives):
         torch.testing.assert_close(logits[name], logits["dynamic"], atol=tolerance, rtol=0)
 
 
-def test_no_attention_is_zeros():
+def test_variant_without_attention_outputs_zeros():
     query = torch.ones(1, 4, 1, 8)
     assert not caches._none(torch.nn.Identity(), query)[0].any()
 
 
 @pytest.mark.parametrize("shape", ["huge", "4x2", "0x1x8", "4x3x8"])
-def test_a_shape_that_is_none_is_refused(shape):
+def test_invalid_decode_shape_is_refused(shape):
     with pytest.raises(ValueError, match="shape"):
         DecodeLoad(shape, tokens=8).model()

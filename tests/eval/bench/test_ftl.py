@@ -5,14 +5,14 @@ import pytest
 from eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, read_trace
 
 
-def test_attention_reads_are_balanced_and_use_the_channels():
+def test_attention_reads_balance_all_channels():
     result = bench_attention(Reads(capacity_gb=8, fill=0.3, heads=40, tokens=1536, compression=8), requests=5)
     assert result["balance"] <= 1.1
     assert result["map_bytes_per_page"] <= 8
     assert 0.7 < result["bandwidth_share"] <= 1
 
 
-def test_the_engine_works_between_attention_reads_or_under_them():
+def test_overlapped_schedule_hides_engine_time():
     """The same pages; the engine takes time, and an overlapping schedule hides part of it."""
     alone, serial, overlapped = (
         bench_attention(Reads(capacity_gb=1, heads=8, tokens=512, schedule=schedule), requests=3)
@@ -23,7 +23,7 @@ def test_the_engine_works_between_attention_reads_or_under_them():
     assert overlapped["mean_latency_us"] < serial["mean_latency_us"]
 
 
-def test_churn_writes_little_more_than_the_hosts_data():
+def test_churn_has_low_write_amplification():
     result = bench_churn(Churn(full=0.8, erase_mean=0.6))
     assert result["waf"] <= 1.05
     assert result["balance"] <= 1.1
@@ -31,7 +31,7 @@ def test_churn_writes_little_more_than_the_hosts_data():
     assert 0.7 < result["full"] < 0.9
 
 
-def test_traces_of_real_requests(data_dir):
+def test_length_traces_are_replayed(data_dir):
     lengths = read_trace(data_dir / "splitwise_conv.csv", 0)
     assert len(lengths) > 1000
     assert lengths[0] == (374, 44)

@@ -77,14 +77,14 @@ def test_objects_read_back_mostly_from_disk():
 @pytest.mark.parametrize(
     ("spoiled", "key"), [(lambda key, data: b"x" + data[1:], "wrong"), (lambda key, data: b"", "lost")]
 )
-def test_objects_that_are_lost_or_other_are_counted(spoiled, key):
+def test_lost_or_wrong_objects_are_counted(spoiled, key):
     spoil = iter(range(300))
     store = Store(lambda name, data: spoiled(name, data) if next(spoil) in (5, 6) else data)
     found = exercise(store, 300, 7)
     assert 0 < found[key] <= 4
 
 
-def test_objects_whose_offload_failed_are_put_again():
+def test_failed_offload_is_retried():
     store, stuck, seen = Store(), {"object-7-13", "object-7-23"}, set()
     look, put = store.get_replica_desc, store.put
 
@@ -99,7 +99,8 @@ def test_objects_whose_offload_failed_are_put_again():
     assert (found["put_again"], found["wrong"], found["lost"]) == (2, 0, 0)
 
 
-def test_a_drive_is_killed_so_often_and_not_after_the_end(own_run_dir, monkeypatch):
+def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
+    """One kill was asked for: a second drive process survives."""
     monkeypatch.setattr(mooncake, "BOOTS_S", 0.01)
     monkeypatch.setattr(mooncake, "BETWEEN_S", 0.01)
     victims = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
@@ -117,7 +118,7 @@ def test_a_drive_is_killed_so_often_and_not_after_the_end(own_run_dir, monkeypat
     victims[1].wait()
 
 
-def test_without_mooncake_a_line_says_how_to_get_it(monkeypatch):
+def test_missing_mooncake_error_has_install_command(monkeypatch):
     monkeypatch.setattr(mooncake, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'vcsd\[mooncake\]'"):
         bench_mooncake(1, 0, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from eval.bench.objects import ForkLoad, experiment
 
 
-def test_what_is_gathered_is_what_is_asked_of_the_device(tmp_path: Path) -> None:
+def test_gather_reads_requested_bytes_from_device(tmp_path: Path) -> None:
     found = experiment(ForkLoad(objects=40, layers=4, relatives=5, folder=tmp_path)).result
     assert found["objects"] == 40 and found["commands"] == 1
     assert found["asked_bytes"] == 40 * 128 * 1024 <= found["device_bytes"] <= 1.1 * found["asked_bytes"]

@@ -1,14 +1,14 @@
 """A KV cache larger than memory: every variant attends, and a drive's reads from its disk stay within its plan.
 
-partner of: eval/bench/offload.py, eval/bench/offload_way.py
+partner of: eval/bench/offload.py, eval/bench/offload_child.py
 """
 
 import pytest
 import torch
 
-from eval.bench import offload, offload_way
+from eval.bench import offload, offload_child
 from eval.bench.offload import OffloadLoad, bench_offload
-from eval.bench.offload_way import OffloadJob, SequenceShape, rows_of
+from eval.bench.offload_child import OffloadJob, SequenceShape, rows_of
 
 SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
 
@@ -21,12 +21,12 @@ def refuse(limit_bytes):
 def one_process(monkeypatch):
     """Run every variant in this process; the memory limit of a variant is not tested here."""
     threads = torch.get_num_threads()
-    monkeypatch.setattr(offload, "_child", lambda job, group: offload_way.run(job))
+    monkeypatch.setattr(offload, "_child", lambda job, group: offload_child.run(job))
     yield
     torch.set_num_threads(threads)
 
 
-def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_process):
+def test_every_variant_attends_and_leaves_no_files(tmp_path, monkeypatch, one_process):
     monkeypatch.setattr(offload, "temporary_cgroup", refuse)
     ways = "mmap,prefetch,mapped-dense,direct-dense,direct-sparf-8,direct-ours"
     result = bench_offload(OffloadLoad(**SMALL, ways=ways, folder=tmp_path))
@@ -43,14 +43,14 @@ def test_every_way_attends_and_nothing_is_left(tmp_path, monkeypatch, one_proces
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_way_is_a_process_of_its_own_under_a_limit(tmp_path):
+def test_variant_runs_in_limited_child_process(tmp_path):
     result = bench_offload(OffloadLoad(**SMALL, ways="prefetch", folder=tmp_path))
     (row,) = result["rows"]
     assert row["tokens_per_s"] > 0 and "planned_mib" not in row
     assert result["why"] is not None or result["how"].startswith("cgroup")
 
 
-def test_a_way_that_fails_says_why_in_one_line(tmp_path):
+def test_failed_variant_is_one_line_error(tmp_path):
     shape = SequenceShape(layers=1, kv_heads=1, queries=1, head_dim=128, tokens=64)
     job = OffloadJob(way="mmap", folder=str(tmp_path), shape=shape, cache_bytes=1 << 20, steps=1, warm=0, drop=False)
     with pytest.raises(OSError, match="mmap: FileNotFoundError"):
@@ -65,7 +65,7 @@ def test_token_correlation_is_as_requested():
             assert found == pytest.approx(drift, abs=0.05)
 
 
-def test_ways_that_there_are_none_of_are_refused(tmp_path):
+def test_unknown_variant_is_refused(tmp_path):
     with pytest.raises(ValueError, match="ways = 'tape'"):
         bench_offload(OffloadLoad(**SMALL, ways="mmap,tape", folder=tmp_path))
     with pytest.raises(OSError, match="MiB are needed"):

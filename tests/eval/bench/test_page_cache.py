@@ -35,7 +35,7 @@ def test_page_cache_without_cgroup_gives_same_result(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_a_control_group_the_cliff_is_the_kernels(tmp_path):
+def test_page_cache_in_cgroup_caches_part_of_layers(tmp_path):
     if os.geteuid():
         missing("cgroup", "control groups are root's")
     result = bench_page_cache(PageCacheLoad(layers=16, tensor_mib=4, rounds=2, limits="0.625", folder=tmp_path))
@@ -46,7 +46,7 @@ def test_in_a_control_group_the_cliff_is_the_kernels(tmp_path):
     assert dual["direct_io_engine"] and baseline["direct_io_engine"] is None
 
 
-def test_a_process_that_fails_says_why_in_one_line(tmp_path):
+def test_failed_child_is_one_line_error(tmp_path):
     folder = tmp_path / "gone"
     with pytest.raises(OSError, match="gone"):
         page_cache._child(
@@ -54,7 +54,7 @@ def test_a_process_that_fails_says_why_in_one_line(tmp_path):
         )
 
 
-def test_as_many_layers_as_fit_the_budget_are_cached(monkeypatch):
+def test_layers_within_budget_are_cached(monkeypatch):
     def layers(budget, direct=True, lru_bytes=None):
         monkeypatch.setattr(cyclic, "available_bytes", lambda _: budget)
         job = CyclicRead(folder="", layers=4, tensor_bytes=10, rounds=1, direct=direct, lru_bytes=lru_bytes)
@@ -65,7 +65,7 @@ def test_as_many_layers_as_fit_the_budget_are_cached(monkeypatch):
     assert layers(0, lru_bytes=60) == 3, "of our own cache nothing is the kernel's"
 
 
-def test_both_ways_of_caching_give_back_what_was_written(tmp_path):
+def test_both_caches_read_back_written_data(tmp_path):
     size = 3 * cyclic.LRU_BYTES
     for store in (Mapped(str(tmp_path)), Capped(str(tmp_path), 4 * size, 2 * cyclic.LRU_BYTES)):
         data, back = [aligned(size) for _ in range(4)], aligned(size)
@@ -80,6 +80,6 @@ def test_both_ways_of_caching_give_back_what_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("limits", ["x", "0", "5", ""])
-def test_a_limit_that_is_none_is_refused(limits):
+def test_invalid_limit_is_refused(limits):
     with pytest.raises(ValueError, match="limits"):
         PageCacheLoad(limits=limits).shares()

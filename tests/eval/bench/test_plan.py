@@ -12,7 +12,7 @@ from eval.bench.plan import PlannerLoad, exhaustive, experiment, instance
 from kv_cache.planner.problem import PlacementProblem
 
 
-def test_exhaustive_looks_at_all():
+def test_exhaustive_search_visits_all_placements():
     generator = np.random.default_rng(0)
     for requests in (1, 2, 3):
         problem = instance(generator, 12, requests)
@@ -32,7 +32,7 @@ def test_plans_are_compared_and_timed():
     assert result["median_ms_32x4"] == result["sizes"]["32x4"]["ilp"]["median_ms"] > 0
 
 
-def test_a_wrong_plan_is_found(monkeypatch):
+def test_wrong_plan_is_detected(monkeypatch):
     pytest.importorskip("highspy")
     monkeypatch.setattr("eval.bench.plan.solve", lambda problem, *_: _worst(problem))
     assert experiment(PlannerLoad(instances=8, timed=1)).failed

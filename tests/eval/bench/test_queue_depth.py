@@ -6,7 +6,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from eval.bench.queue_depth import bench_queue_depth, closed_loop
 
 
-def test_flash_is_full_at_depth_4_and_the_link_bounds_the_host():
+def test_flash_saturates_at_depth_4_and_link_limits_host():
     spec = INSTCSD_ZYNQ7045_8CH
     one, four = bench_queue_depth(spec, 16 << 20, 256 << 10, (1, 4))
     channels = spec.geometry.channels * spec.timing.channel_bytes_per_s / 1e9
@@ -17,7 +17,7 @@ def test_flash_is_full_at_depth_4_and_the_link_bounds_the_host():
     assert 0.95 * link < four["host_gb_s"] <= link
 
 
-def test_a_closed_loop_keeps_as_many_in_flight_as_it_may():
+def test_closed_loop_keeps_queue_depth_in_flight():
     flying = []
 
     def read(at, submit_ns):

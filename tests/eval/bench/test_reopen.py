@@ -14,7 +14,7 @@ SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
 
 
 @pytest.mark.parametrize(("medium", "method"), [("direct", "dense"), ("direct", "sparf"), ("mapped", "sparf")])
-def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, method):
+def test_killed_drive_continues_with_same_tokens(tmp_path, medium, method):
     ticks = []
     load = RecoveryLoad(
         **SMALL, medium=medium, method=method, steps=9, flush_interval_steps=2, kills=2, folder=tmp_path
@@ -26,7 +26,7 @@ def test_a_drive_that_is_killed_goes_on_with_the_same_tokens(tmp_path, medium, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_k_and_v_five_times_as_large_as_memory(tmp_path):
+def test_drive_five_times_memory_recovers(tmp_path):
     """1 GiB of KV data under a limit of 204 MiB: a tenth of 10 GiB under 2 GiB. The memory of the interpreter and the
     code does not count against the group.
     """
@@ -39,7 +39,7 @@ def test_k_and_v_five_times_as_large_as_memory(tmp_path):
     assert found["tokens_equal"] and found["peak_memory_mib"] - found["base_memory_mib"] < 1024 / 3
 
 
-def test_tokens_follow_from_those_before(tmp_path):
+def test_generated_tokens_depend_on_earlier_ones(tmp_path):
     job = RecoveryJob(
         folder=str(tmp_path),
         medium="direct",
@@ -64,11 +64,11 @@ def test_tokens_follow_from_those_before(tmp_path):
     device.close()
 
 
-def test_more_than_the_disk_holds_is_refused(tmp_path):
+def test_recovery_load_beyond_disk_is_refused(tmp_path):
     with pytest.raises(OSError, match="MiB are needed: choose another --folder or reduce --kv-mib"):
         bench_reopen(RecoveryLoad(kv_mib=1 << 20, folder=tmp_path))
 
 
-def test_a_process_that_fails_says_why():
+def test_failed_child_error_has_reason():
     with pytest.raises(OSError, match="JSONDecodeError"):
         child.done("eval.bench.reopen_drive", "no job\n", None, 60.0)

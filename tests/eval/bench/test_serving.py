@@ -15,7 +15,7 @@ from eval.bench.serving import ServingLoad, experiment, requests
 FEW = {"policies": "orbitflow,ours,in-two-places,tierkv", "requests": 10, "longest": 96}
 
 
-def test_every_answer_is_that_of_the_request_alone() -> None:
+def test_served_answers_equal_each_request_alone() -> None:
     found = experiment(ServingLoad(**FEW))
     assert not found.failed
     assert set(found.result["policies"]) == set(FEW["policies"].split(","))
@@ -26,14 +26,14 @@ def test_every_answer_is_that_of_the_request_alone() -> None:
     assert found.result["policies"]["ours"]["peak_bytes"]["csd"] > 0
 
 
-def test_an_answer_that_is_wrong_is_seen(monkeypatch) -> None:
+def test_wrong_answer_is_detected(monkeypatch) -> None:
     alone = serving.alone
     monkeypatch.setattr(serving, "alone", lambda *given: [[*each[:-1], each[-1] ^ 1] for each in alone(*given)])
     found = experiment(ServingLoad(policies="orbitflow", requests=2, longest=64))
     assert found.failed and found.result["wrong"] == 2
 
 
-def test_traces_are_shortened_to_what_the_model_takes(tmp_path) -> None:
+def test_traces_are_shortened_to_context_of_model(tmp_path) -> None:
     lines = [{"timestamp": 1000 * n, "input_length": 6000 + n, "output_length": 300, "hash_ids": []} for n in range(9)]
     trace = tmp_path / "mooncake.jsonl"
     trace.write_text("\n".join(map(json.dumps, lines)))
@@ -43,13 +43,13 @@ def test_traces_are_shortened_to_what_the_model_takes(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_under_load_for_three_minutes_memory_stays_flat() -> None:
+def test_memory_is_flat_under_three_minutes_of_load() -> None:
     found = experiment(ServingLoad(policies="ours", requests=12, longest=96, minutes=3)).result
     assert (found["wrong"], found["left_bytes"]) == (0, 0)
     assert found["anonymous_growth_bytes"] <= serving.MAX_ANONYMOUS_BYTES
     assert (found["descriptor_growth"], found["thread_growth"]) == (0, 0)
 
 
-def test_a_policy_that_there_is_not() -> None:
+def test_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match=r"policies = 'best': must be all, or of reactive, flexgen, dual-blade"):
         experiment(ServingLoad(policies="best"))

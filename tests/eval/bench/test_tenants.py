@@ -14,7 +14,7 @@ from eval.bench.tenants import CHUNK, TenantLoad, Victim, experiment
 
 
 @pytest.mark.usefixtures("own_run_dir")
-def test_a_hostile_tenant_is_measured_beside_a_victim() -> None:
+def test_hostile_tenant_leaves_quota_of_victim() -> None:
     found = experiment(TenantLoad(seconds=2, rounds=1, tokens=300, layers=2))
     assert not found.failed and found.result["refused_within_quota"] == 0
     assert found.result["steps"] > 0 and found.result["steps_alone"] > 0
@@ -23,7 +23,7 @@ def test_a_hostile_tenant_is_measured_beside_a_victim() -> None:
     assert found.result["hostile_SeqFork"] > 0
 
 
-def test_what_the_victim_is_refused_is_counted_with_its_reason() -> None:
+def test_refusals_of_victim_are_counted_with_reason() -> None:
     victim = Victim(Refusing(), TenantLoad(seconds=0, tokens=CHUNK, layers=1))  # type: ignore[arg-type]  # what it uses of one
     victim.fill()
     assert victim.refused == ["SeqCreate: full", "KvAppend: full"]

@@ -11,7 +11,7 @@ from tests.conftest import missing
 
 
 @pytest.mark.usefixtures("fuse", "own_run_dir")
-def test_every_figure_is_there():
+def test_transport_bench_reports_every_figure():
     if not shutil.which("fio"):
         missing("fuse", "fio is not installed: apt-get install fio")
     found = bench_transport(seconds=1, size_mb=16, trips=20)
@@ -21,7 +21,7 @@ def test_every_figure_is_there():
     assert found["rtt_us_p99"] >= found["rtt_us_median"]
 
 
-def test_attends_of_any_number_of_trips_are_measured():
+def test_attend_bench_accepts_any_number_of_trips():
     device = InProcessDrive(INSTCSD_ZYNQ7045_8CH)
     found = measure_attends(device, trips=25)
     device.close()

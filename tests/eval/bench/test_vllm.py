@@ -17,15 +17,15 @@ CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16
 def python(tmp_path):
     """A "Python" that runs the stand-in, for any requested module."""
     file = tmp_path / "python"
-    program = Path(__file__).with_name("made_up_vllm.py")
+    program = Path(__file__).with_name("fake_vllm.py")
     file.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
     file.chmod(0o700)
     return file
 
 
 @pytest.mark.parametrize(("how", "failed"), [("", False), ("wrong", True), ("blind", True)])
-def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
-    monkeypatch.setenv("MADE_UP_VLLM", how)
+def test_missing_hit_or_wrong_token_fails(python, monkeypatch, how, failed):
+    monkeypatch.setenv("FAKE_VLLM", how)
     found = experiment(VllmLoad(python=python, drives=1))
     assert list(found.result) == CASES and found.failed == failed
     for each in found.result.values():
@@ -33,18 +33,18 @@ def test_what_is_not_found_or_wrong_fails(python, monkeypatch, how, failed):
         assert each["external_hits"] == (0 if how == "blind" else PREFIX * each["requests"])
 
 
-def test_a_program_that_ends_is_said_with_its_last_words(python, monkeypatch):
-    monkeypatch.setenv("MADE_UP_VLLM", "dead")
+def test_early_exit_of_vllm_is_reported_with_output(python, monkeypatch):
+    monkeypatch.setenv("FAKE_VLLM", "dead")
     with pytest.raises(ConnectionError, match="vLLM exited early: no such model"):
         experiment(VllmLoad(python=python, drives=1))
 
 
-def test_an_environment_that_is_missing_is_one_line(tmp_path):
+def test_missing_vllm_environment_is_one_line_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no such Python interpreter; run \./dev vllm"):
         experiment(VllmLoad(python=tmp_path / "python"))
 
 
-def test_prompts_share_as_much_as_they_say():
+def test_prompts_share_the_stated_prefix():
     first, second = prompt(0), prompt(7)
     assert len(first) == len(second) == 600 and first[:PREFIX] == second[:PREFIX] and first[PREFIX:] != second[PREFIX:]
     assert first[PREFIX] != second[PREFIX] or first[PREFIX + 1] != second[PREFIX + 1]

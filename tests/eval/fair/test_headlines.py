@@ -43,7 +43,7 @@ def test_equal_error_budget_is_within_tried_budgets():
     assert 1 / halfway == pytest.approx((1 / 5 + 1 / 8) / 2)
 
 
-def test_a_range_is_over_every_constant_halved_and_doubled():
+def test_range_halves_and_doubles_every_constant():
     constants = [Varied("a", 2.0, "s", lambda factor: (2 * factor, 3)), Varied("b", 3, "s", lambda f: (2, 3 * f))]
     found = Ranged.of((2, 3), constants, lambda case: {"sum": case[0] + 10 * case[1]})
     assert found.figure("sum", "command") == HeadlineFigure(32, 17, 62, "command")
@@ -51,7 +51,7 @@ def test_a_range_is_over_every_constant_halved_and_doubled():
     assert HeadlineFigure.over([3, 1, 2], "command") == HeadlineFigure(2, 1, 3, "command")
 
 
-def test_a_constant_of_a_drive_changes_that_alone():
+def test_varied_constant_changes_only_itself():
     base = INSTCSD_OVERLAPPED
     for each in varied_drive(base, lambda drive: drive):
         part, name = each.name.split(".")
@@ -65,7 +65,7 @@ def test_a_headline_without_a_condition_is_refused():
         Headline(what="x", figures={name: HeadlineFigure(1, 1, 1, "") for name in CONDITIONS if name != "same_error"})
 
 
-def test_ours_over_sparf_is_smaller_where_more_is_equal(monkeypatch):
+def test_ratio_over_sparf_falls_as_more_is_equal(monkeypatch):
     monkeypatch.setattr("eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
     setup = setup_of(MachineOptions(), Simulated())
     case = instinfer.InstInferCase(setup, page_share=0.5, equal_c=6.0)
@@ -77,7 +77,7 @@ def test_ours_over_sparf_is_smaller_where_more_is_equal(monkeypatch):
     assert fewer["same_hardware_plain_ssd"] == found["same_hardware_plain_ssd"]
 
 
-def test_drives_in_serving_are_as_slow_as_their_engines():
+def test_serving_drives_are_limited_by_their_engines():
     fast, real = (replace(INSTCSD_OVERLAPPED, engine=replace(INSTCSD_OVERLAPPED.engine, lanes=n)) for n in (4096, 64))
     assert drives(1, "progressive", fast).bytes_per_s == 8 * 1.4e9
     slow = drives(1, "progressive", real)
@@ -106,7 +106,7 @@ def test_tierkv_gains_less_at_equal_stays(monkeypatch):
     assert found.figures["same_service"].value <= found.figures["as_published"].value
 
 
-def test_drives_lose_where_many_new_tokens_attend():
+def test_drives_lose_for_many_new_tokens():
     found = tutti.headline()
     assert found.figures["same_hardware_plain_ssd"].value < found.figures["as_published"].value
     assert {row["value"] for row in found.loses_at} >= {64, 256}

@@ -31,12 +31,12 @@ def setup(**given):
     return replace(point().setup, **{"input": 1024, "output": 1024, **given})
 
 
-def test_lengths_are_one_of_each_part_of_decode():
+def test_lengths_are_one_per_eighth_of_decode():
     lengths = setup().points
     assert [(length - 1024) // 128 for length in lengths] == list(range(8))
 
 
-def test_dense_reads_every_page_as_fast_as_channels_go():
+def test_dense_attention_reads_at_channel_rate():
     given = setup()
     shape, drive = given.model.shape, given.drive
     steps = Fill(given, BATCHED_DENSE, 16, 1).steps()
@@ -45,7 +45,7 @@ def test_dense_reads_every_page_as_fast_as_channels_go():
     assert steps.units_s["flash_token"] == pytest.approx(nbytes / (8 * 1.4e9), rel=0.03)
 
 
-def test_pages_grow_with_the_batch_and_are_shared_by_drives():
+def test_pages_scale_with_batch_and_divide_by_drives():
     given = setup()
     for system in (SPARF, OURS):
         one, two, shared = (Fill(given, system, *where).steps().pages for where in ((64, 1), (128, 1), (64, 2)))
@@ -53,14 +53,14 @@ def test_pages_grow_with_the_batch_and_are_shared_by_drives():
         assert shared == pytest.approx(one / 2, rel=0.02)
 
 
-def test_a_plain_ssd_is_as_fast_as_the_narrowest_of_its_ways():
+def test_plain_ssd_rate_is_its_slowest_path():
     given = setup()
     assert plain_rate(given, 1) == given.drive.link.bytes_per_s
     assert plain_rate(given, 1, 1e5) == 1e5 * 4096
     assert plain_rate(given, 16) == given.host.gpu_link_gb_per_s * 1e9 / 16
 
 
-def test_map_refuses_what_drives_cannot_hold():
+def test_map_point_beyond_drive_capacity_is_refused():
     with pytest.raises(ValueError, match="8 KV heads"):
         point(drives=9)
     with pytest.raises(ValueError, match="more than the drives hold"):
@@ -92,7 +92,7 @@ def test_closed_forms_are_within_a_tenth_of_the_model(given):
     assert max(map(abs, known)) < 10
 
 
-def test_a_tie_is_where_the_winner_changes():
+def test_winner_changes_at_the_tie():
     at = point()
     tie = boundary(at, PLAIN)["model_gb_s"] * 1e9
     slower, faster = (rates(replace(at, plain_rate=rate * tie)) for rate in (0.8, 1.25))
@@ -100,7 +100,7 @@ def test_a_tie_is_where_the_winner_changes():
     assert faster[PLAIN] > faster[CSD]
 
 
-def test_there_is_no_tie_where_the_gpu_hides_both():
+def test_no_tie_if_gpu_hides_both():
     assert boundary(point(gpu="a6000", model="opt-13b", context=64, batch=1), "host")["model_gb_s"] is None
 
 

@@ -49,7 +49,8 @@ def test_vidur_file_has_columns_and_times(tmp_path, result):
     assert all(float(row["time_stats.attn_prefill.median"]) > 0 for row in prefill)
 
 
-def test_graded_numbers_are_dense_enough():
+def test_graded_steps_are_within_16_percent():
+    """Steps of one while numbers are small."""
     found = graded(1, 128)
     assert found[0] == 1 and found[-1] == 128
     assert all(b <= max(a + 1, 1.16 * a) for a, b in pairwise(found))
@@ -63,7 +64,7 @@ def test_graded_numbers_are_dense_enough():
         ({"model": "llama-3-70b", "gpu": "rtx5060ti-16gb"}, "take several"),
     ],
 )
-def test_errors_say_what_to_do(change, says):
+def test_cost_table_errors_have_remedy(change, says):
     with pytest.raises(ValueError, match=says):
         experiment(replace(SETTING, **change))
 

@@ -31,7 +31,7 @@ def test_more_drives_have_slower_slowest():
     assert ratios == sorted(ratios) and ratios[0] == pytest.approx(1, abs=0.01)
 
 
-def test_shipped_coefficients_say_command_and_deviate_little():
+def test_shipped_coefficients_have_command_and_deviation():
     fitted = coefficients()
     assert fitted.made_by.startswith("vcsd eval fleet --calibrate")
     assert set(fitted.deviation_percent) == {1, 4, 8}
@@ -39,21 +39,21 @@ def test_shipped_coefficients_say_command_and_deviate_little():
 
 
 @pytest.mark.parametrize("drives", (1, 4, 8))
-def test_deviation_at_held_out_batch(trace, drives):
+def test_deviation_at_held_out_batch_is_below_5_percent(trace, drives):
     found = deviations(
         CalibrationBench(INSTCSD_OVERLAPPED, SHAPE, seed=5), coefficients(), trace.requests[20:36], drives, 3
     )
     assert np.mean(found) <= 5
 
 
-def test_batch_over_time_gets_longer_and_smaller(trace):
+def test_batch_shrinks_and_lengthens_over_time(trace):
     first, *_, last = over_time(trace.requests[:8], 4)
     assert len(first) == 8 and len(last) < 8
     assert all(last[number] > first[number] for number in last)
     assert compositions(0) == compositions(0) != compositions(1)
 
 
-def test_emulated_drive_holds_what_it_is_told():
+def test_emulated_drive_holds_given_sequences():
     drive = EmulatedDrive(INSTCSD_OVERLAPPED, replace(SHAPE, layers=2, kv_heads=1, q_heads=4), 1 << 14, seed=0)
     drive.hold({1: 4000, 2: 300})
     both_s = sum(drive.layers_s())

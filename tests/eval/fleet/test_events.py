@@ -42,7 +42,7 @@ def test_tokens_are_conserved(machine, trace, rate):
     assert served.latencies[TTFT].sum() >= ended
 
 
-def test_all_tokens_are_made_if_all_requests_end(machine, trace):
+def test_all_tokens_are_generated_if_all_requests_end(machine, trace):
     arrivals = list(periods(trace, 0.2, 1, seed=3))
     served = run(machine, arrivals, seconds=36_000)
     assert served.ended.sum() == served.arrived and served.stored.sum() == 0
@@ -52,7 +52,7 @@ def test_all_tokens_are_made_if_all_requests_end(machine, trace):
     assert served.latencies.sum(axis=1).tolist() == [served.arrived, long]
 
 
-def test_time_is_idle_or_spent(machine, trace):
+def test_time_is_split_into_idle_and_busy(machine, trace):
     served = run(machine, periods(trace, 0.5, 5, seed=0))
     assert served.spent_s.min() >= 0
     ends_s = served.spent_s.sum(axis=1)
@@ -78,7 +78,7 @@ def test_lone_request_takes_steps_of_model(machine, drives):
     assert served.percentile_s(TTFT, 50) >= host.cost.prefill_s(5000) * 0.998
 
 
-def test_same_seed_same_figures_other_seed_others(machine, trace):
+def test_figures_depend_only_on_seed(machine, trace):
     one, same, other = (run(machine, periods(trace, 2, 20, seed)) for seed in (7, 7, 8))
     np.testing.assert_array_equal(one.latencies, same.latencies)
     assert not np.array_equal(one.spent_s, other.spent_s)
@@ -102,18 +102,18 @@ def test_groups_beyond_heads_serve_more_sequences(machine, trace):
     assert machine.with_drives(32).groups == 4 and machine.with_drives(12).groups == 1
 
 
-def test_room_of_drives_is_checked(machine):
+def test_batch_beyond_drive_capacity_is_refused(machine):
     with pytest.raises(ValueError, match="take a smaller --batch"):
         machine.with_drives(1).check_room(1 << 24)
 
 
-def test_100_000_seconds_are_same_again(machine, trace):
+def test_long_run_repeats_with_same_seed(machine, trace):
     one, same = (run(machine, periods(trace, 100_000 / 3600, 4, seed=2), seconds=100_000) for _ in range(2))
     assert one.made.sum() == same.made.sum() > 0
     np.testing.assert_array_equal(one.spent_s, same.spent_s)
 
 
-def test_memory_is_that_of_two_periods(machine, trace):
+def test_memory_is_bounded_by_two_periods(machine, trace):
     """Arrays that grow with requests: the pool of waiting requests, and the known blocks."""
     sizes, count = [], 8
     prompts = [
@@ -145,7 +145,7 @@ def test_prefix_of_idle_host_is_reused(machine, prefixes, reused):
     assert served.reused_tokens == reused * 512 and served.copied_tokens == 0
 
 
-def test_prefix_of_busy_host_is_computed_again_or_copied(machine):
+def test_prefix_of_busy_host_is_recomputed_or_copied(machine):
     """Eight requests with the same prompt at once go to all groups of both hosts."""
     two = replace(with_prefixes([[0, 1]] * 8, gap_s=0.0), output_tokens=np.full(8, 2))
     local, copied = (run(replace(machine, scheme=Scheme(prefixes=each)), two) for each in ("local", "copied"))
@@ -195,7 +195,7 @@ def test_token_shards_shorten_step_of_few_sequences(machine):
     assert two.spent_s[0, KV_HEADS] < one.spent_s[0, KV_HEADS]
 
 
-def test_late_kv_takes_less_of_network(machine):
+def test_late_kv_uses_less_network_time(machine):
     request = lone(8000, 101)
     each_layer, late = (run(replace(machine, scheme=Scheme(late_kv=each)), request, 1, 200) for each in (False, True))
     assert late.spent_s[0, NETWORK] < each_layer.spent_s[0, NETWORK]

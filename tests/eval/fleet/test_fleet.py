@@ -32,7 +32,7 @@ def test_result_has_all_figures(result):
     assert "seed 0" in json.dumps(result)
 
 
-def test_scaling_ends_where_rows_say(result):
+def test_scaling_end_follows_from_rows(result):
     rates = {row["drives"]: row["tokens_per_s"] for row in result["sweep"]}
     ends = result["ends_at"]
     assert rates[2 * ends] < 1.25 * rates[ends]
@@ -40,7 +40,7 @@ def test_scaling_ends_where_rows_say(result):
     assert result["why"] == next(row["bound"] for row in result["sweep"] if row["drives"] == 2 * ends)
 
 
-def test_few_arrivals_are_the_bound(setting, trace):
+def test_few_arrivals_are_reported_as_bound(setting, trace):
     job = FleetJob(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=1, rate=0.1)
     assert bound_of(run_job(job)) == "arrivals"
 
@@ -65,7 +65,7 @@ def test_ray_gives_same_figures(trace, ray_cluster, setting):
         assert one.spent_s.tolist() == other.spent_s.tolist() and one.latencies.tolist() == other.latencies.tolist()
 
 
-def test_scaling_that_does_not_end_is_said():
+def test_endless_scaling_is_reported():
     assert ends_of([{"drives": 1, "tokens_per_s": 1.0, "bound": "drives"}]) == (
         None,
         "does not end within 1 drives: drives",
@@ -82,6 +82,6 @@ def test_scaling_that_does_not_end_is_said():
         ({"gpu": "rtx5060ti-16gb", "model": "llama-3-70b"}, "take several"),
     ],
 )
-def test_errors_say_what_to_do(setting, change, says):
+def test_fleet_errors_have_remedy(setting, change, says):
     with pytest.raises(ValueError, match=says):
         experiment(replace(setting, **change))

@@ -46,7 +46,7 @@ def talks():
     return Trace(name="talks", requests=requests, block_tokens=16)
 
 
-def test_blocks_of_first_period_are_those_of_trace(talks):
+def test_blocks_of_first_period_equal_trace(talks):
     (found,) = periods(talks, 300 / 3600, 1.0, seed=0)
     parts = [each.tolist() for each in np.split(found.blocks, found.block_ends[:-1])]
     assert [len(each) for each in parts] == [2, 2, 3, 4, 1]  # the last block of a prompt is not full

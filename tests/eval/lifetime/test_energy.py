@@ -28,7 +28,7 @@ def test_total_is_sum_and_bounds_are_ordered(kind):
         assert found[bound]["total"] == pytest.approx(sum(by_unit.values()) * 1e6 / 100)
 
 
-def test_context_crosses_link_where_it_is_not_attended():
+def test_context_crosses_link_unless_attended_in_drives():
     at = constants().at("value")
     crossing = {kind: units(work_of(kind), at)["link"] for kind in KINDS}
     context = TALLY.context_tokens * 131_072 * at["link_pj"] * 1e-12

@@ -66,7 +66,7 @@ def test_years_halve_when_traffic_doubles(day, load_of):
     assert lives[0] == pytest.approx(2 * lives[1])
 
 
-def test_same_day_gives_same_counts(day, load_of):
+def test_engine_replay_is_deterministic(day, load_of):
     load = load_of(day(random_prompts(300)))
     assert EngineReplay(QUARTER, load, 2).run() == EngineReplay(QUARTER, load, 2).run()
 

@@ -88,7 +88,7 @@ def test_runs_have_variants_at_first_over_provisioning():
     ]
 
 
-def test_headline_counts_one_over_provisioning_alone():
+def test_headline_uses_one_over_provisioning():
     row = {"engine": OURS, "layout": "plain", "placement": "", "over_provisioning": 28, "bytes_per_reused_token": 2.0}
     engine = row | {"engine": "x", "bytes_per_reused_token": 4.0}
     other = engine | {"over_provisioning": 12, "bytes_per_reused_token": 100.0}
@@ -106,7 +106,7 @@ def test_missing_trace_raises_with_remedy(monkeypatch):
         experiment(LifetimeOptions(), Prices())
 
 
-def test_no_room_raises_with_remedy(setting, monkeypatch):
+def test_out_of_space_raises_with_remedy(setting, monkeypatch):
     def full(self, tick):
         raise OutOfSpaceError("0 blocks left")
 

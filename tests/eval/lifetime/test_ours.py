@@ -12,13 +12,13 @@ def test_prompt_and_answer_are_programmed_once(day, load_of):
     assert counts.host_pages == 2 * 2 * 2 * (143 // 16)
 
 
-def test_layout_has_its_pages(day, load_of):
+def test_layouts_are_ordered_by_programmed_pages(day, load_of):
     prompts = day([(key, 100 + key, 200 + key, 300 + key) for key in range(6)], output=1)
     pages = {name: OurReplay(name, load_of(prompts)).run().host_pages for name in ("plain", "fp16", "int4")}
     assert pages["plain"] < pages["int4"] < pages["fp16"] <= 1.5 * pages["plain"]
 
 
-def test_prompt_that_goes_on_writes_new_tokens_alone(day, load_of):
+def test_continued_prompt_writes_only_new_tokens(day, load_of):
     replay = OurReplay("plain", load_of(day([(1, 2), (1, 2, 3), (1, 4)], output=1)))
     counts = [0]
     for number, visit in enumerate(replay.load.day.visits):
@@ -38,13 +38,13 @@ def test_eviction_keeps_within_capacity_and_forgets_oldest(day, load_of):
     assert len(replay.ftl.sequences) == len(kept)
 
 
-def test_whole_sequences_that_go_are_hardly_moved(day, load_of):
+def test_freed_whole_sequences_cause_few_moves(day, load_of):
     counts = OurReplay("plain", load_of(day([(key,) for key in range(600)], output=1))).run()
     assert counts.erases > 0
     assert counts.waf < 1.3
 
 
 @pytest.mark.parametrize("name", ["plain", "fp16"])
-def test_same_day_gives_same_counts(day, load_of, name):
+def test_our_replay_is_deterministic(day, load_of, name):
     load = load_of(day([(key % 9, key) for key in range(200)]))
     assert OurReplay(name, load).run() == OurReplay(name, load).run()

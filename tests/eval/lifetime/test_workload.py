@@ -38,7 +38,7 @@ def test_day_has_rate_of_trace():
     assert len(visits) == pytest.approx(24 * 120 * 0.5, rel=0.05)
 
 
-def test_day_same_seed_is_same_and_other_is_not():
+def test_day_depends_only_on_seed():
     days = [make_day(TRACE, 2, 0.5, seed) for seed in (1, 1, 2)]
     assert days[0] == days[1] != days[2]
 

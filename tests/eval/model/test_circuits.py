@@ -17,7 +17,7 @@ def model():
 
 
 @torch.inference_mode()
-def test_heads_look_back_as_far_as_they_should(model):
+def test_circuit_heads_attend_to_their_offsets(model):
     ids = torch.randint(0, 256, (1, 200), generator=torch.Generator().manual_seed(SEED))
     first, second = model(input_ids=ids, output_attentions=True).attentions[:2]
     for head in range(BACK):
@@ -27,7 +27,7 @@ def test_heads_look_back_as_far_as_they_should(model):
 
 
 @torch.inference_mode()
-def test_a_string_is_found_again_by_what_stands_before_it(model):
+def test_induction_finds_string_by_its_prefix(model):
     draw = torch.Generator().manual_seed(SEED)
     common = torch.randint(0, 256, (16,), generator=draw)  # what stands before all candidates
     parts = [torch.cat([torch.randint(0, 256, (40,), generator=draw), common, torch.tensor([n])]) for n in range(8)]
@@ -36,18 +36,18 @@ def test_a_string_is_found_again_by_what_stands_before_it(model):
 
 
 @torch.inference_mode()
-def test_noise_is_copied_before_any_training(model):
+def test_untrained_circuits_copy_random_text(model):
     noise = torch.randint(0, 256, (1, 300), generator=torch.Generator().manual_seed(SEED))
     best = model(input_ids=torch.cat([noise, noise], 1)).logits[0, :-1].argmax(-1)
     assert (best[332:] == noise[0, 33:]).float().mean() > 0.98
 
 
-def test_a_seed_gives_the_same_beginning():
+def test_initial_weights_depend_only_on_seed():
     first, again = new_model(SEED).state_dict(), new_model(SEED).state_dict()
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_what_was_found_is_made_louder_head_by_head(model):
+def test_gain_is_applied_head_by_head(model):
     made = new_model(SEED)
     make_louder(made)
     louder, before = (each.model.layers[2].self_attn.o_proj.weight.chunk(len(LOUDER), 1) for each in (made, model))

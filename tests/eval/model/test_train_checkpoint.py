@@ -68,7 +68,7 @@ def test_batches_depend_on_their_seed_alone():
         assert set(weights.unique().tolist()) <= {0, 1, TRUST}
 
 
-def test_what_cannot_be_known_carries_no_loss():
+def test_unpredictable_tokens_carry_no_loss():
     stage = Stage(512, 0, copying=1, recall=0)
     ids, weights = batch(random.Random(0), CORPUS, stage, 60)
     counted = weights > 0
@@ -88,7 +88,7 @@ def test_loss_weight_of_predictable_tokens():
     assert (weights[0] == TRUST).nonzero()[:, 0].tolist() == [52, 53, 54]  # "ef", and the X that stood there too
 
 
-def test_facts_are_told_before_they_are_asked_for():
+def test_facts_precede_their_questions():
     ids, _ = batch(random.Random(0), CORPUS, Stage(1024, 0, copying=0, recall=1), 40)
     for row in ids.tolist():
         told, _, asked = bytes(row).partition(b"\nWhat is the ")
@@ -104,7 +104,7 @@ def test_overlap_with_evaluation_text_is_found():
 
 
 @pytest.mark.slow
-def test_no_evaluation_text_is_trained_on(data_dir):
+def test_corpus_contains_no_evaluation_text(data_dir):
     overlap = Overlap(load_corpus().decode(errors="replace"))
     files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]
     assert files
@@ -112,13 +112,13 @@ def test_no_evaluation_text_is_trained_on(data_dir):
         assert overlap.with_text(path.read_text(encoding="utf-8")) == [], path
 
 
-def test_the_rate_warms_up_and_cools_down():
+def test_learning_rate_warms_up_and_decays():
     assert learning_rate(0, 1) == 0
     assert learning_rate(0.02, 1) == 1
     assert learning_rate(1, 1) < 0.06
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
+def test_killed_training_continues_identically(tmp_path, monkeypatch):
     monkeypatch.setattr("eval.model.train_checkpoint.STAGES", (Stage(64, 640, copying=0, recall=0),))
     plans = schedule(128)
     assert len(plans) == 5
@@ -137,14 +137,14 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, monkeypatch):
         assert torch.equal(weight, beginning[name]) == bool(HELD.search(name)), name
 
 
-def test_tokens_are_bytes():
+def test_byte_tokenizer_round_trips_text():
     tokenizer, text = byte_tokenizer(), "naïve — 東京\n\t\x00"
     ids = tokenizer(text)["input_ids"]
     assert bytes(ids) == text.encode()
     assert tokenizer.decode(ids) == text
 
 
-def test_the_shipped_checkpoint():
+def test_shipped_checkpoint_has_expected_shapes():
     weights = CHECKPOINT / "model.safetensors"
     assert weights.stat().st_size <= 16e6
     model, tokenizer = load(CHECKPOINT)

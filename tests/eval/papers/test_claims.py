@@ -24,13 +24,13 @@ def write(folder, *rows, columns=COLUMNS):
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_claims_of_every_paper(name):
+def test_claims_of_every_paper_are_valid(name):
     claims = claims_of(name)
     assert printed(name) == {claim.id: claim.value for claim in claims}
     assert {claim.kind for claim in claims} <= set(ClaimKind) and len(claims) >= 19
 
 
-def test_every_file_belongs_to_a_paper():
+def test_every_claims_file_belongs_to_a_paper():
     assert {path.parent.name for path in FOLDER.glob("*/claims.csv")} == {name.replace("-", "_") for name in PAPERS}
 
 
@@ -103,7 +103,7 @@ def test_read_claims_other_columns_are_refused(tmp_path):
         read_claims(path)
 
 
-def test_a_bound_is_met_or_is_not():
+def test_printed_bound_is_met_or_missed():
     below, above = (Claim(**fields(bound=bound, value=value)) for bound, value in (("<", 1), (">", 98)))
     assert below.error_percent(0) == 0
     assert below.error_percent(3) == pytest.approx(200)

@@ -13,7 +13,7 @@ from eval.papers.paper import Evaluation, Paper
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_paper_is_sound(name):
+def test_every_paper_is_consistent(name):
     paper = load(name)
     assert paper.name == name
     fixing = {each.id for each in paper.claims if each.kind is ClaimKind.CALIBRATED}
@@ -58,14 +58,14 @@ def test_leave_one_out_on_another_machine_is_refused(two):
         experiment(MachineOptions(gpu="h100"), Simulated(), Name("instinfer"), leave_one_out=True)
 
 
-def test_one_paper_is_its_result_and_all_are_by_name(two):
+def test_claims_of_one_paper_or_of_all_by_name(two):
     whole = experiment(MachineOptions(), Simulated(), Name("all")).result
     assert list(whole) == ["one", "two"]
     assert whole["one"]["worst_error_percent"] == pytest.approx(10)
     assert experiment(MachineOptions(), Simulated(), "two").result == whole["two"]
 
 
-def test_people_see_rows_constants_and_reasons(two):
+def test_claims_text_has_rows_constants_and_reasons(two):
     page = io.StringIO()
     console = Console(file=page, width=200)
     for part in experiment(MachineOptions(), Simulated(), Name("all")).shown:

@@ -14,16 +14,16 @@ from eval.papers.machines import constant, overlay
 from eval.papers.paper import Constant, Paper
 
 
-def test_fit_moves_constants_to_where_most_rows_agree():
+def test_fit_follows_the_majority_of_rows():
     slopes = np.array([[1.0], [1.0], [1.0], [2.0]])
     assert fit(np.array([-0.1, -0.1, 0.9, -0.2]), slopes) == pytest.approx([0.1], abs=0.01)
 
 
-def test_without_constants_nothing_moves():
+def test_fit_without_constants_changes_nothing():
     assert fit(np.array([0.1, 0.2]), np.zeros((2, 0))).size == 0
 
 
-def test_a_row_left_out_is_predicted_by_the_others(monkeypatch):
+def test_left_out_row_is_predicted_by_the_others(monkeypatch):
     """Speed fixes rows a and b, on which they agree, and c is off by 10 %; size is fixed by d alone."""
     kinds = {
         "a1": ClaimKind.CALIBRATED,
@@ -81,7 +81,7 @@ def test_factors_reach_constants_and_overlays(monkeypatch):
         machine_of.cache_clear()
 
 
-def test_values_come_from_the_papers_module(monkeypatch):
+def test_values_are_computed_by_the_papers_module(monkeypatch):
     paper = Paper(
         name="one", title="One", claims=(), calibrated=(), assumed=(), evaluate=None, values=lambda: {"a1": 1.0}
     )

@@ -8,7 +8,7 @@ from eval.papers.machines import constant, experiment
 from nvmevirt_config.document import read_yaml
 
 
-def test_one_prefill_time_and_each_overlays():
+def test_machine_reports_base_and_overlay_prefill_times():
     result = experiment("llama-3-8b", "h100", 16384, 1).result
     assert result["prefill_s"] == pytest.approx(0.876, abs=5e-4)
     found = {name: round(each["prefill_s"], 3) for name, each in result["overlays"].items()}
@@ -25,7 +25,7 @@ def test_one_prefill_time_and_each_overlays():
     assert result["overlays"]["instinfer"]["fields"][2]["fixed_by"] == "c8c"
 
 
-def test_a_constant_says_what_its_entry_says():
+def test_constant_equals_its_overlay_entry():
     found = constant("tutti", "prefill_tflops", "tutti-few-tokens", "few")
     assert (found.name, found.value, found.unit, found.fixed_by) == ("few", 245, "TFLOPS", "t15c")
 
@@ -38,7 +38,7 @@ def test_a_constant_says_what_its_entry_says():
         ("speed: {value: 1, unit: share, why: because}", "speed: must be one of mfu, start_ms"),
     ],
 )
-def test_an_overlay_that_is_off_is_refused_by_name(tmp_path, text, reason):
+def test_invalid_overlay_is_refused_by_name(tmp_path, text, reason):
     path = tmp_path / "machine.yaml"
     path.write_text(f"model: llama-3-8b\ngpu: h100\noverlays: {{mine: {{{text}}}}}\n")
     with pytest.raises((ValueError, ValidationError), match=reason) as raised:

@@ -87,7 +87,7 @@ def test_judge_counts_kinds_and_errors_by_source():
     }
 
 
-def test_judge_engine_value_stands_beside_a_formula():
+def test_judge_reports_engine_value_with_formula():
     rows = {row["id"]: row for row in judged(engine={"c2": 2.2})["rows"]}
     assert (rows["c2"]["ours"], rows["c2"]["engine"]) == (2.1, 2.2)
     assert rows["c2"]["engine_error_percent"] == pytest.approx(10)
@@ -98,7 +98,7 @@ def test_judge_value_without_a_claim_is_refused():
         judged(c9=1.0, engine={"c4": 1.0})
 
 
-def test_the_median_and_the_worst_are_of_the_predicted_rows():
+def test_median_and_worst_use_predicted_rows_only():
     result = judged()
     assert result["median_error_percent"] == pytest.approx(5)
     assert result["worst_error_percent"] == pytest.approx(5)
@@ -132,18 +132,18 @@ def test_judge_predicted_claim_without_a_value_is_refused():
         judge(paper(), Evaluation(values={name: value for name, value in OURS.items() if name != "c2"}))
 
 
-def test_what_is_not_modelled_is_a_row_without_a_value():
+def test_unmodelled_claim_is_a_row_without_value():
     wide = claim("g1", "gain", 3, "x", ClaimKind.UNMODELLED, reason="needs a GPU")
     row = judge(paper((wide, claim("h1", "gain", 3, "x"))), Evaluation(values={"h1": 3.0}))["rows"][0]
     found = (row["kind"], row["ours"], row["error_percent"], row["reason"])
     assert found == ("not modelled", None, None, "needs a GPU")
 
 
-def test_a_machine_is_the_papers_where_it_is_not_said():
+def test_default_machine_is_that_of_the_paper():
     model, gpu, host = MachineOptions(gpu="h100").profiles("opt-13b", "a6000", "pcie4")
     assert (model.name, gpu.name, host.name) == ("opt-13b", "h100", "pcie4")
 
 
-def test_a_column_may_lack_a_row():
+def test_extra_column_may_lack_rows():
     rows = judged({"held_out": {"a1": 4.0}})["rows"]
     assert [row["held_out"] for row in rows][:2] == [4.0, None]

@@ -33,14 +33,14 @@ def test_every_shipped_profile_loads(path):
         ("name: a6000", "- a", "while parsing|expected|must be an object"),
     ],
 )
-def test_what_is_off_is_named(tmp_path, old, new, reason):
+def test_invalid_profile_field_is_named(tmp_path, old, new, reason):
     file = tmp_path / "mine.yaml"
     file.write_text((FOLDER / "gpu" / "a6000.yaml").read_text().replace(old, new))
     with pytest.raises(ValueError, match=reason):
         Gpu.load(str(file))
 
 
-def test_an_unknown_name_lists_those_there_are():
+def test_unknown_profile_lists_available_names():
     with pytest.raises(
         ValueError,
         match="gpu = 'a7000': must be a YAML file or one of a100, a100-40gb, a6000, h100, rtx4090, rtx5060ti-16gb",
@@ -60,25 +60,25 @@ def test_an_unknown_name_lists_those_there_are():
         ("deepseek-v3", 61, (512 + 64) * 2 * 61, 624.9),
     ],
 )
-def test_what_models_keep_of_a_token(name, layers, kv_bytes_per_token, weight_gib):
+def test_model_kv_bytes_per_token_are_as_known(name, layers, kv_bytes_per_token, weight_gib):
     model = Model.load(name)
     assert model.shape.layers == layers
     assert model.shape.kv_bytes_per_token == kv_bytes_per_token
     assert model.weight_bytes / 2**30 == pytest.approx(weight_gib, abs=0.1)
 
 
-def test_windows_keep_no_more_than_they_see():
+def test_windowed_layers_store_only_their_window():
     gemma = Model.load("gemma-3-27b")
     assert gemma.window_bytes(512) * 2 == gemma.window_bytes(1024) == gemma.window_bytes(131072) == 416 * 2**20
 
 
-def test_experts_are_read_as_far_as_a_batch_chooses_them():
+def test_experts_read_grow_with_batch():
     oss = Model.load("gpt-oss-120b")
     assert oss.read_bytes(1) / oss.weight_bytes == pytest.approx(5.13 / 116.83)
     assert oss.read_bytes(1000) / oss.weight_bytes == pytest.approx(1)
 
 
-def test_several_gpus_are_as_many_times_one():
+def test_several_gpus_multiply_one_gpu():
     one, eight = Gpu.load("h100"), Gpu.some("8xh100")
     assert (eight.name, eight.memory_gib, eight.fp16_tflops) == ("8xh100", 8 * one.memory_gib, 8 * one.fp16_tflops)
     assert Gpu.some("h100") == one
@@ -86,7 +86,7 @@ def test_several_gpus_are_as_many_times_one():
 
 
 @pytest.mark.parametrize(("name", "reason"), [("0xh100", "1 to 64"), ("65xh100", "1 to 64"), ("²xh100", "YAML file")])
-def test_as_many_gpus_as_do_not_share_a_model_are_refused(name, reason):
+def test_indivisible_number_of_gpus_is_refused(name, reason):
     with pytest.raises(ValueError, match=reason):
         Gpu.some(name)
 
@@ -94,7 +94,7 @@ def test_as_many_gpus_as_do_not_share_a_model_are_refused(name, reason):
 @pytest.mark.parametrize(
     ("line", "reason"), [("window: 9", "window_layers = 0 must both be 0"), ("window_layers: 32", "fewer")]
 )
-def test_windows_that_are_no_part_of_a_model_are_refused(tmp_path, line, reason):
+def test_invalid_window_layers_are_refused(tmp_path, line, reason):
     file = tmp_path / "mine.yaml"
     file.write_text((FOLDER / "model" / "llama-3-8b.yaml").read_text() + line)
     with pytest.raises(ValueError, match=reason):

@@ -25,7 +25,7 @@ def page(found, tmp_path_factory):
     return report.write_report([(PAPER, found)], tmp_path_factory.mktemp("report") / "out")
 
 
-def test_the_page_holds_everything(page):
+def test_report_page_is_self_contained(page):
     text = page.read_text()
     assert not re.search(r"(src|href)=.https?:|url\(.?https?:|@import", text)
     assert text.count("<svg") == 4
@@ -37,7 +37,7 @@ def test_the_page_holds_everything(page):
     assert [path.name for path in page.parent.iterdir()] == ["index.html"]
 
 
-def test_a_report_that_fails_leaves_the_last_one(page, found, monkeypatch):
+def test_failed_report_keeps_previous_page(page, found, monkeypatch):
     before = page.read_bytes()
     monkeypatch.setattr(report, "as_svg", lambda figure: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -45,7 +45,7 @@ def test_a_report_that_fails_leaves_the_last_one(page, found, monkeypatch):
     assert page.read_bytes() == before
 
 
-def test_a_browser_shows_the_page(page, tmp_path, chromium):
+def test_report_page_renders_in_browser(page, tmp_path, chromium):
     shown = tmp_path / "shown.png"
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=390,844"]
     subprocess.run([*command, f"--screenshot={shown}", page.as_uri()], check=True, capture_output=True, timeout=120)

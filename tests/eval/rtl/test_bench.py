@@ -10,7 +10,7 @@ from eval.rtl.bench import Rows, experiment, golden, recorded
 from eval.rtl.measured import MEASURED
 
 
-def test_what_is_kept_is_of_units_that_are_measured():
+def test_stored_sizes_are_of_measured_units():
     assert MEASURED.keys() <= {synth.label(unit) for unit in synth.UNITS}
     assert all(unit.fmax_mhz >= synth.MIN_MHZ for unit in MEASURED.values())
 
@@ -41,7 +41,7 @@ def test_unequal_scores_are_a_failure(monkeypatch):
     assert "NOT equal" in outcome.notes[0]
 
 
-def test_simulators_that_are_not_there_are_refused(monkeypatch):
+def test_missing_simulator_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="simulator = 'spice'"):
         experiment(Rows(tokens=16, simulator="spice"))
     monkeypatch.setattr("shutil.which", lambda name: None)

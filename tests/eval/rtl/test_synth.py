@@ -8,21 +8,21 @@ import pytest
 from eval.rtl import synth
 
 
-def test_a_module_is_made_of_itself_and_all_modules_in_it():
+def test_sources_include_all_submodules():
     names = {path.stem for path in synth.sources("gemv_qk")}
     assert {"gemv_qk", "fp16_dot"} <= names
     assert "sparf_engine" not in names
     assert names < {path.stem for path in synth.sources("sparf_engine")}
 
 
-def test_cells_become_resources(tmp_path, monkeypatch):
+def test_cells_are_counted_as_resources(tmp_path, monkeypatch):
     cells = {"LUT6": 10, "LUT2": 5, "RAM32M": 2, "SRL16E": 3, "FDRE": 7, "RAMB36E1": 1, "RAMB18E1": 3, "DSP48E1": 4}
     (tmp_path / "stat.json").write_text(json.dumps({"design": {"num_cells_by_type": cells}}))
     monkeypatch.setattr(synth, "_yosys", lambda *arguments: None)
     assert synth.resources(synth.UNITS[0], tmp_path) == (10 + 5 + 8 + 3, 7, 2.5, 4)
 
 
-def test_ceilings_that_do_not_hold_are_named():
+def test_exceeded_resource_limits_are_named():
     small = synth.Measured(lut=10, ff=1, bram=0, dsp=1, fmax_mhz=150.0, critical_path="a to b")
     found = {synth.label(unit): small for unit in synth.UNITS}
     found["sparf_engine"] = replace(small, lut=20_000)

@@ -30,7 +30,7 @@ def test_every_policy_has_a_row_of_the_same_requests() -> None:
     json.dumps(outcome.result)
 
 
-def test_a_policy_of_a_file_and_a_trace(tmp_path: Path) -> None:
+def test_policy_from_file_serves_trace(tmp_path: Path) -> None:
     file, trace = tmp_path / "mine.py", tmp_path / "t.csv"
     file.write_text("from kv_cache.policies.reactive import reactive\nPOLICIES = {'mine': reactive}\n")
     lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", *(f"{n},{500 + n},{5 + n}" for n in range(5))]
@@ -52,12 +52,12 @@ def test_a_policy_of_a_file_and_a_trace(tmp_path: Path) -> None:
         (("--trace", "none.csv"), "none.csv"),
     ],
 )
-def test_what_cannot_run_is_one_line(capsys, monkeypatch, options, reason) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_policy_run_is_one_line_error(capsys, monkeypatch, options, reason) -> None:  # type: ignore[no-untyped-def]
     code, _, error = vcsd(capsys, monkeypatch, "eval", "policies", *options)
     assert code and reason in error and len(error.strip().splitlines()) == 1
 
 
-def test_a_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
+def test_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def lazy(it):\n    it.attend(0)\n\nPOLICIES = {'lazy': lazy}\n")
     with pytest.raises(ValueError, match=r":lazy: the policy ended its iteration before layer 1"):

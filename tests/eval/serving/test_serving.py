@@ -17,7 +17,7 @@ from tests.vcsd_cli.test_main import vcsd
 PLANES2 = "progressive"
 
 
-def test_machines_are_those_of_the_paper():
+def test_machines_match_the_papers_profiles():
     costs = A6000.costs([16384])
     assert costs.fetch[0] / costs.compute[0] == pytest.approx(6.1, rel=0.01)  # OrbitFlow, section 2.2
     assert A5000.slo_s(1.0) == pytest.approx(0.0589, abs=1e-4)
@@ -26,7 +26,7 @@ def test_machines_are_those_of_the_paper():
     assert 0.5 < drives(1, PLANES2).token_bytes / drives(1).token_bytes < 0.55
 
 
-def test_machines_by_data_sheets():
+def test_machines_follow_data_sheets():
     h100, eight, a100 = (COSTS[name] for name in ("h100", "8xh100", "8xa100"))
     assert h100.compute.linear_s() == pytest.approx(16.06e9 / 3.35e12, rel=0.01)  # the weights, read once
     assert eight.compute.token_s == pytest.approx(80 * 4096 / 26.8e12)
@@ -39,11 +39,11 @@ def test_machines_by_data_sheets():
     assert sum(parts) == pytest.approx(eight.compute.prefill_s(50_000) + starts_s) and parts[-1] > parts[0]
 
 
-def test_pages_of_8_bits_cost_a_little():
+def test_8_bit_pages_have_small_error():
     assert output_error("fp16") < 1e-3 < output_error(PLANES2) < 0.03
 
 
-def test_systems_side_by_side(tmp_path):
+def test_systems_are_compared_on_one_trace(tmp_path):
     picture = tmp_path / "deadlines.svg"
     outcome = experiment(TraceLoad(requests=6, load="1,4", systems="all", picture=picture))
     rows = outcome.result["rows"]
@@ -56,7 +56,7 @@ def test_systems_side_by_side(tmp_path):
     json.dumps(outcome.result)
 
 
-def test_arrivals_in_steps_or_seconds(tmp_path):
+def test_arrivals_may_be_in_steps_or_seconds(tmp_path):
     requests = [{"input_tokens": 500, "output_tokens": 40, "arrival_step": 100 * n} for n in range(5)]
     path = tmp_path / "orbitflow.json"
     path.write_text(json.dumps({"x_lambda2.0x": {"slo_base_blocks": 60, "requests": requests}}))
@@ -81,7 +81,7 @@ def test_arrivals_in_steps_or_seconds(tmp_path):
         ({"systems": "some"}, "systems = 'some'"),
     ],
 )
-def test_bad_input_is_one_line(given, says):
+def test_invalid_trace_is_one_line_error(given, says):
     with pytest.raises(ValueError, match=says):
         experiment(TraceLoad(**given))
 
@@ -101,7 +101,7 @@ def test_bad_input_is_one_line(given, says):
         ["--engine", "tpu"],
     ],
 )
-def test_bad_options_are_one_line(capsys, monkeypatch, words):
+def test_invalid_options_are_one_line_error(capsys, monkeypatch, words):
     code, out, err = vcsd(capsys, monkeypatch, "eval", "serving", *words)
     assert (code in (1, 2), out, len(err.splitlines())) == (True, "", 1)
     assert words[0].removeprefix("--").replace("-", "_") in err.replace("-", "_")
@@ -114,7 +114,7 @@ def jsonl(folder, requests):
     return path
 
 
-def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
+def test_oversized_request_is_named_or_rejected(tmp_path):
     trace = jsonl(tmp_path, [(0, 500, 20), (10, 100_000, 20), (20, 700, 20)])
     with pytest.raises(ValueError, match=r"request 1: 100,019 tokens, .* 18,400: --engine .* --reject") as raised:
         experiment(TraceLoad(trace=trace, load="1"))
@@ -125,7 +125,7 @@ def test_a_request_that_does_not_fit_is_named_or_rejected(tmp_path):
     assert {(row["requests"], row["rejected"]) for row in rows} == {(3, 0)}
 
 
-def test_a_full_queue_is_in_the_table(tmp_path):
+def test_rejections_by_full_queue_are_in_table(tmp_path):
     trace = jsonl(tmp_path, [(0, 500, 20)] * 9)
     outcome = experiment(
         TraceLoad(trace=trace, load="1"),

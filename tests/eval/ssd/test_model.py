@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.rivals.conventional import ConventionalSsd
+from eval.baselines.conventional import ConventionalSsd
 from eval.ssd.model import block_ssd, link_bytes_per_s, program_ns, simulate
 from eval.ssd.profile import PublishedFigure, drives, shared
 
@@ -44,7 +44,7 @@ def test_random_read_is_below_command_rate():
     assert 0.95 * limit < simulate(DRIVE, figure("random_read", 256, "IOPS")) <= 1.005 * limit
 
 
-def test_program_time_in_cache_is_that_of_one_bit():
+def test_slc_cache_program_time_is_that_of_slc():
     assert program_ns(DRIVE, True) == 200_000
     assert program_ns(drives()["samsung-pm9a3-7.68tb"], True) == round(2 * 16384 / 82e6 * 1e9)
 

@@ -20,7 +20,7 @@ def test_constants_have_sources_and_sources_are_used(profile):
     assert set(profile.sources) == used
 
 
-def test_drives_enough_with_four_figures_each():
+def test_every_drive_has_four_published_figures():
     assert len(drives()) >= 6
     assert all(len(drive.published) >= 4 and all(each.value for each in drive.published) for drive in drives().values())
     assert {each.workload for drive in drives().values() for each in drive.published} == set(WORKLOADS)
@@ -37,7 +37,7 @@ def test_drives_enough_with_four_figures_each():
         (lambda text: text["published"][0].update(unit="GB/s"), "unit = 'GB/s'"),
     ],
 )
-def test_drive_file_off_raises_with_name(tmp_path, change, reason):
+def test_invalid_drive_file_is_named(tmp_path, change, reason):
     text = yaml.safe_load((FOLDER / "drives" / "wd-sn850x-2tb.yaml").read_text())
     change(text)
     path = tmp_path / "drive.yaml"

@@ -78,14 +78,14 @@ def ends(folder, monkeypatch):
         (lambda: sys.exit(1), None),
     ],
 )
-def test_every_kind_of_bad_end_is_seen(ends, main, kind, monkeypatch):
+def test_every_kind_of_failure_is_detected(ends, main, kind, monkeypatch):
     if kind == "hangs":
         monkeypatch.setattr(cli_fuzz, "HANG_S", 0.5)
         monkeypatch.setattr(cli_fuzz, "WAIT_S", 2.5)
     assert [each.kind for each in ends(main)] == [kind]
 
 
-def test_hang_slow_command_on_busy_machine_is_none(ends, monkeypatch):
+def test_slow_command_on_busy_machine_is_no_hang(ends, monkeypatch):
     monkeypatch.setattr(cli_fuzz, "HANG_S", 0.5)
     assert [each.kind for each in ends(lambda: time.sleep(1))] == [None]
 
@@ -101,12 +101,12 @@ def test_torch_in_forked_command_does_not_hang(ends, monkeypatch):
         torch.set_num_threads(threads)
 
 
-def test_what_is_accepted_and_must_not_be_is_silent(ends):
+def test_accepted_invalid_input_is_reported_silent(ends):
     kinds = {each.kind for each in ends(lambda: None, 20)}
     assert kinds == {None, "silent"}  # not all mutations must be refused
 
 
-def test_a_traceback_beside_the_command_is_seen_too(ends):
+def test_traceback_of_another_thread_is_detected(ends):
     said = b"Traceback (most recent call last):\n...\nRuntimeError: thread\n"
     (ended,) = ends(lambda: os.write(2, said))
     assert (ended.kind, ended.says) == ("tracebacks", "RuntimeError: thread")
@@ -123,7 +123,7 @@ def test_inputs_deterministic_and_of_all_commands():
     assert 500 < sum(each.refused for each in inputs) < 2500
 
 
-def test_commands_hold_and_the_keys_are_there(capsys, monkeypatch):
+def test_cli_fuzz_finds_nothing_and_has_all_keys(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     code, out, _ = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--inputs", str(INPUTS), "--seed", "3", "-o", "json")
     result = json.loads(out)

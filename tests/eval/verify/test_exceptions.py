@@ -19,7 +19,7 @@ def test_exceptions_sample_loses_nothing():
     assert result["failed"] > 900 and result["lines"] > 500
 
 
-def test_judge_drive_that_goes_on_is_wrong(tmp_path, monkeypatch):
+def test_judge_counts_drive_that_continues_as_wrong(tmp_path, monkeypatch):
     """Without a failed state, a flush after a torn record says that it succeeded."""
     monkeypatch.setattr(Firmware, "fail", lambda self, *args: None)
     bench = InterruptedDrives("fp16", "memory", tmp_path / "drive")

@@ -7,7 +7,7 @@ from eval.verify.faults import KillLoad, bench_faults
 
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize("medium", ["memory", "direct"])
-def test_a_decode_survives_kills(medium):
+def test_decode_survives_kills(medium):
     ticks = []
     found = bench_faults(KillLoad(kills=2, tokens=24, flush_interval_steps=4, medium=medium), ticks.append)
     assert found["medium"] == medium

@@ -8,14 +8,14 @@ from eval.verify.random_host import DRIVE
 from ftl.flash.files import data_sizes
 
 
-def test_single_bit_flips_corrected_none_silent():
+def test_bit_flips_are_never_silent_single_ones_corrected():
     result = bench_flips(480, 1)
     assert result["flips"] == 480 == sum(result[each] for each in ("reported", "corrected", "harmless", "silent"))
     assert result["silent"] == 0 and result["corrected"] > 50
     assert result["by_kind"]["bit"]["reported"] == 0 and result["by_kind"]["burst"]["reported"] > 0
 
 
-def test_the_judge_sees_what_is_not_said(tmp_path, monkeypatch):
+def test_judge_detects_silent_damage(tmp_path, monkeypatch):
     kept = FlushedFolder.make(tmp_path / "drive", 0)
     assert judge(kept) == "harmless"
     content = bytearray(kept.files["content.bin"])

@@ -19,7 +19,7 @@ def run(inputs, medium="memory"):
 
 
 @pytest.mark.parametrize(("medium", "inputs"), [("memory", 4000), ("mapped", 2000), ("direct", 2000)])
-def test_nothing_is_found(medium, inputs):
+def test_fuzz_finds_nothing(medium, inputs):
     result, found = run(inputs, medium)
     assert found == CLEAN, result["notes"]
     assert result["medium"] == medium
@@ -27,14 +27,14 @@ def test_nothing_is_found(medium, inputs):
     assert result["corpus"] > 30
 
 
-def test_a_tenant_that_reads_what_is_anothers_is_found(monkeypatch):
+def test_fuzz_detects_read_of_another_tenant(monkeypatch):
     monkeypatch.setattr("csd_firmware.tenants.HandleCipher.encrypt", lambda self, number: number)
     monkeypatch.setattr("csd_firmware.tenants.HandleCipher.decrypt", lambda self, handle: handle)
     monkeypatch.setattr(Tenant, "_owns", lambda self, number: number in self._firmware.ftl.sequences)
     assert run(8000)[1]["leaks"] > 0
 
 
-def test_a_firmware_that_breaks_is_found(monkeypatch):
+def test_fuzz_detects_firmware_crash(monkeypatch):
     step = Tenant.step
 
     def broken(self, command, submit_ns, *max_bytes):
@@ -46,7 +46,7 @@ def test_a_firmware_that_breaks_is_found(monkeypatch):
     assert run(600)[1]["crashes"] > 0
 
 
-def test_a_refusal_that_changes_something_is_found(monkeypatch):
+def test_fuzz_detects_refusal_with_effect(monkeypatch):
     step = Firmware.step
 
     def forgetful(self, command, submit_ns, *tenant_and_limit):
@@ -59,17 +59,17 @@ def test_a_refusal_that_changes_something_is_found(monkeypatch):
     assert run(600)[1]["state_changes"] > 0
 
 
-def test_a_tenant_that_retrieves_another_tenants_value_is_found(monkeypatch):
+def test_fuzz_detects_retrieve_of_another_tenant(monkeypatch):
     monkeypatch.setattr("csd_firmware.values.label_of", lambda name: 0)
     assert run(8000)[1]["leaks"] > 0
 
 
-def test_a_key_without_its_length_is_found(monkeypatch):
+def test_fuzz_detects_key_without_its_length(monkeypatch):
     store = Values.store
     monkeypatch.setattr(Values, "store", lambda self, key, *rest: store(self, key.rstrip(b"\0") or b"a", *rest))
     assert run(1500)[1]["values_wrong"] > 0
 
 
-def test_an_overwrite_that_a_loss_of_power_undoes_is_found(monkeypatch):
+def test_fuzz_detects_overwrite_undone_by_power_loss(monkeypatch):
     monkeypatch.setattr(Values, "flush", lambda self: None)
     assert run(8000)[1]["values_wrong"] > 0

@@ -25,7 +25,7 @@ def run(pdus):
     return result, {key: result[key] for key in CLEAN}
 
 
-def test_nothing_is_found_in_any_state():
+def test_nvme_fuzz_finds_nothing_in_any_state():
     result, found = run(1500)
     assert found == CLEAN, result["notes"]
     assert result["successes"] > 20
@@ -40,20 +40,20 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_budget_that_is_not_given_back_is_a_leak(monkeypatch):
+def test_unreleased_budget_is_a_leak(monkeypatch):
     monkeypatch.setattr(Controllers, "release_bytes", lambda self, size: None)
     assert run(300)[1]["leaks"] > 0
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_controller_that_stays_is_a_leak_and_no_other_begins(monkeypatch):
+def test_remaining_controller_is_a_leak(monkeypatch):
     monkeypatch.setattr(Controllers, "disconnect", lambda self, controller, queue: None)
     found = run(600)[1]
     assert found["leaks"] > 0 and found["hangs"] > 0
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_connection_that_is_not_closed_is_a_hang(monkeypatch):
+def test_unclosed_connection_is_a_hang(monkeypatch):
     close = PduStream.close
 
     def late(self):
@@ -64,7 +64,7 @@ def test_a_connection_that_is_not_closed_is_a_hang(monkeypatch):
     assert run(4)[1]["hangs"] > 0
 
 
-def test_an_exception_that_leaves_a_connection_is_a_crash(monkeypatch):
+def test_exception_in_connection_is_a_crash(monkeypatch):
     def broken(self, sqe):
         raise IndexError("log")
 
@@ -72,7 +72,7 @@ def test_an_exception_that_leaves_a_connection_is_a_crash(monkeypatch):
     assert run(200)[1]["crashes"] > 0
 
 
-def test_an_error_of_the_firmware_is_a_crash(monkeypatch):
+def test_firmware_error_is_a_crash(monkeypatch):
     def broken(data):
         raise IndexError("entry")
 
@@ -81,13 +81,13 @@ def test_an_error_of_the_firmware_is_a_crash(monkeypatch):
         run(10)
 
 
-def test_a_write_to_the_blocks_of_others_is_a_change(monkeypatch):
+def test_write_to_foreign_blocks_is_a_change(monkeypatch):
     write = SharedBlocks.write
     monkeypatch.setattr(SharedBlocks, "write", lambda self, offset, data: write(self, offset % 65536, data))
     assert run(PLANTED)[1]["state_changes"] > 0
 
 
-def test_a_session_that_others_take_is_a_change(monkeypatch):
+def test_stolen_session_is_a_change(monkeypatch):
     def drop_oldest(self):
         while len(self) > 8:
             self._sessions.popitem(last=False)
@@ -97,7 +97,7 @@ def test_a_session_that_others_take_is_a_change(monkeypatch):
     assert found["state_changes"] > 0, result
 
 
-def test_answers_that_are_no_pdus_of_a_controller_are_refused():
+def test_invalid_controller_pdus_are_refused():
     good = pack_ic(IcResp())
     assert statuses(good + good[:20]) == []
     for bad in (bytes(8), COMMON.pack(PduType.CAPSULE_RESP, 0, 24, 0, 8)):

@@ -28,7 +28,7 @@ def test_signals_on_each_medium_lose_nothing(no_callbacks_of_the_collector):
     assert (result["lost"], result["wrong"], result["failed_drives"]) == (0, 0, 0)
 
 
-def test_judge_sequence_that_is_gone_or_other_is_counted():
+def test_judge_counts_lost_and_wrong_sequences():
     host = SignalHost(InProcessDrive(DRIVE), 0)
     rows = np.ones((3, 2, 16), np.float16)
     host.rows, host.since_flush = {1: rows}, {1: [rows[:2], rows]}

@@ -13,7 +13,7 @@ USAGE = ProcessUsage(anonymous_bytes=1 << 30, flash_bytes=1 << 25, descriptor=80
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("own_run_dir")
-def test_nothing_is_wrong_and_nothing_stays_behind(monkeypatch):
+def test_soak_is_correct_and_leaks_nothing(monkeypatch):
     monkeypatch.setattr(soak, "MAX_ROWS", 256)
     monkeypatch.setattr(soak, "WAYS", ("inproc", "process"))
     found = bench_soak(0.01, drives=1, tokens=6, seed=1, tick=no_tick)
@@ -39,7 +39,7 @@ def test_growth_is_difference_of_medians():
     }
 
 
-def test_a_long_soak_is_judged_by_its_last_third():
+def test_long_soak_uses_growth_of_last_third():
     """Growth during warm-up does not count; growth after it does, even in small steps."""
     sizes = [min(number, 60) for number in range(90)], list(range(90))
     flat, growing = ([[replace(USAGE, anonymous_bytes=size)] for size in each] for each in sizes)
@@ -49,7 +49,7 @@ def test_a_long_soak_is_judged_by_its_last_third():
 
 
 @pytest.mark.parametrize("name", ["descriptor_growth", "thread_growth", "wrong_tokens", "wrong_reads"])
-def test_what_is_wrong_or_grows_fails(name):
+def test_wrong_tokens_or_growth_fail_the_soak(name):
     well = {"wrong_tokens": 0, "wrong_reads": 0, **growth([[USAGE]] * 3)}
     assert not failed(well | {"anonymous_growth_bytes": MAX_ANONYMOUS_BYTES - 1})
     assert failed(well | {"anonymous_growth_bytes": MAX_ANONYMOUS_BYTES})

@@ -20,13 +20,13 @@ def test_frequent_pages_replace_rare_ones():
     assert touch(cache, 7, 5, 6) == [False, False, True]
 
 
-def test_going_round_a_set_that_does_not_fit_still_hits():
+def test_cyclic_reads_of_large_set_still_hit():
     cache = FlashPageCache(10, 100)
     rounds = [cache.touch(np.arange(30, dtype=np.uint32)).sum() for _ in range(200)]
     assert np.mean(rounds[1:]) < 22  # of 30; 20 is the best
 
 
-def test_what_was_hot_once_goes_in_the_end():
+def test_formerly_hot_pages_are_evicted():
     cache = FlashPageCache(10, 100)
     for _ in range(100):
         cache.touch(np.arange(10, dtype=np.uint32))
@@ -35,7 +35,7 @@ def test_what_was_hot_once_goes_in_the_end():
     assert not missed.any()
 
 
-def test_no_more_pages_are_kept_than_there_is_room_for():
+def test_cache_never_exceeds_its_capacity():
     cache, generator = FlashPageCache(10, 1000), np.random.default_rng(0)
     for _ in range(200):
         cache.touch(generator.integers(0, 40, 8).astype(np.uint32))
@@ -45,7 +45,7 @@ def test_no_more_pages_are_kept_than_there_is_room_for():
         assert np.isin(kept, cache._ring).all()
 
 
-def test_no_cache_reads_everything():
+def test_cache_of_zero_pages_misses_always():
     assert touch(FlashPageCache(0, 100), 5, 5) == [True, True]
 
 

@@ -230,7 +230,7 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
     assert "failed" in found
 
 
-def test_what_cannot_lie_in_files_says_so(small_drive, tmp_path):
+def test_invalid_medium_is_refused(small_drive, tmp_path):
     with pytest.raises(ValueError, match="medium = 'tape': must be one of memory, mapped, direct"):
         Medium("tape")
     with pytest.raises(ValueError, match="cache_bytes = 7"):

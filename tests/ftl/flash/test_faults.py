@@ -37,7 +37,7 @@ def test_bad_blocks_cost_space_and_no_data(small_drive, faults):
         assert not ftl.nand.next_page[ftl.nand.bad > 0].any()
 
 
-def test_a_worn_out_drive_is_read_only_and_keeps_its_data(small_drive):
+def test_worn_out_drive_is_read_only_and_keeps_data(small_drive):
     ftl, layout = make(small_drive, seed=1, erase_fail=0.3)
     generator = np.random.default_rng(0)
     kept, moving = ftl.create(2, 1, 2, layout)
@@ -97,7 +97,7 @@ def test_firmware_reports_loss_serves_other_sequences(small_drive):
 
 
 @pytest.mark.parametrize("bad", [{"program_fail": 1.0}, {"raw_bit_errors": -1.0}, {"ecc_bits": 9, "retry_bits": 3}])
-def test_impossible_plans_are_refused(bad):
+def test_invalid_fault_plans_are_refused(bad):
     with pytest.raises(ValueError, match=next(iter(bad)).replace("ecc", "retry")):
         FaultPlan(**bad)
 

@@ -72,7 +72,7 @@ def same(one, other):
     return other.intact(pages).all()
 
 
-def test_files_are_the_array(written, tmp_path):
+def test_array_reopens_from_files(written, tmp_path):
     again = opened(written, tmp_path)
     assert same(written, again)
     assert again.writes == written.writes and not again.damage.corrected
@@ -92,7 +92,7 @@ def test_every_flipped_bit_is_corrected_or_harmless(written, tmp_path, name):
     assert found == {0} if name == COPY else 1 in found and found <= {0, 1}
 
 
-def test_what_is_corrected_is_written_back(written, tmp_path):
+def test_corrected_spare_area_is_written_back(written, tmp_path):
     raw = (tmp_path / SPARES).read_bytes()
     (tmp_path / SPARES).write_bytes(raw[:40] + bytes([raw[40] ^ 8]) + raw[41:])
     assert opened(written, tmp_path, private=False).damage.corrected == 1
@@ -112,7 +112,7 @@ def test_seals_are_the_crc_of_zlib():
     assert find_corrupt(spare).tolist() == list(range(5, 40, 7))  # erased pages have no seal
 
 
-def test_pages_of_earlier_lives_are_erased():
+def test_pages_of_earlier_generations_are_erased():
     lanes, spare = 4, np.zeros(32, SPARE)
     spare["life"][:16], spare["write_number"][:16] = 1, np.arange(1, 17)
     spare["life"][[1, 5]], spare["life"][3] = 3, 0  # lane 1 in its third life, a page of lane 3 before its second
@@ -124,7 +124,7 @@ def test_pages_of_earlier_lives_are_erased():
     assert (spare[kept] == before[kept]).all() and not rows(spare)[np.setdiff1d(np.arange(32), kept)].any()
 
 
-def test_ranges_are_cut_where_a_part_begins_and_ends():
+def test_ranges_are_clipped_to_part():
     ranges = [(0, 10), (12, 20), (35, 90)]
     assert [clip_ranges(ranges, first, 20) for first in (0, 20, 40, 90)] == [
         [(0, 10), (12, 20)],
@@ -135,13 +135,13 @@ def test_ranges_are_cut_where_a_part_begins_and_ends():
     assert clip_ranges(ranges, 10, 2) == clip_ranges([], 0, 5) == []
 
 
-def test_programmed_pages_come_block_by_block(small_drive):
+def test_programmed_ranges_are_listed_by_block(small_drive):
     nand, g = Nand(small_drive.geometry), small_drive.geometry
     program(nand, 0, 1, g.lanes, g.lanes + 1, 2 * g.lanes, g.superblock_pages + 2)
     assert nand.programmed().tolist() == [0, g.lanes, 2 * g.lanes, 1, g.lanes + 1, g.superblock_pages + 2]
 
 
-def test_a_page_that_is_worse_is_damaged_and_says_what_it_was(written, tmp_path):
+def test_damaged_pages_and_spare_areas_are_reported(written, tmp_path):
     with (tmp_path / CONTENT).open("r+b") as file:
         file.seek(2 * written.geometry.page_bytes)
         file.write(b"garbage")
@@ -168,7 +168,7 @@ def test_a_missing_or_cut_file_is_named(written, tmp_path):
         opened(written, tmp_path, private=False)
 
 
-def test_files_that_are_given_one_generation_again_stay_together(small_drive):
+def test_power_loss_in_generation_update_keeps_files(small_drive):
     """Power may be lost right after the generation advances for the first record."""
     for seed in range(200):
         disk = SimDisk("drive", "host", random.Random(seed))
@@ -181,7 +181,7 @@ def test_files_that_are_given_one_generation_again_stay_together(small_drive):
         NandFiles(disk, small_drive.geometry)
 
 
-def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
+def test_failed_disk_refuses_all_further_writes(small_drive, tmp_path, folder):
     nand = Nand(small_drive.geometry, folder=folder)
     program(nand, 0)
 
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_ends_all_writing(small_drive, tmp_path, folder):
         nand.erase(0)
 
 
-def test_space_of_erased_blocks_comes_back(small_drive, tmp_path, folder):
+def test_erased_blocks_free_disk_space(small_drive, tmp_path, folder):
     nand, g = Nand(small_drive.geometry, folder=folder), small_drive.geometry
     for superblock in range(12):
         program(nand, *(superblock * g.superblock_pages + np.arange(g.superblock_pages)))
@@ -206,7 +206,7 @@ def test_space_of_erased_blocks_comes_back(small_drive, tmp_path, folder):
     assert (tmp_path / CONTENT).stat().st_blocks < before / 3
 
 
-def test_files_of_format_1_become_todays(small_drive, tmp_path):
+def test_files_of_format_1_are_upgraded(small_drive, tmp_path):
     with tarfile.open(OLD) as archive:
         archive.extractall(tmp_path, filter="data")
     folder = DiskFolder(tmp_path / "drive0")

@@ -7,13 +7,13 @@ import numpy as np
 from ftl.flash.memory import as_array, release, reserve_memory, reserve_zeros
 
 
-def test_a_large_array_costs_nothing():
+def test_reserved_array_allocates_no_memory():
     array = reserve_zeros((1 << 40,), np.uint8)
     array[1 << 39] = 3
     assert array[1 << 39] == 3 and array[0] == 0
 
 
-def test_what_is_released_reads_as_zeros_and_nothing_else_does():
+def test_released_memory_reads_zero_rest_is_kept():
     page = mmap.PAGESIZE
     memory = reserve_memory(8 * page)
     array = as_array(memory, (8 * page,), np.uint8)

@@ -37,18 +37,18 @@ def test_pages_of_a_block_are_programmed_in_order(nand):
         program(nand, 3 * lanes)
 
 
-def test_blocks_are_independent(nand):
+def test_blocks_are_programmed_independently(nand):
     program(nand, 3, 0, 1, nand.geometry.superblock_pages)
 
 
-def test_reading_what_was_not_programmed_is_an_error(nand):
+def test_read_of_unprogrammed_page_is_an_error(nand):
     program(nand, 0)
     nand.check_readable(np.array([0], np.uint32))
     with pytest.raises(NandRuleError, match="page 1"):
         nand.check_readable(np.array([0, 1], np.uint32))
 
 
-def test_spare_area(nand):
+def test_spare_area_has_tag_write_number_and_ecc(nand):
     program(nand, 0, 1, 2)
     assert nand.tags[:3].tolist() == [7, 8, 9]
     assert nand.write_numbers[:3].tolist() == [1, 2, 3]
@@ -60,7 +60,7 @@ def test_spare_area(nand):
     assert (nand.damage.corrected, nand.damage.pages, nand.content[0, 7]) == (1, {1}, 0)
 
 
-def test_power_on_says_which_spare_areas_are_lost(nand):
+def test_power_on_reports_lost_spare_areas(nand):
     program(nand, 0, 1, 2)
     nand.spare["tag"][1] ^= np.uint64(0b111)  # more than a code of one bit corrects
     nand.spare["tag"][2] ^= np.uint64(0b1)
@@ -69,7 +69,7 @@ def test_power_on_says_which_spare_areas_are_lost(nand):
     assert nand.tags[2] == 9
 
 
-def test_erase_forgets_a_block_and_only_that(nand):
+def test_erase_clears_only_its_block(nand):
     lanes = nand.geometry.lanes
     program(nand, 0, 1, lanes)
     assert nand.erase(0)

@@ -107,7 +107,7 @@ def work(draw, lanes):
 
 
 @given(st.data())
-def test_the_chain_of_waits_is_that_of_a_plain_heap(data):
+def test_pipeline_times_equal_heap_simulation(data):
     """To the nanosecond, with all reads inside the loop and with each one asked for; and so are later reads."""
     spec = data.draw(drives())
     stages, pools = data.draw(work(spec.geometry.lanes))

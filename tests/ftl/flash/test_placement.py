@@ -59,7 +59,7 @@ def test_writers_do_not_share_blocks(small):
     assert not set(first.tolist()) & set(second.tolist())
 
 
-def test_extents_match_what_is_expected(small):
+def test_writer_stripes_follow_expected_pages(small):
     wide, narrow = Writer(2), Writer(2)
     wide.expected_pages, narrow.expected_pages = 32, 8
     allocate(small, wide, [0])
@@ -152,20 +152,20 @@ def test_take_over_that_does_not_suffice_changes_nothing(small):
     small.allocate([(wanting, np.arange(2))], 0, take_over=True)  # it still lends
 
 
-def test_closed_writer_lends_nothing(small):
+def test_closed_writer_lends_no_blocks(small):
     small.close(lending(small, 3))
     fill(small)
     with pytest.raises(OutOfSpaceError):
         small.allocate([(Writer(2, lends=True), np.arange(2))], 0, take_over=True)
 
 
-def test_a_reserve_is_left_alone(small):
+def test_reserved_blocks_are_not_allocated(small):
     with pytest.raises(OutOfSpaceError):
         allocate(small, Writer(2), np.arange(small.geometry.pages), reserve=4)
     assert allocate(small, Writer(2), np.arange(small.geometry.pages)).size == small.geometry.pages
 
 
-def test_empty_blocks_come_back_least_worn_first(small):
+def test_freed_blocks_are_reused_least_worn_first(small):
     writer = Writer(2)
     ppns = allocate(small, writer, np.arange(small.geometry.pages))
     small.nand.program(np.sort(ppns), np.zeros((ppns.size, 512), np.uint8), np.sort(ppns).astype(np.uint64))

@@ -48,7 +48,7 @@ class Table(Referrer):
         return self.lost
 
 
-def test_collection_moves_what_is_valid_and_nothing_else(small_drive):
+def test_collection_moves_only_valid_pages(small_drive):
     """Half of the pages never change: the others are written until the drive was filled five times."""
     store = FlashStore(small_drive)
     table = Table(store)
@@ -65,7 +65,7 @@ def test_collection_moves_what_is_valid_and_nothing_else(small_drive):
     assert np.unique(table.pages).size == 200
 
 
-def test_collection_moves_mostly_valid_blocks_if_no_other_is_left(small_drive):
+def test_collection_moves_mostly_valid_blocks_if_needed(small_drive):
     """Overwrites at random of a store that is two thirds full: hardly a block is less than a quarter valid."""
     store = FlashStore(small_drive)
     table = Table(store)
@@ -79,7 +79,7 @@ def test_collection_moves_mostly_valid_blocks_if_no_other_is_left(small_drive):
     assert store.counters.moved > 0 and int(store.placement.valid.sum()) == 340
 
 
-def test_a_full_store_refuses_and_stays_as_it_was(small_drive):
+def test_full_store_refuses_and_is_unchanged(small_drive):
     store = FlashStore(small_drive)
     table = Table(store)
     table.pages = np.full(4096, 0xFFFFFFFF, np.uint32)
@@ -91,7 +91,7 @@ def test_a_full_store_refuses_and_stays_as_it_was(small_drive):
     assert store.placement.free_blocks >= store.reserve
 
 
-def test_programs_that_fail_go_elsewhere(small_drive):
+def test_failed_programs_are_repeated_in_other_blocks(small_drive):
     store = FlashStore(small_drive, Nand(small_drive.geometry, FaultPlan(program_fail=0.05, seed=3)))
     table = Table(store)
     for fill in range(10):
@@ -100,7 +100,7 @@ def test_programs_that_fail_go_elsewhere(small_drive):
     assert (store.nand.content[table.pages[:20]] == 9).all()
 
 
-def test_what_cannot_be_read_is_told_to_whoever_refers_to_it(small_drive):
+def test_unreadable_page_is_reported_to_its_owner(small_drive):
     faults = FaultPlan(raw_bit_errors=0.2, ecc_bits=1, retry_bits=2)
     store = FlashStore(small_drive, Nand(small_drive.geometry, faults))
     table = Table(store)
@@ -118,7 +118,7 @@ def test_a_block_in_use_is_never_erased(small_drive):
         store.erase(int(store.nand.block_of(table.pages[:1])[0]), 0)
 
 
-def test_wear_leveling_waits_until_it_is_due(small_drive):
+def test_wear_leveling_starts_at_its_limit(small_drive):
     store = FlashStore(small_drive)
     table = Table(store)
     table.write(range(200), 1)
@@ -131,7 +131,7 @@ def test_wear_leveling_waits_until_it_is_due(small_drive):
     assert set(worn_little.tolist()) <= set(cold_blocks(store))
 
 
-def test_parts_of_a_plan_are_those_of_their_streams():
+def test_part_of_plan_has_pages_of_its_streams():
     plan = PagePlan(np.arange(6, dtype=np.uint32), np.arange(6), 10 * np.arange(6), np.array([2, 2, 5, 6]))
     assert plan.part(2, 4).ppns.tolist() == [2, 3, 4, 5] and plan.part(2, 4).ends.tolist() == [3, 4]
     assert plan.part(1, 2).ppns.size == 0

@@ -18,7 +18,7 @@ GROUP_KINDS = st.sampled_from([kind for kind in range(1, tag.KINDS) if kind not 
     st.integers(1, 5),
     st.lists(st.integers(0, tag.MAX_GROUPS - 1), min_size=1, max_size=4),
 )
-def test_groups(kind, owner, layer, streams, groups):
+def test_group_tags_round_trip(kind, owner, layer, streams, groups):
     tags = tag.group_tags(kind, owner, layer, streams, np.array(groups))
     assert tags.shape == (streams, len(groups))
     assert (tag.kinds(tags) == kind).all() and (tag.owners(tags) == owner).all() and tag.is_group(tags).all()
@@ -28,7 +28,7 @@ def test_groups(kind, owner, layer, streams, groups):
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1), st.integers(1, tag.MAX_RECORD_PAGES - 1))
-def test_records(number, place, count):
+def test_record_tags_round_trip(number, place, count):
     tags = tag.record_tags(number, place, count)
     numbers, places, pages, counts = tag.record_fields(tags)
     assert (places == place).all()
@@ -37,12 +37,12 @@ def test_records(number, place, count):
 
 
 @given(st.integers(0, tag.MAX_LOGICAL_PAGES - 1))
-def test_logical_pages(lpn):
+def test_logical_page_tags_round_trip(lpn):
     tags = tag.block_tags(np.array([lpn]))
     assert tag.kinds(tags) == PageKind.BLOCK and tag.logical_pages(tags) == lpn and not tag.is_group(tags).any()
 
 
-def test_where_a_kind_is_among_ascending_tags():
+def test_range_of_kind_in_sorted_tags():
     groups = [
         tag.group_tags(kind, 3, 2, 2, np.arange(5)).reshape(-1) for kind in (PageKind.K, PageKind.V, tag.KINDS - 1)
     ]
@@ -53,6 +53,6 @@ def test_where_a_kind_is_among_ascending_tags():
 
 
 @pytest.mark.parametrize("kind", [PageKind.JOURNAL, PageKind.BLOCK, 0, tag.KINDS])
-def test_a_group_has_a_kind_of_its_own(kind):
+def test_group_tag_of_non_group_kind_is_refused(kind):
     with pytest.raises(AssertionError, match="no group's"):
         tag.group_tags(kind, 0, 0, 1, np.zeros(1, np.int64))

@@ -14,7 +14,7 @@ from csd_io.rotation import rotate, rotate_back
 from csd_spec.progressive import LANES, LINE, QUAD, RESTS, Progressive
 from ftl.kv.layouts.coarse import begin_scores, decode_scores, decode_values, put_scores, put_values
 from ftl.kv.layouts.codes import to_fp32
-from tests.ftl.kv.coded import any_values, as_bits, form_of, score_page, value_page, values_of
+from tests.ftl.kv.low_bit_pages import any_values, as_bits, form_of, score_page, value_page, values_of
 from tests.properties import examples
 
 SMALL = Progressive.for_context(512, 16, (2.5, 2), 128)
@@ -63,7 +63,7 @@ def test_widest_channels_get_the_digits(d, v_bits):
     assert (decode_scores(page, form)[0][:, 2] == 7).all(), "what does not vary is exact without any"
 
 
-def test_digits_lie_where_the_format_says():
+def test_digits_are_at_positions_of_the_format():
     """Byte 4 t + j of line i has digits 16 i + 4 s + j of token t at bit 2 s."""
     form = form_of(64)
     page = score_page(as_bits(np.random.default_rng(1).standard_normal((form.T, 64)), False), form)
@@ -84,7 +84,7 @@ def test_digits_lie_where_the_format_says():
 @KINDS
 @HEADS
 @V_BITS
-def test_scores_put_in_pieces_are_those_put_at_once(d, v_bits, bf16):
+def test_scores_written_in_parts_equal_whole(d, v_bits, bf16):
     form, generator = form_of(d, v_bits, bf16), np.random.default_rng(2)
     rows = as_bits(generator.standard_normal((2, form.T, d)), bf16)
     whole, pieces = (np.empty((2, form.page_bytes), np.uint8) for _ in range(2))
@@ -99,7 +99,7 @@ def test_scores_put_in_pieces_are_those_put_at_once(d, v_bits, bf16):
     np.testing.assert_array_equal(pieces, whole, "what was there before is overwritten")
 
 
-def test_scores_beyond_a_range_are_cut_to_it():
+def test_scores_beyond_range_are_clipped():
     form, generator = form_of(64), np.random.default_rng(3)
     rows = generator.standard_normal((form.T, 64)).astype(np.float16)
     pages = np.empty((1, form.page_bytes), np.uint8)
@@ -119,7 +119,7 @@ def test_scores_beyond_a_range_are_cut_to_it():
 @KINDS
 @pytest.mark.parametrize("d", [64, 80, 96, 128])
 @V_BITS
-def test_values_of_normal_rows_err_as_known(d, v_bits, bf16):
+def test_value_error_of_normal_rows_is_as_expected(d, v_bits, bf16):
     form = form_of(d, v_bits, bf16)
     bits = as_bits(np.random.default_rng(5).standard_normal((form.value_tokens, d)), bf16)
     rows = values_of(bits, bf16)
@@ -136,7 +136,7 @@ def test_values_of_normal_rows_err_as_known(d, v_bits, bf16):
 @pytest.mark.parametrize("d", [64, 80, 96, 128])
 @V_BITS
 @pytest.mark.parametrize("mean", [0, 2])
-def test_mean_of_a_full_page_is_exact_but_for_its_rests(d, v_bits, bf16, mean):
+def test_mean_of_full_page_is_exact_within_residual(d, v_bits, bf16, mean):
     """A rest's code c is the nearest: it misses at most (c + 1/4) / 2048 of the largest size, and sizes are rounded."""
     form, generator = form_of(d, v_bits, bf16), np.random.default_rng(6)
     shifts = mean * generator.standard_normal(d)
@@ -159,7 +159,7 @@ def test_mean_of_a_full_page_is_exact_but_for_its_rests(d, v_bits, bf16, mean):
 @V_BITS
 @settings(max_examples=examples(40))
 @given(seed=SEEDS)
-def test_value_of_any_row_is_finite_and_misses_no_more(v_bits, bf16, seed):
+def test_value_of_any_row_is_finite_and_within_bound(v_bits, bf16, seed):
     """Zeros, huge and tiny rows, outliers, BF16 near the end of its range: the error is at most the row's length, not
     counting the rest, which is a fraction of the page's longest row. A size is at least FP16's smallest, and below
     2^96.
@@ -194,7 +194,7 @@ def test_long_rows_leave_others_of_their_page_finite(d, v_bits):
 
 @KINDS
 @V_BITS
-def test_page_of_zeros_is_zeros(v_bits, bf16):
+def test_page_of_zeros_decodes_to_zeros(v_bits, bf16):
     form = form_of(64, v_bits, bf16)
     bits = np.zeros((form.value_tokens, 64), np.uint16)
     assert (decode_values(value_page(bits, form), form) == 0).all()
@@ -207,7 +207,7 @@ def test_page_of_zeros_is_zeros(v_bits, bf16):
 @KINDS
 @HEADS
 @V_BITS
-def test_values_put_in_pieces_are_those_put_at_once(d, v_bits, bf16):
+def test_values_written_in_parts_equal_whole(d, v_bits, bf16):
     """But for rests, which full pages alone have."""
     form, generator = form_of(d, v_bits, bf16), np.random.default_rng(8)
     rows = as_bits(generator.standard_normal((2, form.value_tokens, d)), bf16)

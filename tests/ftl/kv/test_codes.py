@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from csd_spec.progressive import Progressive
 from ftl.kv.layouts.coded import coded as copied
 from ftl.kv.layouts.codes import refine, refined, to_fp32
-from tests.ftl.kv.coded import any_values, values_of
+from tests.ftl.kv.low_bit_pages import any_values, values_of
 from tests.properties import examples
 
 FORM = Progressive.for_context(512, 16, (2.5, 2), 128)
@@ -25,7 +25,7 @@ KINDS = pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("latent", [False, True])
 @settings(max_examples=examples(60))
 @given(seed=SEEDS)
-def test_eight_bits_are_within_half_a_step_and_settle(bf16, latent, seed):
+def test_8_bit_codes_are_within_half_step_and_idempotent(bf16, latent, seed):
     """A step is a power of two, at most 1/63.5 of the largest value of K's channel or V's token; the largest FP16 loses
     480."""
     form = replace(FORM, bf16=bf16, latent=latent)

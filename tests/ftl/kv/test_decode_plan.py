@@ -58,7 +58,7 @@ def command_of(handles, rows, **fields):
     return replace(Attend(handles, 0, q, rows, rows, "dense", 4, counts, counts), **fields)
 
 
-def test_a_plan_is_made_once_an_epoch(small_drive):
+def test_plan_is_built_once_per_epoch(small_drive):
     ftl, handles, rows = decoding(small_drive)
     plan = ftl.kv.plan(handles, 0)
     assert plan.in_bounds()
@@ -69,7 +69,7 @@ def test_a_plan_is_made_once_an_epoch(small_drive):
     assert ftl.kv.plan(handles, 0) is not plan
 
 
-def test_a_token_that_ends_or_begins_a_group_ends_the_epoch(small_drive):
+def test_first_or_last_token_of_group_ends_epoch(small_drive):
     ftl, handles, rows = decoding(small_drive)
     per_group = min(mapped.per_group for mapped in ftl.sequence(handles[0]).maps.values())
     ended = []

@@ -39,7 +39,7 @@ def drawn(seed, shape=(500, 64)):
     return brains(generator.standard_normal(shape) * 2.0**sizes)
 
 
-def test_codes_and_rounding_are_those_of_e4m3():
+def test_codes_and_rounding_equal_e4m3():
     bits = drawn(0)
     vectors = compiled(bits)
     scales = 2.0 ** (torch.from_numpy(vectors[:, :1]).double() - 135)
@@ -56,12 +56,12 @@ def test_compiled_loop_encodes_as_the_codec_does():
         np.testing.assert_array_equal(compiled(bits | 0x8000), encode(bits | np.uint16(0x8000)))
 
 
-def test_what_is_stored_is_stored_again_as_it_is():
+def test_decoded_rows_encode_to_same_bytes():
     vectors = compiled(drawn(1))
     np.testing.assert_array_equal(compiled(decoded(vectors)), vectors)
 
 
-def test_the_largest_and_the_smallest_are_no_error():
+def test_extreme_values_encode_without_error():
     most = np.array([[0x7F7F, 0xFF7F, 0x7E80, 0], [0, 0x8000, 1, 0x8001]], np.uint16)
     stored = floats(decoded(compiled(most)))
     assert stored[0].tolist() == [1.75 * 2.0**127, -1.75 * 2.0**127, 2.0**126, 0]
@@ -78,12 +78,13 @@ def test_encoded_value_within_half_step():
     assert ((stored - given).abs() <= torch.maximum(given.abs() * 2.0**-4, least)).all()
 
 
-def test_a_page_holds_nearly_twice_as_much():
+def test_fp8_page_holds_63_rows():
+    """A page of FP16 rows holds 32."""
     assert (FORM.n, FORM.row_bytes, FORM.m, FORM.T, FORM.run_bytes) == (63, 65, 2, 2047, 2048)
     assert LAYOUTS["fp16"].form(4096, 64, 8192).n == 32
 
 
 @pytest.mark.parametrize("layout", ["fp16", "bf16"])
-def test_rows_of_other_layouts_are_left_alone(layout):
+def test_rows_of_other_layouts_are_not_rounded(layout):
     rows = drawn(3).view(np.float16)
     assert round_to_codec(LAYOUTS[layout].form(4096, 64, 8192), rows) is rows

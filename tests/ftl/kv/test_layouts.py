@@ -51,7 +51,7 @@ def signs(monkeypatch):
     return SIGNS
 
 
-def test_numbers_are_those_that_commands_carry():
+def test_layout_codes_are_those_of_commands():
     names = {layout.code: layout.name for layout in LAYOUTS.values()}
     assert {
         1: "plain",
@@ -80,7 +80,7 @@ def test_numbers_are_those_that_commands_carry():
 @pytest.mark.parametrize("form", ["token", "embedding"])
 @pytest.mark.parametrize(("d", "m"), [(10, 4), (12, 8), (16, 2), (12, 12)])
 @pytest.mark.parametrize(("position", "tokens"), [(0, 24), (3, 1), (3, 21), (7, 150), (4, 64)])
-def test_rows_lie_in_the_pages_named(form, d, m, position, tokens):
+def test_rows_are_in_the_pages_of_their_map(form, d, m, position, tokens):
     layout, generator = LAYOUTS["fp16"].paged(256, d, m), np.random.default_rng(0)
     mapped = TokenMap(PageKind.K, "k", layout, 1, H) if form == "token" else EmbeddingMap(layout, 1, H)
     rows = generator.integers(0, 1 << 15, (tokens, H, d)).astype(np.uint16)
@@ -100,7 +100,7 @@ def test_rows_lie_in_the_pages_named(form, d, m, position, tokens):
     assert (pages != POISON).sum() == written == rows.size
 
 
-def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
+def test_custom_layout_passes_all_operations(small_drive, signs):
     """Append, fork, crop, flush, collection and recovery; its plane is there for a method to read."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
     form = signs.form(small_drive.geometry.page_bytes, D, 512)
@@ -131,7 +131,7 @@ def test_a_newcomers_layout_does_what_the_others_do(small_drive, signs):
 
 
 @pytest.mark.parametrize("layout", ["bf16", "fp8", "latent", "latent-bf16"])
-def test_storage_of_other_kinds_survives_a_loss_of_power(small_drive, layout):
+def test_other_layouts_survive_power_loss(small_drive, layout):
     """Append, fork, crop, collection and recovery; of latent rows K is kept, and is V as well."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
     form = LAYOUTS[layout].form(small_drive.geometry.page_bytes, D, 512)

@@ -11,7 +11,7 @@ LAYERS, HEADS, DIM = 2, 2, 16
 
 
 @pytest.mark.parametrize("tokens", [3, 30])
-def test_room_is_kept_for_all_that_a_checkpoint_records(small_drive, tokens):
+def test_journal_reserve_fits_a_full_checkpoint(small_drive, tokens):
     ftl = Ftl(small_drive)
     layout = LAYOUTS["fp16"].paged(small_drive.geometry.page_bytes, DIM, 4)
     handles = ftl.create(6, LAYERS, HEADS, layout)

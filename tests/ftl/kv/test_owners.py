@@ -7,7 +7,7 @@ from ftl.flash.tag import MAX_OWNERS
 from ftl.kv.owners import Owners
 
 
-def test_a_number_is_free_again_when_the_last_sharer_has_left():
+def test_owner_number_is_freed_by_last_sharer():
     owners = Owners()
     first = owners.new(1, writes=10)
     owners.share([first], 2)
@@ -17,14 +17,14 @@ def test_a_number_is_free_again_when_the_last_sharer_has_left():
     assert owners.sequences([first]) == set() and first not in owners.first_write
 
 
-def test_numbers_go_round_past_those_in_use():
+def test_owner_numbers_wrap_and_skip_used_ones():
     owners = Owners()
     kept = owners.new(1, 0)
     owners.next = MAX_OWNERS - 1
     assert [owners.new(2, 0), owners.new(3, 0)] == [MAX_OWNERS - 1, kept + 1]
 
 
-def test_without_a_free_number_nothing_is_given(monkeypatch):
+def test_exhausted_owner_numbers_are_refused(monkeypatch):
     monkeypatch.setattr("ftl.kv.owners.MAX_OWNERS", 2)
     owners = Owners()
     assert [owners.new(1, 0), owners.new(2, 0)] == [0, 1]
@@ -34,7 +34,7 @@ def test_without_a_free_number_nothing_is_given(monkeypatch):
     assert owners.new(3, 0) == 0
 
 
-def test_what_a_record_knows_is_in_use():
+def test_restored_owner_numbers_are_in_use():
     owners = Owners()
     for handle in (5, 6):
         owners.restore(3, 77, handle)

@@ -33,7 +33,7 @@ def rows_of(form, tokens, seed=0):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_OF_ALL_KINDS)
-def test_pages_in_few_bits_live_as_others_do(small_drive, layout):
+def test_low_bit_pages_pass_all_operations(small_drive, layout):
     """Append in all sizes, decode, fork, crop, flush, collection and recovery."""
     ftl, seed = Ftl(small_drive), iter(range(1000))
     form = LAYOUTS[layout].form(small_drive.geometry.page_bytes, D, 128)
@@ -75,7 +75,7 @@ def test_pages_in_few_bits_live_as_others_do(small_drive, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS_OF_ALL_KINDS)
-def test_full_pages_are_made_of_rows_however_these_came(small_drive, layout):
+def test_full_pages_depend_on_rows_not_on_append_sizes(small_drive, layout):
     """With ranges and rests of their own, where rows are kept as they came; whole or token by token."""
     form = LAYOUTS[layout].form(512, D, 128)
     codes, per_group = form.progressive, {"scores": form.T, "values": form.progressive.value_tokens}
@@ -98,7 +98,7 @@ def test_full_pages_are_made_of_rows_however_these_came(small_drive, layout):
                 np.testing.assert_array_equal(ftl.nand.content[slots[:, group]].view(np.uint8), pages)
 
 
-def test_unfinished_group_of_scores_waits_in_dram_and_gives_way(small_drive):
+def test_unfinished_score_group_in_dram_is_evictable(small_drive):
     """The ranges are those of the previous group; a sequence shorter than a group has none. V needs none."""
     form = LAYOUTS["progressive"].form(512, D, 128)
     rows = rows_of(form, 2 * form.T, 2)

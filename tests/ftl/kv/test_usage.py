@@ -36,7 +36,7 @@ def assert_counted(ftl: Ftl) -> None:
     assert ftl.kv.usage.total == total
 
 
-def test_use_follows_whatever_changes_sequences(small_drive: DriveSpec) -> None:
+def test_usage_follows_all_sequence_changes(small_drive: DriveSpec) -> None:
     draw = random.Random(5)
     ftl = Ftl(replace(small_drive, dram_bytes=24 << 10))
     for turn in range(400):
@@ -69,7 +69,7 @@ def test_use_follows_whatever_changes_sequences(small_drive: DriveSpec) -> None:
         assert_counted(ftl)
 
 
-def test_a_page_that_forks_share_counts_for_each(small_drive: DriveSpec) -> None:
+def test_shared_page_counts_for_each_fork(small_drive: DriveSpec) -> None:
     ftl = Ftl(small_drive)
     (parent,) = ftl.create(1, 1, 1, LAYOUT)
     rows = np.ones((64, 1, 8), np.float16)

@@ -31,7 +31,7 @@ def data_of(size, seed=0):
     return np.random.default_rng(size + seed).bytes(size)
 
 
-def test_values_of_any_size_come_back_whole_and_in_part(ftl):
+def test_values_of_any_size_read_back(ftl):
     for size in SIZES:
         handle, finish_ns = ftl.store_value(LABEL, b"%d" % size, data_of(size), 1000)
         assert finish_ns > 1000 or not size
@@ -43,7 +43,7 @@ def test_values_of_any_size_come_back_whole_and_in_part(ftl):
     assert [value_of(again, b"%d" % size) for size in SIZES] == [data_of(size) for size in SIZES]
 
 
-def test_a_key_is_its_length_too_and_no_name_of_a_prefix(ftl):
+def test_value_key_includes_length_and_is_no_prefix_key(ftl):
     (sequence,) = ftl.create(1, 1, 1, LAYOUT)
     ftl.label([sequence], 5)
     rows = np.ones((3, 1, 8), np.float16)
@@ -58,7 +58,7 @@ def test_a_key_is_its_length_too_and_no_name_of_a_prefix(ftl):
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_a_record_has_the_old_value_or_the_new_one(ftl, everything):
+def test_power_loss_keeps_old_or_new_value(ftl, everything):
     """Also a record whose only content is released pages."""
     old, _ = ftl.store_value(LABEL, b"key", b"old" * 500, 0)
     ftl.flush(0)
@@ -75,7 +75,7 @@ def test_a_record_has_the_old_value_or_the_new_one(ftl, everything):
     assert not restarted(ftl).sequences
 
 
-def test_a_value_whose_store_did_not_end_is_dropped(ftl, monkeypatch):
+def test_value_of_incomplete_store_is_dropped(ftl, monkeypatch):
     """A checkpoint may be written while its pages are programmed."""
     ftl.store_value(LABEL, b"key", b"old" * 500, 0)
     monkeypatch.setattr(Ftl, "name", lambda self, *named: self.journal.record(0, True) and None)
@@ -89,7 +89,7 @@ def test_a_value_whose_store_did_not_end_is_dropped(ftl, monkeypatch):
     assert value_of(restarted(again), b"key") == b"old" * 500
 
 
-def test_a_value_that_does_not_fit_leaves_the_old_one(ftl, small_drive):
+def test_oversized_store_keeps_old_value(ftl, small_drive):
     ftl.store_value(LABEL, b"key", b"old" * 500, 0)
     with pytest.raises(OutOfSpaceError):
         ftl.store_value(LABEL, b"key", bytes(small_drive.geometry.capacity_bytes), 0)

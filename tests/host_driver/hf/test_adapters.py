@@ -84,7 +84,7 @@ def test_alibi_in_bf16_is_refused():
 
 
 @pytest.mark.parametrize("name", ["bloom, 6 heads", "mpt, 6 heads"])
-def test_padding_behind_tokens_is_refused_where_distances_count(name):
+def test_padding_after_tokens_with_alibi_is_refused(name):
     model, ids = MADE[name]().eval(), torch.randint(3, 97, (2, 20))
     mask = torch.ones_like(ids)
     mask[0, :3], mask[1, 10:14] = 0, 0

@@ -115,7 +115,7 @@ def test_padded_batch_turns_and_crop_equal_sdpa(make, drives, micro_batches):
 
 
 @pytest.mark.parametrize("make", [opt, llama, qwen3])
-def test_generate_as_the_readme_shows(make):
+def test_generate_example_of_readme_works(make):
     model = sharpen(make())
     ids = torch.randint(3, VOCABULARY, (2, 90))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -161,7 +161,7 @@ def test_sparse_decode_equal_for_drives_and_batches():
     assert times[2] == times[3]  # modelled time does not depend on how threads are scheduled
 
 
-def test_the_model_is_put_back_also_after_an_exception():
+def test_model_is_restored_after_exception():
     model = llama().eval()
     with pytest.raises(KeyError), vcsd.attach(model):
         assert model.config._attn_implementation == "csd"
@@ -172,7 +172,7 @@ def test_the_model_is_put_back_also_after_an_exception():
         pass
 
 
-def test_a_cache_in_drives_is_refused_elsewhere():
+def test_cache_in_drives_is_refused_after_detach():
     model = llama().eval()
     ids = torch.randint(3, VOCABULARY, (1, 20))
     with vcsd.attach(model):
@@ -235,7 +235,7 @@ def test_bad_settings_are_refused(options, reason):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_what_is_no_model_is_refused():
+def test_object_that_is_no_model_is_refused():
     with pytest.raises(UnsupportedModelError, match=r"str is not a transformers model"), vcsd.attach("gpt2"):
         pass
 
@@ -304,7 +304,7 @@ def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():
         assert grown < kv_bytes / 50
 
 
-def test_nothing_of_a_mask_is_kept_after_a_forward():
+def test_mask_is_not_kept_after_forward():
     """One that the caller changes in place for its next forward is looked at again."""
     model = sharpen(llama())
     with vcsd.attach(model, drives=1, method="dense"):

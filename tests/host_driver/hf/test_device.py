@@ -69,7 +69,7 @@ def straight(q, k, v, cap, sinks, slopes):
 
 
 @pytest.mark.parametrize("past", [0, 5])
-def test_against_float64(past):
+def test_device_attention_equals_float64(past):
     new = ROWS + 3
     q, k, v = torch.randn(1, 4, new, 8), torch.randn(1, 2, past + new, 8), torch.randn(1, 2, past + new, 6)
     sinks, slopes = torch.randn(4), torch.rand(4) / 10
@@ -78,7 +78,7 @@ def test_against_float64(past):
     torch.testing.assert_close(out.double(), straight(q, k, v, 2.0, sinks, slopes), rtol=1e-4, atol=1e-5)
 
 
-def test_padding_that_sees_nothing_is_no_nan():
+def test_fully_masked_row_gives_no_nan():
     q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
     mask = torch.ones(4, 4, dtype=torch.bool).tril()[None, None].clone()
     mask[..., :2] = False

@@ -48,7 +48,7 @@ def next_logits(model, cache, token=1):
     return model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
 
 
-def test_drives_hold_the_bytes_of_a_prefill_with_drives(shipped):
+def test_fill_stores_same_bytes_as_prefill(shipped):
     caches = [cached(shipped, prompt) for prompt in PROMPTS]
     with vcsd.attach(shipped, drives=2, method="dense", compression=1) as csd:
         cache = filled(shipped, csd.driver, csd.placed, caches)
@@ -61,7 +61,7 @@ def test_drives_hold_the_bytes_of_a_prefill_with_drives(shipped):
                 assert np.array_equal(mine, np.concatenate(theirs))
 
 
-def test_padded_sequences_decode_as_each_alone(shipped):
+def test_filled_padded_sequences_decode_as_alone(shipped):
     caches = [cached(shipped, prompt) for prompt in PROMPTS]
     with torch.inference_mode():
         wanted = torch.cat([shipped(input_ids=torch.tensor([[*prompt, 1]])).logits[:, -1] for prompt in PROMPTS])
@@ -75,7 +75,7 @@ def test_padded_sequences_decode_as_each_alone(shipped):
     assert torch.equal(first.argmax(-1), wanted.argmax(-1))
 
 
-def test_terms_of_logits_are_told():
+def test_fill_passes_terms_of_logits():
     """Without the sinks the output would be another."""
     model = with_terms()
     caches = [cached(model, [5, 6, 7, 8] * 5)]
@@ -94,7 +94,7 @@ def test_terms_of_logits_are_told():
 
 
 @pytest.mark.parametrize(("name", "can"), [("llama", True), ("gemma3_text", False), ("bloom", False)])
-def test_models_with_other_caches_are_not_filled(name, can):
+def test_can_fill_only_models_with_plain_caches(name, can):
     model = build(name, 1.0)
     assert can_fill(model, placement(model)) is can
 

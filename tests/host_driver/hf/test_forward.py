@@ -76,7 +76,7 @@ def turns(model, ids, cache):
         lambda config: StaticCache(config=config, max_cache_len=64),
     ],
 )
-def test_a_cache_of_the_users_own_is_filled_in_place(model, ids, empty):
+def test_cache_of_caller_is_filled_in_place(model, ids, empty):
     expected = turns(model, ids, empty(model.config))
     with vcsd.attach(model, drives=2, method="dense") as csd:
         got = turns(model, ids, empty(model.config))
@@ -84,7 +84,7 @@ def test_a_cache_of_the_users_own_is_filled_in_place(model, ids, empty):
     assert (got - expected).abs().max() < FP16_ERROR
 
 
-def test_the_output_has_the_cache_that_was_given(model, ids):
+def test_output_refers_to_given_cache(model, ids):
     with vcsd.attach(model, method="dense"):
         cache = DynamicCache()
         assert model(ids, past_key_values=cache).past_key_values is cache
@@ -96,7 +96,7 @@ def test_the_output_has_the_cache_that_was_given(model, ids):
         assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40
 
 
-def test_dropping_a_users_cache_frees_the_drives(model, ids):
+def test_dropping_callers_cache_frees_drives(model, ids):
     with vcsd.attach(model) as csd:
         cache = DynamicCache()
         model(ids, past_key_values=cache)
@@ -155,7 +155,7 @@ def test_attention_twice_for_one_update_is_refused(ids):
     assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40  # it was left as it was
 
 
-def test_positions_along_several_axes_are_cut_by_the_batch():
+def test_multi_axis_positions_are_split_by_batch():
     text = LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
     vision = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}
     model = make(Qwen2VLForConditionalGeneration, Qwen2VLConfig(text_config=text, vision_config=vision))
@@ -176,7 +176,7 @@ def test_positions_along_several_axes_are_cut_by_the_batch():
         assert (got - logits[1]).abs().max() < FP16_ERROR
 
 
-def test_a_cache_in_drives_is_neither_copied_nor_used_by_others(model, ids):
+def test_cache_in_drives_cannot_be_copied_or_shared(model, ids):
     other = copy.deepcopy(model)
     with vcsd.attach(model):
         cache = DynamicCache()
@@ -216,7 +216,7 @@ def test_cache_refused_after_failed_forward(model, ids):
         model(ids, past_key_values=cache)
 
 
-def test_a_second_model_with_the_same_config_is_told_so(model):
+def test_second_model_with_same_config_is_refused(model):
     with vcsd.attach(model):
         with (
             pytest.raises(UnsupportedModelError, match="shares its config"),

@@ -74,7 +74,7 @@ def talk(model):
 @pytest.mark.parametrize("make", [deepseek_v2, deepseek_v3])
 @pytest.mark.parametrize("method", ["dense", "sparf"])
 @pytest.mark.parametrize("drives", [1, 3])
-def test_models_equal_their_own_attention(make, method, drives):
+def test_latent_models_equal_their_own_attention(make, method, drives):
     model = made(make)
     expected = talk(model)
     with vcsd.attach(model, method=method, compression=1, drives=drives):
@@ -94,7 +94,7 @@ def test_bf16_rows_stay_bf16(method):
         assert (talk(model) - expected).abs().max() < 8 * FP16_ERROR  # BF16 has 3 bits less
 
 
-def test_every_drive_has_the_stream_and_one_is_read():
+def test_latent_stream_is_on_all_drives_one_is_read():
     """Outputs of each query head are the same bits wherever it is attended."""
     model, logits = made(deepseek_v3), {}
     for drives in (1, 3):
@@ -110,7 +110,7 @@ def test_every_drive_has_the_stream_and_one_is_read():
     assert torch.equal(logits[1], logits[3])
 
 
-def test_a_drive_that_was_killed_gets_its_stream_again():
+def test_killed_drive_gets_latent_stream_again():
     """One in the middle of the first turn, and the one that is read before the second."""
     model, driver = made(deepseek_v3), []
     forwards = itertools.count()
@@ -132,7 +132,7 @@ def test_a_drive_that_was_killed_gets_its_stream_again():
 
 @pytest.mark.parametrize("make", [deepseek_v2, deepseek_v3])
 @pytest.mark.parametrize("storage", ["fp16", "bf16"])
-def test_ours_errs_as_8_bits_do(make, storage):
+def test_progressive_error_is_that_of_8_bits(make, storage):
     """Where all tokens are attended, far less than where many are left out; a token takes a row of 8 bits and its share
     of powers, 6 tokens a page, and pages of K in few bits."""
     model = made(make)
@@ -146,7 +146,7 @@ def test_ours_errs_as_8_bits_do(make, storage):
     assert 0 < 4 * errors[0] < min(8 * FP16_ERROR, errors[1])
 
 
-def test_a_token_takes_one_row_and_the_layouts_own_copy():
+def test_token_takes_one_row_and_copy_of_layout():
     """K of 576 channels in pages of 3 rows, and its copy for SparF; V takes no space."""
     model, tokens = made(deepseek_v3), 300
     spec = INSTCSD_ZYNQ7045_8CH
@@ -164,7 +164,7 @@ def test_a_token_takes_one_row_and_the_layouts_own_copy():
         assert csd.driver.shape.kv_bytes_per_token == SIZES["num_hidden_layers"] * row
 
 
-def test_a_row_crosses_the_link_once():
+def test_latent_row_crosses_link_once():
     """For a prompt: K and lengths. For a step: q of each head, K, l and k; back: its output and rows."""
     model, tokens, layers = made(deepseek_v3), 300, SIZES["num_hidden_layers"]
     row = (RANK + ROTARY) * 2
@@ -209,7 +209,7 @@ def test_dense_reads_each_row_once():
     assert pages["dense"] == SIZES["num_hidden_layers"] * 100
 
 
-def test_absorbed_attention_is_the_expanded_one():
+def test_absorbed_attention_equals_expanded():
     model = made(deepseek_v3)
     module = latent_modules(model)[0]
     with in_latent_space(model):
@@ -234,6 +234,6 @@ def test_absorbed_attention_is_the_expanded_one():
         ({"drives": HEADS + 1}, "4, the model's query heads"),
     ],
 )
-def test_what_one_latent_stream_does_not_have_is_refused(options, reason):
+def test_invalid_options_with_latent_stream_are_refused(options, reason):
     with pytest.raises(ValueError, match=reason), vcsd.attach(made(deepseek_v3), **options):
         pass

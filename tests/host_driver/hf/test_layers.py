@@ -82,7 +82,7 @@ def talk(model, cache=None):
 
 @pytest.mark.parametrize("make", [qwen3, gemma3, qwen3_next, mimo])
 @pytest.mark.parametrize("drives", [1, 2])
-def test_layers_in_different_places_equal_the_models_own(make, drives):
+def test_layers_in_drives_and_host_equal_models_own(make, drives):
     model = made(make)
     expected = talk(model)
     with vcsd.attach(model, drives=drives, method="dense", micro_batches=2) as csd:
@@ -101,7 +101,7 @@ def test_a_cache_of_fixed_size_keeps_its_windows(make):
         assert (talk(model, StaticCache(config=model.config, max_cache_len=200)) - expected).abs().max() < FP16_ERROR
 
 
-def test_v_of_fewer_channels_is_filled_up_and_costs_as_much_as_k():
+def test_narrow_v_is_padded_and_costs_as_much_as_k():
     """With a selection as well; results are compared with the model's own."""
     model = made(mimo)
     expected = talk(model)
@@ -113,7 +113,7 @@ def test_v_of_fewer_channels_is_filled_up_and_costs_as_much_as_k():
     assert csd.driver.shape.kv_bytes_per_token == 2 * 2 * (16 + 8) * 2
 
 
-def test_the_share_in_drives_grows_with_the_context():
+def test_fraction_in_drives_grows_with_context():
     with vcsd.attach(made(qwen3)) as csd:
         report = csd.report()
     assert report.kv_share(WINDOW) == pytest.approx(1 / 3)
@@ -121,7 +121,7 @@ def test_the_share_in_drives_grows_with_the_context():
     assert "sliding_attention" in str(report)
 
 
-def test_crop_is_as_the_models_own_cache_has_it():
+def test_crop_equals_models_own_cache():
     model = made(qwen3)
     ids = torch.randint(3, 97, (2, 60))
 
@@ -137,14 +137,14 @@ def test_crop_is_as_the_models_own_cache_has_it():
             cropped(DynamicCache(config=model.config), 50, 5)
 
 
-def test_a_window_alone_leaves_nothing_for_drives():
+def test_model_with_only_windows_is_refused():
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=2, **windows))
     with pytest.raises(vcsd.UnsupportedModelError, match="nothing is for drives"), vcsd.attach(model):
         pass
 
 
-def test_rows_that_only_windows_have_moved_are_of_no_use():
+def test_cache_after_failed_batch_selection_is_refused():
     model = made(gemma3)
     with vcsd.attach(model, method="dense"):
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values

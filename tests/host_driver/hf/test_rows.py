@@ -73,7 +73,7 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
 
 @pytest.mark.parametrize("make", [opt, llama, qwen3, gpt2])
 @pytest.mark.parametrize("chunk", [0, 7])
-def test_rows_of_a_layer_lie_in_different_places(tmp_path, make, chunk) -> None:
+def test_rows_of_layer_in_different_tiers_equal_alone(tmp_path, make, chunk) -> None:
     model, given = sharpen(make()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
@@ -91,7 +91,7 @@ TERMS |= {"mpt": MADE["mpt, 6 heads"], "falcon": MADE["falcon, 2 of 6"], "gptj":
 
 @pytest.mark.parametrize("name", TERMS)
 @pytest.mark.parametrize("chunk", [0, 7])
-def test_caps_sinks_slopes_and_windows_wherever_a_row_lies(tmp_path, name, chunk) -> None:
+def test_logit_terms_and_windows_work_in_every_tier(tmp_path, name, chunk) -> None:
     """Homes go round by layer, so that each of the two in tiers is everywhere, and in two tiers at once."""
     model, given = sharpen(TERMS[name]()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
@@ -107,7 +107,7 @@ def test_caps_sinks_slopes_and_windows_wherever_a_row_lies(tmp_path, name, chunk
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "bloom"])
-def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
+def test_row_in_two_tiers_is_attended_as_one(name, monkeypatch) -> None:
     """For tokens on the device and others in drives: in double precision, a sink counted once, distances over both."""
     kept, seen = [], []
     merge = rows.merge
@@ -144,12 +144,12 @@ def test_a_row_in_two_places_is_one_attention(name, monkeypatch) -> None:
     ("make", "reason"),
     [(qwen3_next, "linear_attention")],
 )
-def test_what_rows_do_not_keep_is_refused(make, reason) -> None:
+def test_models_with_unsupported_rows_are_refused(make, reason) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         RowModel(make(), None)  # type: ignore[arg-type]
 
 
-def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> None:
+def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
     model, given = sharpen(llama()), prompts()
     shape, like = placement(model).shape, next(model.parameters())
     one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
@@ -161,7 +161,7 @@ def test_without_drives_the_models_own_dtype_and_a_small_device(tmp_path) -> Non
     kv.close()
 
 
-def test_homes_change_while_requests_are_served(tmp_path) -> None:
+def test_tiers_of_rows_change_during_serving(tmp_path) -> None:
     model, given, draw = sharpen(llama()), prompts(), random.Random(3)
     homes: dict[tuple[str, int], tuple[str, ...]] = {}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
@@ -177,7 +177,7 @@ def test_homes_change_while_requests_are_served(tmp_path) -> None:
     kv.close()
 
 
-def test_a_forward_that_fails_harms_nobody_else() -> None:
+def test_failed_forward_leaves_other_requests() -> None:
     model = sharpen(llama())
     like = next(model.parameters())
     kv = RowKv(
@@ -209,7 +209,7 @@ def test_a_model_without_positions_is_refused() -> None:
         RowModel(model, None)  # type: ignore[arg-type]
 
 
-def test_a_forward_that_fails_abandons_its_turn():
+def test_failed_forward_abandons_its_iteration():
     """Else the next one would find copies of the one before."""
     done = []
     conductor = SimpleNamespace(

@@ -40,7 +40,7 @@ def mllama():
     return MllamaForCausalLM(MllamaTextConfig(**sizes, num_key_value_heads=2, pad_token_id=0))
 
 
-def test_the_shape_is_the_decoders_own():
+def test_shape_is_that_of_the_decoder():
     model = bart().eval()
     shape = placement(model).shape
     assert (shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim) == (3, 2, 2, 32)
@@ -57,7 +57,7 @@ def test_the_shape_is_the_decoders_own():
         (gemma3n, "num_kv_shared_layers"),
     ],
 )
-def test_refused_at_once_for_what_they_do(make, reason):
+def test_unsupported_models_are_refused_at_attach(make, reason):
     with pytest.raises(UnsupportedModelError, match=reason), vcsd.attach(make()):
         pass
 

@@ -56,7 +56,7 @@ def test_keys_beyond_fp16_decode_right(drives, method):
 
 
 @pytest.mark.parametrize(("method", "layout"), [("sparf", "int8"), ("sparf", "int4"), ("kivi", "fp16"), ("ours", None)])
-def test_few_bits_of_keys_beyond_fp16_are_those_of_keys_within(method, layout):
+def test_low_bit_keys_beyond_fp16_equal_scaled_keys(method, layout):
     """To the bit, since the factor is a power of two; near the model's own where all tokens are attended."""
     expected, found = decode(llama(), 300), []  # of the same weights, as they are drawn again
     for layers in ([1], []):
@@ -81,7 +81,7 @@ class Rounded(DynamicCache):
 
 @pytest.mark.parametrize("method", ["dense", "sparf"])
 @pytest.mark.parametrize("drives", [1, 2])
-def test_8_bit_floats_decode_as_a_cache_of_them(drives, method):
+def test_fp8_storage_decodes_as_fp8_cache(drives, method):
     model = llama(layers=[1])
     expected = decode(model, past_key_values=Rounded())
     assert (expected - decode(model)).abs().max() > BF16_ERROR  # so that rounding is seen
@@ -90,7 +90,7 @@ def test_8_bit_floats_decode_as_a_cache_of_them(drives, method):
         assert (decode(model) - expected).abs().max() < BF16_ERROR
 
 
-def test_they_are_refused_in_fp16_with_the_value_and_the_layer():
+def test_fp16_storage_refuses_values_beyond_range():
     model = llama(layers=[1])
     with (
         vcsd.attach(model, kv_dtype="fp16"),
@@ -109,7 +109,7 @@ def test_key_beyond_fp16_in_decode_refused():
 
 
 @pytest.mark.parametrize(("dtype", "bf16"), [(torch.bfloat16, True), (torch.float32, False), (torch.float16, False)])
-def test_storage_is_the_models_where_nothing_is_said(dtype, bf16):
+def test_default_storage_is_dtype_of_model(dtype, bf16):
     with vcsd.attach(llama(dtype=dtype), method="dense") as csd:
         assert (csd.driver.attention.layout == "bf16") is bf16 is csd.driver.bf16
     for options in ({"method": "ours"}, {"layout": "int8"}):
@@ -146,6 +146,6 @@ def test_a_second_turn_and_crop_read_bf16_back():
         ({"kv_dtype": 16}, "must be text"),
     ],
 )
-def test_storage_that_there_is_none_of_is_refused(options, reason):
+def test_unknown_storage_is_refused(options, reason):
     with pytest.raises(ValueError, match=reason):
         vcsd.attach(llama(), **options)

@@ -63,7 +63,7 @@ def generate(model, inputs, new: int = 12, **more):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("make", "batch"), [(opt, 1), (llama, 4), (qwen3, 2), (gpt2, 3)])
-def test_the_same_bits_for_every_policy_and_size_of_tier(tmp_path, policy, make, batch) -> None:
+def test_tiers_equal_plain_model_for_any_policy_and_size(tmp_path, policy, make, batch) -> None:
     model = sharpen(make())
     inputs = prompt(batch)
     tokens, logits = generate(model, inputs)
@@ -90,7 +90,7 @@ def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_beams(tmp_path, policy) -> None:
+def test_beam_search_in_tiers_equals_plain(tmp_path, policy) -> None:
     model, inputs = sharpen(llama()), prompt(2)
     tokens, _ = generate(model, inputs, num_beams=3)
     tiers = TierLimits(layer_bytes(model, 6, 52), 0, layer_bytes(model, 6, 52), tmp_path, 52)
@@ -120,7 +120,7 @@ def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
 
 @pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, qwen3_next, MADE["bloom, 6 heads"], MADE["falcon, 2 of 6"]])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_the_model_attends_itself_whatever_it_does_with_logits(tmp_path, make, beams) -> None:
+def test_models_with_logit_terms_work_in_tiers(tmp_path, make, beams) -> None:
     """Caps, sinks, slopes; windows and linear layers stay with the model, however far it is beyond a window."""
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 40, num_beams=beams)
@@ -145,7 +145,7 @@ def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
     assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4
 
 
-def test_k_and_v_may_have_other_channels(tmp_path) -> None:
+def test_keys_and_values_may_differ_in_channels(tmp_path) -> None:
     """The cache of latent attention: 512 channels and 64. Both get the space of the larger."""
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
@@ -156,7 +156,7 @@ def test_k_and_v_may_have_other_channels(tmp_path) -> None:
     assert peak >= 2 * 2 * 51 * 512 * 4
 
 
-def test_rows_that_only_windows_have_moved_are_of_no_use(tmp_path) -> None:
+def test_cache_after_failed_batch_selection_is_refused(tmp_path) -> None:
     model = sharpen(gemma3())
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
         cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
@@ -183,7 +183,7 @@ def test_caches_share_tiers_and_release_memory(tmp_path) -> None:
         assert run.kv.runner.table.used["page-cache"] == 0 and not run.kv.real.frames
 
 
-def test_what_cannot_be_done_says_why(tmp_path) -> None:
+def test_unsupported_call_gives_reason(tmp_path) -> None:
     model, ids = llama().eval(), prompt(2)["input_ids"]
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=44)):
         cache = DynamicCache()
@@ -259,7 +259,7 @@ def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
         assert run.policy == "reactive" and torch.equal(model.generate(ids, **given), wanted)
 
 
-def test_a_device_too_small_for_a_layer_says_so(tmp_path) -> None:
+def test_device_too_small_for_a_layer_is_refused(tmp_path) -> None:
     model = llama().eval()
     tiers = TierLimits(1000, files=tmp_path)
     with (
@@ -303,7 +303,7 @@ def test_wrong_policy_one_error_model_continues(tmp_path, policy, reason) -> Non
     assert torch.equal(model(**inputs).logits, expected)
 
 
-def test_a_disk_that_fails_is_one_error_and_other_caches_go_on(tmp_path, monkeypatch) -> None:
+def test_failing_disk_is_one_error_other_caches_continue(tmp_path, monkeypatch) -> None:
     from kv_cache.transfer.frames import CachedFrame
 
     model, inputs = sharpen(llama()), prompt(1)
@@ -357,7 +357,7 @@ with torch.inference_mode(), vcsd.attach(
 
 
 @pytest.mark.parametrize("end", ["kill", "exit"])
-def test_a_process_holds_what_it_may_and_leaves_no_files(tmp_path: Path, end: str) -> None:
+def test_process_keeps_memory_limit_and_leaves_no_files(tmp_path: Path, end: str) -> None:
     done = subprocess.run([sys.executable, "-c", HELD, str(tmp_path), end], capture_output=True, text=True, check=False)
     assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
     every, may, grown = map(int, done.stdout.split())
@@ -409,7 +409,7 @@ def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
         assert request not in {block.request for block in run.kv.runner.table.entries}
 
 
-def test_a_failed_forward_gives_its_room_back_at_once(tmp_path) -> None:
+def test_failed_forward_releases_memory_at_once(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     one = layer_bytes(model, 1, 52)
     with vcsd.attach(model, policy="reactive", tiers=TierLimits(one, one, files=tmp_path, max_tokens=52)) as run:
@@ -448,7 +448,7 @@ def test_a_cache_of_fixed_size_is_served(tmp_path) -> None:
         assert torch.equal(generate(model, inputs, cache_implementation="static")[0], tokens)
 
 
-def test_what_is_attached_or_has_no_weights_is_refused(tmp_path) -> None:
+def test_attached_or_weightless_model_is_refused(tmp_path) -> None:
     model = llama().eval()
     with torch.device("meta"):
         nowhere = llama().eval()
@@ -487,7 +487,7 @@ def clumsy(t: Iteration) -> None:
         (clumsy, "policy clumsy: ValueError: not this way"),
     ],
 )
-def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason) -> None:
+def test_policy_with_invalid_action_is_named(tmp_path, policy, reason) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     with (
         vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)),
@@ -496,7 +496,7 @@ def test_a_policy_that_does_what_no_policy_may_is_named(tmp_path, policy, reason
         model(**inputs)
 
 
-def test_a_device_frame_grows_in_steps_and_keeps_what_it_has() -> None:
+def test_device_frame_grows_and_keeps_content() -> None:
     frame = DeviceFrame(1 << 20, torch.device("cpu"))
     frame.store(0, memoryview(bytearray(b"abcd" * 1024)))
     held = frame.grow(1)

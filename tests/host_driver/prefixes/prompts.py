@@ -3,8 +3,8 @@
 import numpy as np
 
 from csd_spec import ModelShape
+from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
-from host_driver.prefixes.names import PrefixNames
 
 SHAPE = ModelShape(name="tiny", layers=2, q_heads=4, kv_heads=4, head_dim=16)
 BLOCK = 8

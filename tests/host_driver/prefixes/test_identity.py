@@ -67,12 +67,12 @@ def test_content_identity_sees_every_byte_and_no_time(model):
     assert digest(model, "content") != before and digest(model) == sampled, "this byte is between two pieces"
 
 
-def test_links_between_folders_end(model):
+def test_cyclic_links_between_folders_end(model):
     (model / "loop").symlink_to(model)
     assert [each.name for each in files_of(model)] == ["config.json", "weights.safetensors"]
 
 
-def test_one_file_is_a_model_and_none_is_not(model, tmp_path):
+def test_single_file_is_a_model_missing_is_refused(model, tmp_path):
     assert [each.name for each in files_of(model / "weights.safetensors", prefix="draft/")] == [
         "draft/weights.safetensors"
     ]

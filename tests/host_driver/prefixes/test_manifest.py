@@ -25,7 +25,7 @@ def devices(small_drive):
         device.close()
 
 
-def test_manifest_of_every_model_is_beside_its_keys(devices):
+def test_manifest_of_every_model_is_stored_with_its_keys(devices):
     for names in (replace(NAMES, model=MODEL, salt="secret"), NAMES):
         store = PrefixStore(devices, names)
         assert store.store(names.keys(TOKENS), *rows(TOKENS)) == 5

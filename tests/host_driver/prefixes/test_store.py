@@ -1,6 +1,6 @@
 """Prefixes in drives: found prefixes equal the stored ones, through eviction, forks, restarts and deaths.
 
-partner of: host_driver/prefixes/store.py, host_driver/prefixes/names.py
+partner of: host_driver/prefixes/store.py, host_driver/prefixes/cache_keys.py
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 
 from csd_firmware import InProcessDrive
 from csd_spec import Completion, DriveError, DriveSpec, KvAppend, KvGather, KvName, Status
+from host_driver.prefixes.cache_keys import AdmissionFilter
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.manifest import list_keys
-from host_driver.prefixes.names import AdmissionFilter
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, SHAPE, holds, rows
 
@@ -37,7 +37,7 @@ def prompt(draw: random.Random, prompts: list[list[int]], most: int = 60) -> lis
     return begin + [draw.randrange(100) for _ in range(draw.randint(1, most - 20))]
 
 
-def test_what_is_found_is_what_was_stored(devices) -> None:
+def test_found_rows_equal_stored_rows(devices) -> None:
     store = PrefixStore(devices, NAMES)
     tokens = list(range(30))
     assert store.store(NAMES.keys(tokens), *rows(tokens)) == 3 and store.store(NAMES.keys(tokens), *rows(tokens)) == 0
@@ -52,7 +52,7 @@ def test_what_is_found_is_what_was_stored(devices) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_eviction_keeps_its_limit_and_nothing_wrong_is_found(devices, seed: int) -> None:
+def test_eviction_keeps_limit_and_finds_right_rows(devices, seed: int) -> None:
     draw, prompts = random.Random(seed), list[list[int]]()
     store = PrefixStore(devices, NAMES, max_blocks=12)
     for turn in range(60):
@@ -99,7 +99,7 @@ def test_block_pinned_twice_stays_until_it_is_unpinned_twice(devices) -> None:
     assert store.remove(one) and not store.remove(other), "an unpin is of its own blocks"
 
 
-def test_block_that_a_fork_begins_with_goes_after_the_fork(devices) -> None:
+def test_shared_block_is_evicted_after_its_fork(devices) -> None:
     store = PrefixStore(devices, NAMES, max_blocks=3)
     prompt, fork = list(range(16)), [*range(8), *range(80, 88)]
     for tokens in (prompt, fork, list(range(50, 66))):
@@ -150,7 +150,7 @@ def test_a_host_that_dies_leaves_no_half_block(devices, kind: type, left: int) -
     assert all(len(device.firmware.ftl.sequences) == 2 for device in devices)
 
 
-def test_rows_that_a_dead_host_has_left_behind_a_block_are_cut(devices) -> None:
+def test_rows_after_last_key_of_dead_host_are_cropped(devices) -> None:
     faulty = [devices[0], Faulty(devices[1])]
     store = PrefixStore(faulty, NAMES)  # type: ignore[arg-type]
     store.store(NAMES.keys(list(range(16))), *rows(list(range(16))))
@@ -162,7 +162,7 @@ def test_rows_that_a_dead_host_has_left_behind_a_block_are_cut(devices) -> None:
     assert holds(again, other, 40) and not again.rejected
 
 
-def test_a_drive_that_is_full_or_loses_data_does_no_harm(devices) -> None:
+def test_full_or_lossy_drive_returns_nothing_wrong(devices) -> None:
     faulty = Faulty(devices[1])
     store = PrefixStore([devices[0], faulty], NAMES)  # type: ignore[list-item]
     first, longer = list(range(16)), list(range(40))
@@ -196,7 +196,7 @@ def test_foreign_names_kept_but_evicted_first(devices) -> None:
     assert PrefixStore(devices, shallow).blocks == 0
 
 
-def test_what_is_not_what_was_stored_is_not_found(devices) -> None:
+def test_rows_that_fail_verification_are_a_miss(devices) -> None:
     tokens = list(range(20))
     PrefixStore(devices, NAMES).store(NAMES.keys(tokens), *rows(tokens))
     swapped = PrefixStore(devices[::-1], NAMES)
@@ -205,7 +205,7 @@ def test_what_is_not_what_was_stored_is_not_found(devices) -> None:
     assert swapped.store(NAMES.keys(tokens), *rows(tokens)) == 2 and holds(swapped, tokens, 16)
 
 
-def test_what_another_worker_has_stored_is_not_taken(devices) -> None:
+def test_rows_of_another_worker_are_a_miss(devices) -> None:
     """Workers use the same keys; their drives may be listed in another order."""
     tokens = list(range(16))
     PrefixStore(devices, NAMES).store(NAMES.keys(tokens), *rows(tokens))
@@ -214,7 +214,8 @@ def test_what_another_worker_has_stored_is_not_taken(devices) -> None:
     assert another.load(NAMES.keys(tokens)) is None and another.rejected == 1
 
 
-def test_rows_from_where_the_store_ends_are_enough(devices) -> None:
+def test_store_accepts_only_new_rows(devices) -> None:
+    """Rows of stored blocks may be left out; a gap before the first row stores nothing."""
     store, tokens = PrefixStore(devices, NAMES), list(range(48))
     keys, (k, v) = NAMES.keys(tokens), rows(tokens)
     assert store.store(keys[:2], k, v) == 2
@@ -242,7 +243,7 @@ def test_names_depend_on_all_that_k_and_v_depend_on() -> None:
     assert NAMES.keys([1, *tokens[1:]])[1] != NAMES.keys(tokens)[1], "a key stands for all tokens before it"
 
 
-def test_admission_counts_what_was_asked_for() -> None:
+def test_admission_counts_requests_of_a_key() -> None:
     admission = AdmissionFilter(after=2, remembered=3)
     keys = [bytes([n]) * 16 for n in range(4)]
     admission.record(keys[:2])
@@ -255,7 +256,7 @@ def test_admission_counts_what_was_asked_for() -> None:
     assert AdmissionFilter().admitted(keys) == 4
 
 
-def test_bad_values(devices) -> None:
+def test_invalid_settings_are_refused(devices) -> None:
     with pytest.raises(ValueError, match="block_tokens = 0"):
         replace(NAMES, block_tokens=0)
     with pytest.raises(ValueError, match="1 drives: the names are for 2"):

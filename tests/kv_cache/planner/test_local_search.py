@@ -18,7 +18,7 @@ def problems(count, layers, requests, seed=0):
 
 
 @pytest.mark.parametrize(("layers", "requests"), [(32, 1), (32, 3), (32, 6), (80, 4)])
-def test_it_is_near_the_best(layers, requests):
+def test_local_search_is_near_the_optimum(layers, requests):
     longer = []
     for problem in problems(30, layers, requests):
         assert problem.choices <= EXACT
@@ -30,7 +30,7 @@ def test_it_is_near_the_best(layers, requests):
     assert min(longer) > -1e-12 and np.mean(longer) < 0.03 and np.median(longer) < 1e-3
 
 
-def test_it_is_near_what_the_integer_program_finds():
+def test_local_search_is_near_the_integer_program():
     pytest.importorskip("highspy")
     from kv_cache.planner.ilp import solve
 
@@ -44,7 +44,7 @@ def test_it_is_near_what_the_integer_program_finds():
     assert np.mean(longer) < 0.05
 
 
-def test_more_effort_no_worse_and_deterministic():
+def test_more_effort_is_not_worse_and_is_deterministic():
     none, some, all_of_it = [], [], []
     for problem in problems(6, 40, 16):
         found = [local_search(problem, effort) for effort in (0, 3_000, 30_000)]
@@ -55,7 +55,7 @@ def test_more_effort_no_worse_and_deterministic():
     assert sum(none) > sum(some) > sum(all_of_it)
 
 
-def test_no_placement_is_shorter_than_the_bound_of_its_costs():
+def test_lower_bound_is_below_every_placement():
     for requests in (1, 2, 4):
         for problem in problems(20, 32, requests, seed=requests):
             best = problem.optimum()

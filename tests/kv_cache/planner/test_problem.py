@@ -34,14 +34,14 @@ def nine_layers(*blocks):
     ("blocks", "name", "stalled", "held"),
     [((3, 6), "A", 9, 63), ((3, 6), "B", 0, 69), ((3, 6), "C", 0, 66), ((4, 6), "A", 12, 70), ((4, 6), "C", 2, 74)],
 )
-def test_figure_3(blocks, name, stalled, held):
+def test_example_of_figure_3_is_exact(blocks, name, stalled, held):
     options = [Offload(count) for count in PLACEMENTS[name]]
     assert 3 * (latency_s(nine_layers(*blocks), options) - 9) == pytest.approx(stalled, abs=1e-9)
     assert blocks_on_device(nine_layers(*blocks), options) == held
     assert blocks_on_device(nine_layers(4, 6), [Offload(0), Offload(3)]) == 78
 
 
-def test_counts_of_layers():
+def test_offloaded_layers_are_spread_evenly():
     assert strides(32) == (0, 1, 2, 3, 4, 5, 6, 8, 10, 16) and spread(4) == (0, 1, 2, 3, 4)
     assert (
         offloaded_layers(9, 3) == (2, 5, 8)
@@ -100,7 +100,7 @@ def problems(draw):
 
 @given(problems(), st.data())
 @settings(max_examples=examples(300))
-def test_a_step_is_as_long_as_its_simulation(costs, data):
+def test_step_time_equals_simulation(costs, data):
     counts = st.integers(0, costs.layers)
     options = [Offload(data.draw(counts), buffers=data.draw(st.integers(1, 2))) for _ in costs.blocks]
     assert latency_s(costs, options) == pytest.approx(simulated(costs, options), rel=1e-9)
@@ -108,7 +108,7 @@ def test_a_step_is_as_long_as_its_simulation(costs, data):
 
 @given(problems(), st.booleans())
 @settings(max_examples=examples(100))
-def test_the_search_finds_the_best(costs, drives):
+def test_exact_search_finds_the_optimum(costs, drives):
     options = [Offload(count) for count in strides(costs.layers)]
     options += [Offload(count, in_drives=True) for count in strides(costs.layers) if count and drives]
     problem = PlacementProblem(costs, [options] * costs.requests)
@@ -146,7 +146,7 @@ def with_missed(test):
 @with_missed
 @given(problems(), st.booleans())
 @settings(max_examples=examples(60))
-def test_the_integer_program_finds_the_same(costs, drives):
+def test_integer_program_finds_the_optimum(costs, drives):
     pytest.importorskip("highspy")
     from kv_cache.planner.ilp import solve
 
@@ -162,7 +162,7 @@ def test_the_integer_program_finds_the_same(costs, drives):
         target(within.latency_s / best.latency_s, label="longest step within the gap, of the best")
 
 
-def test_what_is_attended_in_drives_takes_no_room_and_no_link():
+def test_layers_in_drives_take_no_memory_and_no_link():
     costs = StepCosts(np.ones(4), np.array([9.0]), np.array([5]), 5, attend=np.array([0.25]))
     assert blocks_on_device(costs, [Offload(4, in_drives=True)]) == 0
     assert latency_s(costs, [Offload(4, in_drives=True)]) == 5.0

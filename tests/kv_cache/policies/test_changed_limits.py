@@ -1,6 +1,6 @@
 """Tier limits that change while requests are served: the step time soon equals that of a run with these limits.
 
-partner of: kv_cache/engine.py, kv_cache/iteration.py, kv_cache/carry_out.py, kv_cache/policies/split.py,
+partner of: kv_cache/engine.py, kv_cache/iteration.py, kv_cache/placement_runner.py, kv_cache/policies/split.py,
 kv_cache/policies/auto.py, kv_cache/policies/time_slices.py
 """
 
@@ -98,7 +98,7 @@ def cases(plans_once: object) -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "case"), cases(PLANS_ONCE))
-def test_fallen_limit_has_the_step_of_a_fresh_run(name: str, case: str) -> None:
+def test_lowered_limit_gives_step_of_fresh_run(name: str, case: str) -> None:
     """And when the limit rises again."""
     _, high, low = CASES[case]
     one = engine(name, limits(case, high))
@@ -110,7 +110,7 @@ def test_fallen_limit_has_the_step_of_a_fresh_run(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), cases(PLANS_ONCE))
-def test_risen_limit_has_the_step_of_a_fresh_run(name: str, case: str) -> None:
+def test_raised_limit_gives_step_of_fresh_run(name: str, case: str) -> None:
     _, high, low = CASES[case]
     one = engine(name, limits(case, low))
     run_until(one, FIRST)
@@ -144,7 +144,7 @@ def split_steps(at: dict[int, float], told: bool, steps: int = 200) -> list[floa
 
 
 @pytest.mark.parametrize(("told", "fall", "rise"), [(True, 2, 2), (False, 20, 48)])
-def test_split_with_feedback_follows_a_limit_both_ways(told: bool, fall: int, rise: int) -> None:
+def test_split_with_feedback_follows_changed_limit(told: bool, fall: int, rise: int) -> None:
     """If it is not informed of the limit, it learns it from page-cache hits, later."""
     found = split_steps({0: 0.5, 20: 0.25, 100: 0.5}, told)
     low, high = split_steps({0: 0.25}, told), split_steps({0: 0.5}, told)

@@ -66,14 +66,14 @@ def test_speculation_reads_partial_keys():
     assert paid - free == pytest.approx(expected, rel=0.01)
 
 
-def test_what_host_memory_lacks_room_for_is_selected_from_files():
+def test_layers_beyond_host_memory_are_read_from_files():
     half = int(PROMPT * LAYERS * A5000.token_bytes / 2)
     engine = served(InfiniGen(), host=half)
     assert engine.events.runner.table.peak[HOST] <= half
     assert engine.events.runner.traffic[f"direct>{DEVICE}"].bytes > 0
 
 
-def test_a_selection_takes_room_until_it_is_attended():
+def test_selection_takes_device_memory_until_attended():
     block = BlockKey("r", 0)
     table = BlockTable({DEVICE: Tier(DEVICE, 100, attends=True), HOST: Tier(HOST)})
     table.add(block, 10, HOST, 20)
@@ -92,10 +92,11 @@ def test_a_selection_takes_room_until_it_is_attended():
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1.1}, {"partial": -1}])
-def test_shares_are_checked(wrong):
+def test_invalid_selection_fractions_are_refused(wrong):
     with pytest.raises(ValueError, match="share = "):
         InfiniGen(**wrong)
 
 
-def test_real_bytes_are_not_selected():
+def test_infinigen_moves_no_real_blocks():
+    """A server fetches all tokens instead."""
     assert not moves_blocks("infinigen")

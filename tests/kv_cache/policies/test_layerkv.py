@@ -52,7 +52,7 @@ def sequences(count: int) -> list[SequenceState]:
     return [SequenceState(each, 0.0) for each in requests]
 
 
-def test_requests_that_came_last_are_offloaded_first():
+def test_latest_requests_are_offloaded_first():
     """No more of their layers are offloaded than necessary."""
     assert offloads(state([]), sequences(2), SHORT.layers) == [Offload(0)] * 2
     counts = [each.count for each in offloads(state([]), sequences(3), SHORT.layers)]
@@ -69,7 +69,7 @@ def test_layers_kept_if_offload_not_hidden():
 
 
 @pytest.mark.parametrize(("slo_s", "prefills"), [(1e-3, False), (10.0, True)])
-def test_prompt_waits_for_the_objective_of_those_that_decode(slo_s, prefills):
+def test_prompt_waits_for_slo_of_decoding_requests(slo_s, prefills):
     running, prompt = sequences(2)
     running.num_computed_tokens = PROMPT
     running.add_tokens(np.array([0.5]), np.array([0.5]))

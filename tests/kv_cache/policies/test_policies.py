@@ -77,7 +77,7 @@ def test_any_policy_on_any_machine(name: str, layers: int, rows: int, device: in
         assert run.table.peak[tier] <= one.tiers[tier].limit_bytes
 
 
-def test_reactive_leaves_alone_what_fits() -> None:
+def test_reactive_moves_nothing_that_fits() -> None:
     one = machine(10 * LAYER, 0, 0)
     run = IterationRunner(
         one, range(4), policy_of("reactive").layers, SimulatedTransfers(one, lambda attention: LayerTime(1))
@@ -97,7 +97,7 @@ def test_reactive_uses_the_host_before_the_disk() -> None:
     assert set(run.traffic) == {"in", "out"}
 
 
-def test_in_storage_moves_nothing() -> None:
+def test_in_storage_copies_no_blocks() -> None:
     one = machine(0, 0, 0)
     transfers = SimulatedTransfers(one, lambda attention: LayerTime(1, 2))
     run = IterationRunner(one, range(4), policy_of("in-storage").layers, transfers)
@@ -105,7 +105,7 @@ def test_in_storage_moves_nothing() -> None:
     assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
 
 
-def test_split_yields_to_a_cache_that_is_smaller_than_it_seemed() -> None:
+def test_split_shrinks_its_cached_part_after_misses() -> None:
     """Half of K of 16 layers would be cached, but the cache keeps six: without feedback, no hits remain in the end."""
     hits = {}
     for feedback in (False, True):
@@ -128,7 +128,7 @@ def test_split_yields_to_a_cache_that_is_smaller_than_it_seemed() -> None:
 
 
 @pytest.mark.parametrize("layers", [4, 32])
-def test_split_spreads_what_is_cached_over_the_layers(layers: int) -> None:
+def test_split_spreads_cached_layers_evenly(layers: int) -> None:
     order = _spread(range(layers))
     assert sorted(order) == list(range(layers))
     half = sorted(order[: layers // 2])

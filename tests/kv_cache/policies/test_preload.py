@@ -9,7 +9,7 @@ from kv_cache.policies.preload import preload
 
 
 @pytest.mark.parametrize(("lacking", "copied"), [(80, 1), (81, 0)])
-def test_what_fits_to_the_last_byte_is_read_first(monkeypatch, lacking, copied):
+def test_prefix_that_just_fits_is_preloaded(monkeypatch, lacking, copied):
     seen = []
     monkeypatch.setitem(preload.__globals__, "tutti", lambda it, home, ahead: seen.append(("tutti", ahead)))
     iteration = SimpleNamespace(

@@ -10,7 +10,7 @@ import pytest
 from kv_cache.policies.tierkv import FLASH_WINDOW, Lfu, Mended, Rotating, TierKv
 from kv_cache.policies.time_slices import STAY
 from kv_cache.transfer.sequences import Level
-from tests.kv_cache.policies.slices import waiting
+from tests.kv_cache.policies.time_slice_setup import waiting
 
 
 def test_victims_by_rule():
@@ -37,14 +37,14 @@ def test_device_evicts_requests_decoded_long_enough():
     assert list(Mended.victims(one, Level.DEVICE, cause)) == [first]
 
 
-def test_who_rotates_waits_for_what_enters():
+def test_rotation_waits_for_entering_requests():
     one = waiting("static", 2, Level.FLASH)
     one.enter_next()
     assert all(kv.is_here for kv in one.active)
     assert one.counts.stalled_s == one.store.now_s > 0
 
 
-def test_what_is_due_follows_from_slices_and_ends():
+def test_due_requests_follow_from_slices_and_ends():
     one = waiting("tierkv", 3, Level.DEVICE)
     one.limit = 40_000
     one.enter_next()
@@ -54,7 +54,7 @@ def test_what_is_due_follows_from_slices_and_ends():
     assert list(TierKv.due(one, FLASH_WINDOW)) == [(3, one.queue[0])]
 
 
-def test_a_window_is_of_one_request_alone():
+def test_prefetch_window_considers_one_request_alone():
     """Two requests that arrive together would each meet the deadline alone; both are started, though together they are
     late.
     """
@@ -96,14 +96,14 @@ class Queue:
 
 
 @pytest.mark.parametrize(("sooner", "asked"), [(False, [Level.DEVICE]), (True, ["give up", Level.DEVICE])])
-def test_what_is_read_sooner_than_computed_is_not_given_up(sooner, asked):
+def test_kv_cache_read_faster_than_recomputed_is_kept(sooner, asked):
     queue = Queue(sooner, 0.0)
     Mended.copy_ahead(queue)
     assert queue.asked == asked
 
 
 @pytest.mark.parametrize("use", [0.0, 1.0])
-def test_what_enters_next_is_brought_however_busy_its_link_is(use):
+def test_next_request_is_prefetched_on_busy_link(use):
     queue = Queue(False, use)
     TierKv.copy_ahead(queue)
     assert queue.asked == [Level.DEVICE]

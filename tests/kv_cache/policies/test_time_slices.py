@@ -10,10 +10,10 @@ import pytest
 from kv_cache.policies.time_slices import MAX_ON_FLASH, NOW, SliceCounters, TimeSlices
 from kv_cache.scheduler import IterationResult, SchedulerOutput
 from kv_cache.transfer.sequences import Level
-from tests.kv_cache.policies.slices import waiting
+from tests.kv_cache.policies.time_slice_setup import waiting
 
 
-def test_reactive_displaces_what_was_used_longest_ago():
+def test_reactive_evicts_least_recently_used():
     one = waiting("static", 5, Level.DEVICE)
     for used, kv in enumerate(reversed(one.queue)):
         kv.used = used
@@ -25,7 +25,7 @@ def test_reactive_displaces_what_was_used_longest_ago():
     assert [kv.used for kv in moving] == [0]
 
 
-def test_nothing_is_displaced_that_is_due_sooner():
+def test_requests_due_sooner_are_not_evicted():
     one = waiting("mended", 5, Level.HOST, prefill_tokens_per_s=1)
     (extra,) = waiting("mended", 1, Level.FLASH).queue
     one.queue.append(extra)
@@ -35,7 +35,7 @@ def test_nothing_is_displaced_that_is_due_sooner():
     assert [bool(kv.move) for kv in one.queue] == [True, False, False, False, False, True]
 
 
-def test_two_tiers_give_up_what_three_keep():
+def test_two_tiers_drop_kv_that_three_tiers_keep():
     for name, kept in (("lru", False), ("static", True)):
         one = waiting(name, 5, Level.HOST)
         victim = one.queue[0]
@@ -49,14 +49,14 @@ def test_a_full_flash_is_one_line():
         one._displace(one.queue[0], NOW, one.queue[1])
 
 
-def test_no_more_goes_to_flash_than_can_be_read_again():
+def test_number_of_requests_on_flash_is_limited():
     one = waiting("mended", MAX_ON_FLASH, Level.FLASH)
     assert not one.may_fill_flash()
     one.queue.pop()
     assert one.may_fill_flash()
 
 
-def test_computing_again_costs_all_who_decode():
+def test_recompute_cost_counts_all_decoding_requests():
     one = waiting("mended", 3, Level.HOST, prefill_tokens_per_s=2e3, flash_bytes_per_s=1e6)
     assert one.recompute_is_faster(one.queue[0], Level.FLASH)
     assert not one.recompute_is_faster(one.queue[0], Level.HOST)
@@ -65,7 +65,7 @@ def test_computing_again_costs_all_who_decode():
     assert not one.recompute_is_faster(one.active[0], Level.FLASH)
 
 
-def test_a_stay_is_counted_and_an_iteration_takes_its_time():
+def test_stay_is_counted_and_iteration_advances_time():
     kv = SimpleNamespace(room=7, uses=0, left_s=1.0, turn=0)
     store = SimpleNamespace(now_s=3.0, link_stats={})
     one = SimpleNamespace(queue=[kv], active=[], active_bytes=0, counts=SliceCounters(), store=store)

@@ -59,7 +59,7 @@ class Run:
 
 
 @pytest.mark.parametrize(("new", "prefix"), [(4096, 61440), (512, 32768), (16384, 49152)])
-def test_layers_come_as_the_closed_form_says(new, prefix):
+def test_load_time_equals_closed_form(new, prefix):
     run = Run(prefix)
     for policy, route in ((tutti, BY_LAYER), (preload, WHOLE)):
         run.forget(new)
@@ -68,7 +68,7 @@ def test_layers_come_as_the_closed_form_says(new, prefix):
 
 
 @pytest.mark.parametrize(("new", "prefix"), [(16384, 8192), (512, 32768)])
-def test_an_ssd_never_reads_beside_writes(new, prefix):
+def test_ssd_never_reads_and_writes_at_once(new, prefix):
     run = Run(prefix)
     for _ in range(2):  # the second knows how long a layer takes
         run.forget(new)
@@ -84,7 +84,7 @@ def test_an_ssd_never_reads_beside_writes(new, prefix):
     assert took_s == pytest.approx(READING.first_token_s(new, prefix, BY_LAYER), rel=0.01)
 
 
-def test_in_decode_whole_blocks_are_written():
+def test_decode_writes_whole_blocks():
     run = Run(128)
     run.copies.clear()
     for _ in range(130):
@@ -94,7 +94,7 @@ def test_in_decode_whole_blocks_are_written():
     assert [c.copy_range.tokens for c in run.copies] == [64] * (2 * 2 * LAYERS)
 
 
-def test_of_the_layer_that_is_attended_only_rows_of_others_leave(monkeypatch):
+def test_eviction_spares_own_rows_of_attended_layer(monkeypatch):
     dropped, rows = [], [BlockKey("mine", 3), BlockKey("mine", 2), BlockKey("other", 3)]
     monkeypatch.setitem(_make_room.__globals__, "_write", lambda it, home, blocks, after: [])
     iteration = SimpleNamespace(

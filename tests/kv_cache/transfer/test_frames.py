@@ -33,7 +33,7 @@ def filled(frame, seed):
 
 @pytest.mark.parametrize("source", ["memory", "cached", "direct"])
 @pytest.mark.parametrize("target", ["memory", "cached", "direct"])
-def test_any_part_moves_between_any_two_kinds(tmp_path, source, target):
+def test_any_part_moves_between_any_two_tiers(tmp_path, source, target):
     made = stores(tmp_path)
     one, other = made[source].frame(X, SIZE), made[target].frame(Y, SIZE)
     sent, there = filled(one, 1), filled(other, 2)
@@ -47,7 +47,7 @@ def test_any_part_moves_between_any_two_kinds(tmp_path, source, target):
         store.close()
 
 
-def test_nothing_of_files_is_left(tmp_path):
+def test_closed_frames_leave_no_files(tmp_path):
     made = stores(tmp_path)
     frames = [made[kind].frame(X, SIZE) for kind in ("cached", "direct")]
     for frame in frames:
@@ -61,7 +61,7 @@ def test_nothing_of_files_is_left(tmp_path):
     assert len(os.listdir("/proc/self/fd")) < before
 
 
-def test_hits_are_counted_where_the_kernel_says(tmp_path):
+def test_page_cache_hits_are_counted_by_the_kernel(tmp_path):
     files = CachedFiles(tmp_path)
     frame = files.frame(X, SIZE)
     filled(frame, 4)
@@ -82,7 +82,7 @@ def test_a_file_that_ends_early_is_an_error_with_its_name(tmp_path):
     frame.free()
 
 
-def test_memory_is_taken_when_it_is_written(tmp_path):
+def test_memory_is_allocated_on_first_write(tmp_path):
     frame = Memory().frame(X, 1 << 30)
 
     def resident():
@@ -134,7 +134,7 @@ def test_disk_without_discard_support_works(tmp_path, monkeypatch):
     blocks.close()
 
 
-def test_a_file_that_takes_nothing_is_an_error(tmp_path, monkeypatch):
+def test_write_of_zero_bytes_is_an_error(tmp_path, monkeypatch):
     frame = CachedFiles(tmp_path).frame(X, SIZE)
     monkeypatch.setattr(os, "pwritev", lambda *_: 0)
     with pytest.raises(OSError, match="write accepted no bytes at offset 0"):
@@ -150,7 +150,7 @@ def test_unavailable_memory_is_clear_error():
         assert raised.value.errno == errno.ENOMEM
 
 
-def test_what_is_trimmed_is_gone_and_the_rest_is_not(tmp_path):
+def test_trim_frees_only_its_tail(tmp_path):
     frame = CachedFiles(tmp_path).frame(X, SIZE)
     there = filled(frame, 6)
     frame.trim(10_000)

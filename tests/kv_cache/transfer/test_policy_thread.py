@@ -39,7 +39,7 @@ def test_policy_and_model_take_turns() -> None:
         message.clear()
 
 
-def test_what_a_policy_raises_is_the_models_to_raise() -> None:
+def test_exception_of_policy_is_raised_in_forward() -> None:
     conductor = PolicyThread()
 
     def breaks() -> None:
@@ -62,7 +62,7 @@ def test_what_a_policy_raises_is_the_models_to_raise() -> None:
         ([0], [0, 1], "the policy ended its iteration, the model is at layer 1"),
     ],
 )
-def test_a_policy_that_does_something_else(layers: list[int], reached: list[int], reason: str) -> None:
+def test_policy_out_of_layer_order_is_an_error(layers: list[int], reached: list[int], reason: str) -> None:
     conductor = PolicyThread()
     conductor.start(iteration(conductor, layers, []))
     with pytest.raises(PolicyError, match=reason):
@@ -71,7 +71,7 @@ def test_a_policy_that_does_something_else(layers: list[int], reached: list[int]
     conductor.abandon()
 
 
-def test_a_policy_that_goes_on_after_the_model() -> None:
+def test_policy_that_attends_after_forward_is_an_error() -> None:
     conductor = PolicyThread()
     conductor.start(iteration(conductor, [0, 1], []))
     conductor.enter_layer(0)
@@ -80,7 +80,7 @@ def test_a_policy_that_goes_on_after_the_model() -> None:
 
 
 @pytest.mark.parametrize("reached", [0, 1])
-def test_a_forward_that_fails_takes_the_policy_with_it(reached: int) -> None:
+def test_failed_forward_aborts_the_policy(reached: int) -> None:
     conductor, seen = PolicyThread(), list[str]()
 
     def run() -> None:
@@ -106,7 +106,7 @@ def test_a_policy_that_exits_is_an_error_of_the_forward() -> None:
 
 
 @pytest.mark.parametrize("at", ["to_policy", "to_model"])
-def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None:
+def test_interrupt_leaves_no_message_for_next_iteration(at: str) -> None:
     """After the message to the policy, or after its answer: neither reaches the next iteration."""
     conductor, seen = PolicyThread(), list[str]()
 
@@ -147,7 +147,7 @@ def test_an_interrupt_anywhere_leaves_nothing_for_the_next_turn(at: str) -> None
         conductor.finish()
 
 
-def test_a_policy_that_never_ends_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_policy_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kv_cache.transfer.policy_thread.PATIENCE_S", 0.05)
     conductor, over, late = PolicyThread(), threading.Event(), list[BaseException]()
 
@@ -170,7 +170,7 @@ def test_a_policy_that_never_ends_is_left_to_itself(monkeypatch: pytest.MonkeyPa
     conductor.finish()
 
 
-def test_a_turn_that_finds_no_thread_is_not_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_thread_start_leaves_no_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

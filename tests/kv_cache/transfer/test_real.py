@@ -118,7 +118,7 @@ LAYER = 2 * ROW * (TOKENS + 8)
 @pytest.mark.parametrize("name", list(filter(moves_blocks, POLICIES)))
 @pytest.mark.parametrize("device", [1, 2, 9])
 @pytest.mark.parametrize("host", [0, 2])
-def test_every_byte_arrives_and_as_many_as_in_modelled_time(name: str, device: int, host: int) -> None:
+def test_real_bytes_equal_simulated_bytes(name: str, device: int, host: int) -> None:
     model = Model(policy_of(name).layers, TierLimits(device * LAYER, host * LAYER), 2 * LAYER)
     model.iterations()
     modelled = SimulatedTransfers(model.run.machine, lambda attention: LayerTime(0))
@@ -180,7 +180,7 @@ def test_a_file_that_fails_is_one_clear_error(name: str, what: str, code: int) -
     model.real.close()
 
 
-def test_what_needs_a_copy_that_failed_does_not_run() -> None:
+def test_copy_after_failed_copy_is_not_started() -> None:
     """The copy to disk fails; the copy back returns the error, not the frame's former bytes."""
 
     def fails(what: str, block: BlockKey) -> None:
@@ -215,7 +215,7 @@ def test_page_cache_hits_as_kernel_reports(tmp_path: Path) -> None:
     frame.free()
 
 
-def test_a_layer_is_not_attended_when_its_copy_failed_long_ago() -> None:
+def test_layer_with_failed_copy_is_not_attended() -> None:
     def fails(what: str, block: BlockKey) -> None:
         if what == "load" and block.layer == 2:
             raise OSError(errno.EIO, "broken", "/disk")
@@ -262,7 +262,7 @@ def test_block_reuse_failed_transfer_spares_new_owner() -> None:
     model.real.close()
 
 
-def test_a_copy_that_cannot_begin_has_not_been_asked_for() -> None:
+def test_copy_that_cannot_start_is_not_recorded() -> None:
     class Full(Memory):
         def frame(self, block, nbytes):  # type: ignore[no-untyped-def]
             raise OSError(errno.EMFILE, "too many open files", "/disk")
@@ -286,7 +286,7 @@ def test_a_copy_that_cannot_begin_has_not_been_asked_for() -> None:
     model.real.close()
 
 
-def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_thread_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(policy_of("flexgen").layers, TierLimits(), LAYER)
 
     def none_left(thread: threading.Thread) -> None:
@@ -302,7 +302,7 @@ def test_a_machine_without_another_thread_is_one_error(monkeypatch: pytest.Monke
     model.real.close()
 
 
-def test_what_has_ended_is_forgotten() -> None:
+def test_ended_copies_are_not_retained() -> None:
     """Whatever is retained of copies, it does not become more with every iteration."""
     model = Model(policy_of("dual-blade").layers, TierLimits(2 * LAYER, 0), 2 * LAYER)
 
@@ -319,7 +319,7 @@ def test_what_has_ended_is_forgotten() -> None:
     model.real.close()
 
 
-def test_policy_gets_layer_time_cannot_move_new_rows() -> None:
+def test_policy_reads_layer_time_but_cannot_move_new_rows() -> None:
     def asks(t: Iteration) -> None:
         with pytest.raises(TypeError):
             t.new["r"] = 0  # type: ignore[index]
@@ -337,7 +337,7 @@ def test_policy_gets_layer_time_cannot_move_new_rows() -> None:
     model.real.close()
 
 
-def test_what_is_cropped_gives_its_memory_back() -> None:
+def test_crop_releases_memory() -> None:
     real = RealTransfers({HOST: Memory()}, lambda block: 1 << 26, lambda attention: None)
     x = BlockKey("r", 0)
 
@@ -353,7 +353,7 @@ def test_what_is_cropped_gives_its_memory_back() -> None:
     real.close()
 
 
-def test_frames_go_with_their_request() -> None:
+def test_frames_are_freed_with_their_request() -> None:
     model = Model(policy_of("flexgen").layers, TierLimits(), LAYER)
     model.iterations()
     model.run.free("r")
@@ -372,7 +372,7 @@ def test_frames_go_with_their_request() -> None:
         ({"files": "/tmp"}, "files = '/tmp': must be a pathlib.Path"),
     ],
 )
-def test_tiers_are_checked_where_they_are_made(given: dict[str, object], reason: str) -> None:
+def test_invalid_tier_limits_are_refused(given: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         TierLimits(**given)  # type: ignore[arg-type]
 
@@ -397,7 +397,7 @@ def test_close_frees_frames_copies_numbered(monkeypatch: pytest.MonkeyPatch) -> 
     assert frames and {id(each) for each in frames} <= {id(each) for each in freed}
 
 
-def test_copies_have_a_buffer_to_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_use_a_bounce_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers: list[object] = []
     move = real_module.move
 

@@ -6,7 +6,7 @@ partner of: kv_cache/transfer/sequences.py
 import pytest
 
 from kv_cache.transfer.sequences import Level, SequenceStore
-from tests.kv_cache.policies.slices import machine, stored, trace
+from tests.kv_cache.policies.time_slice_setup import machine, stored, trace
 
 
 def kvs(store, *tokens, level=None):
@@ -42,7 +42,7 @@ def test_a_link_carries_one_copy_at_a_time_and_the_urgent_first():
     assert store.now_s == pytest.approx(0.006)
 
 
-def test_a_copy_may_be_hurried():
+def test_urgency_of_queued_copy_can_be_raised():
     store = SequenceStore(machine())
     first, second, third = kvs(store, 20, 20, 20, level=Level.HOST)
     for kv in (first, second, third):
@@ -53,7 +53,7 @@ def test_a_copy_may_be_hurried():
     assert (third.is_here, second.is_here) == (True, False)
 
 
-def test_who_finds_no_room_waits_and_lets_others_pass():
+def test_copy_without_space_waits_and_smaller_one_passes():
     store = SequenceStore(machine(device_bytes=40_000))
     here, large, small = *kvs(store, 20, level=Level.DEVICE), *kvs(store, 30, 5, level=Level.HOST)
     store.move(large, Level.DEVICE, 1)
@@ -78,7 +78,7 @@ def test_device_to_flash_occupies_both_links():
     assert store.free == [*store.levels.capacities()[:2], store.levels.flash_bytes - 20_000]
 
 
-def test_new_requests_need_room_and_no_copy():
+def test_new_request_takes_space_without_copy():
     store = SequenceStore(machine())
     (kv,) = kvs(store, 20)
     store.move(kv, Level.DEVICE, 0)
@@ -86,7 +86,7 @@ def test_new_requests_need_room_and_no_copy():
     assert not store.step()
 
 
-def test_whole_blocks_are_stored():
+def test_sizes_are_rounded_up_to_blocks():
     assert [machine().bytes_of(tokens) for tokens in (0, 1, 10, 11)] == [0, 10_000, 10_000, 20_000]
 
 
@@ -99,7 +99,7 @@ def test_a_copy_has_a_start_and_a_rate():
     assert free.capacities() == one.capacities()
 
 
-def test_what_is_off_is_named():
+def test_invalid_sequence_store_field_is_named():
     with pytest.raises(ValueError, match="host_bytes = 0: must be at least 1"):
         machine(host_bytes=0)
     with pytest.raises(ValueError, match=r"request 1: 0\.06 MB of KV cache, and the tier host has 0\.05 MB"):

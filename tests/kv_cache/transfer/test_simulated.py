@@ -65,25 +65,25 @@ def run(
 
 
 @pytest.mark.parametrize("cached_layers", [0, 3, 6, 7])
-def test_what_goes_round_and_does_not_fit_finds_nothing(cached_layers: int) -> None:
+def test_cyclic_reads_of_too_small_cache_never_hit(cached_layers: int) -> None:
     _, transfers = run(flexgen, machine(cache=cached_layers * (LAYER + 4 * 2 * ROW)))
     assert transfers.caches[PAGE_CACHE].hit_share == 0
 
 
-def test_what_fits_is_found() -> None:
+def test_reads_of_fitting_cache_always_hit() -> None:
     _, transfers = run(flexgen, machine(cache=LAYERS * (LAYER + 8 * ROW)))
     assert transfers.caches[PAGE_CACHE].hit_share == 1
 
 
 @pytest.mark.parametrize("cached_layers", [1, 3, 7])
-def test_dual_blade_keeps_what_fits_and_hits_every_time(cached_layers: int) -> None:
+def test_dual_blade_caches_fitting_layers_and_always_hits(cached_layers: int) -> None:
     runner, transfers = run(dual_blade, machine(cache=cached_layers * (LAYER + 8 * ROW)))
     assert runner.memory["n1"] == cached_layers
     assert transfers.caches[PAGE_CACHE].hit_share == 1
     assert transfers.moved["file"] * (LAYERS - cached_layers) == transfers.moved["direct"] * cached_layers
 
 
-def test_together_and_one_behind_the_other() -> None:
+def test_intra_and_cross_pipelining_take_known_times() -> None:
     """Intra: both reads share the SSD, then both copies the bus. Cross: K's copy goes under V's read."""
     runner, transfers = run(partial(dual_blade, ahead=0, share=0.0), machine(), steps=5)
     assert runner.memory["faster"] == {2: True}
@@ -94,7 +94,7 @@ def test_together_and_one_behind_the_other() -> None:
     assert transfers.iterations_ns[4] == pytest.approx(transfers.iterations_ns[3], rel=2e-2)
 
 
-def test_what_comes_ahead_is_not_waited_for() -> None:
+def test_prefetched_layers_cause_no_wait() -> None:
     far = run(partial(flexgen, home=DIRECT, ahead=0), machine(), layer_ns=LAYER * 2)[1]
     near = run(partial(flexgen, home=DIRECT, ahead=1), machine(), layer_ns=LAYER * 2)[1]
     assert sum(near.stalls_ns.values()) < sum(far.stalls_ns.values()) / 7
@@ -102,7 +102,7 @@ def test_what_comes_ahead_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("policy", [flexgen, dual_blade, split])
 @pytest.mark.parametrize("layers_that_fit", [1, 2, 3])
-def test_a_small_device_holds_what_is_due(policy: Policy, layers_that_fit: int) -> None:
+def test_small_device_keeps_its_limit(policy: Policy, layers_that_fit: int) -> None:
     limit = layers_that_fit * (LAYER + 8 * ROW)
     runner, _ = run(policy, machine(device=limit, cache=3 * LAYER))
     assert runner.table.peak[DEVICE] <= limit
@@ -113,7 +113,7 @@ def test_a_device_too_small_for_a_layer_is_refused() -> None:
         run(flexgen, machine(device=150_000))
 
 
-def test_a_frame_is_handed_on_when_its_last_reader_has_ended() -> None:
+def test_frame_is_reused_after_its_last_reader() -> None:
     """The device has room for one layer: an incoming copy waits until the outgoing block has left."""
     order = Machine.of(
         [Tier(DEVICE, LAYER, attends=True), Tier(HOST)],
@@ -153,7 +153,7 @@ def test_half_batches_overlap_drives_and_device() -> None:
     assert transfers.iterations_ns == [2 * 10 * 100 + 100]  # the last half's drives are waited for
 
 
-def test_writing_back_holds_up_who_dirties_more_than_may_wait() -> None:
+def test_write_back_throttles_above_dirty_limit() -> None:
     tiers = [Tier(DEVICE, attends=True), Tier(PAGE_CACHE, cache_bytes=10 * LAYER, dirty_bytes=LAYER)]
     links = [SharedLink("copy", 10 * GB), SharedLink("ssd", 1 * GB, fifo=True), SharedLink("dma", 20 * GB)]
     routes = {
@@ -178,7 +178,7 @@ def test_writing_back_holds_up_who_dirties_more_than_may_wait() -> None:
 
 
 @pytest.mark.parametrize("piece_bytes", [0, 10**6, 7 * 10**6])
-def test_a_copy_alone_takes_as_long_as_the_policy_was_told(piece_bytes: int) -> None:
+def test_single_copy_takes_predicted_time(piece_bytes: int) -> None:
     """In pieces the slowest link is busy throughout, and the first piece crosses the others alone."""
     links = [SharedLink("ssd", 1 * GB), SharedLink("dma", 4 * GB), SharedLink("back", 1 * GB)]
     route = Route("direct", ("ssd", "dma"), piece_bytes)

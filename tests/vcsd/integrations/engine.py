@@ -91,7 +91,7 @@ class Request:
         vars(self).update(fields)
 
 
-def k_and_v(tokens, rank):
+def keys_and_values_of(tokens, rank):
     """Keys and values of a model for each token: (LAYERS, tokens, HEADS, CONTENT), any 16 bits."""
     states, state = [], 17 + rank
     for token in tokens:
@@ -112,14 +112,14 @@ class Worker:
 
     def compute(self, request, blocks, first, end):
         """Write keys and values of some tokens, as a forward does."""
-        rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
+        rows = torch.from_numpy(keys_and_values_of(request.all_token_ids[:end], self.rank))
         for layer, part in zip(self.cache, rows, strict=True):
             for at in range(first, end):
                 layer.view(torch.int16)[blocks[at // self.block], :, at % self.block] = part[at]
 
     def right(self, request, blocks, end):
         """Whether the cache has the keys and values of a request's first tokens."""
-        rows = torch.from_numpy(k_and_v(request.all_token_ids[:end], self.rank))
+        rows = torch.from_numpy(keys_and_values_of(request.all_token_ids[:end], self.rank))
         return all(
             torch.equal(layer.view(torch.int16)[blocks[at // self.block], :, at % self.block], part[at])
             for layer, part in zip(self.cache, rows, strict=True)

@@ -67,7 +67,7 @@ def names(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_chunks_come_back_after_restarts_as_they_were(lmcache, tmp_path, names, dtype):
+def test_chunks_survive_restarts_unchanged(lmcache, tmp_path, names, dtype):
     keys, chunks = [Key("a"), Key("b")], [Chunk(FORM, dtype, seed=1), Chunk(FORM, dtype, seed=2)]
     with serving(tmp_path, *names, flash=tmp_path):
         one = backend(lmcache, names, dtype)
@@ -107,7 +107,7 @@ def test_pinned_chunks_stay(lmcache, tmp_path, names):
         one.close()
 
 
-def test_models_and_settings_that_are_not_served_are_one_line(lmcache):
+def test_unsupported_lmcache_setup_is_one_line_error(lmcache):
     with pytest.raises(ValueError, match="no keys and values per token"):
         backend(lmcache, ["a"], shape=(2, 1, 8, 1, 576), mla=True)
     with pytest.raises(ValueError, match="drives"):

@@ -178,7 +178,7 @@ def test_changed_model_finds_nothing(monkeypatch, tmp_path, names, door, change)
 
 @pytest.mark.parametrize("door", [vllm_door, lmcache_door])
 @pytest.mark.parametrize("change", SAME)
-def test_same_model_finds_what_it_has_stored(monkeypatch, tmp_path, names, door, change):
+def test_same_model_finds_its_stored_prefixes(monkeypatch, tmp_path, names, door, change):
     monkeypatch.chdir(tmp_path)
     model, hits = Model(tmp_path), door(monkeypatch, names)
     assert hits(model, weights=0) == 0
@@ -243,7 +243,7 @@ def test_model_that_cannot_be_identified_is_one_line(monkeypatch, tmp_path, fiel
     assert words[0] != words[1]
 
 
-def test_values_that_depend_on_what_ran_before_are_refused(tmp_path):
+def test_changing_scales_or_weights_are_refused(tmp_path):
     config = engine.config([], model=Model(tmp_path).told())
     config.cache_config.calculate_kv_scales = True
     with pytest.raises(ValueError, match="calculate_kv_scales: turn it off"):
@@ -253,7 +253,7 @@ def test_values_that_depend_on_what_ran_before_are_refused(tmp_path):
         identity_of(config, Settings(drives=("a",)))
 
 
-def test_draft_model_counts(tmp_path):
+def test_draft_model_changes_the_identity(tmp_path):
     config = engine.config([], model=Model(tmp_path).told())
     seen = [identity_of(config, Settings(drives=("a",)))]
     (tmp_path / "draft").mkdir()
@@ -267,7 +267,7 @@ def test_draft_model_counts(tmp_path):
     assert seen[2].files[-1].name.startswith("draft/") and seen[2].name == str(tmp_path / "model")
 
 
-def test_name_of_the_hub_is_its_folder_in_the_cache(tmp_path):
+def test_hub_name_resolves_to_cached_folder(tmp_path):
     snapshot = tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (tmp_path / "models--a--b" / "refs").mkdir()
@@ -275,7 +275,7 @@ def test_name_of_the_hub_is_its_folder_in_the_cache(tmp_path):
     assert locate("a/b", cache=str(tmp_path)) == snapshot
 
 
-def test_unknown_adapter_is_left_alone(caplog):
+def test_request_with_unknown_adapter_is_ignored(caplog):
     adapters = Adapters("sampled")
     assert adapters.identity(SimpleNamespace(lora_name="l", lora_int_id=1, lora_path="/nowhere/l")) is None
     assert "adapter l" in caplog.text

@@ -65,7 +65,7 @@ def test_prefix_found_by_next_request_and_after_restart(vllm, tmp_path, names, w
         again.close()
 
 
-def test_a_drive_killed_meanwhile_is_made_up_for_by_computing(vllm, tmp_path, names):
+def test_blocks_of_killed_drive_are_recomputed(vllm, tmp_path, names):
     with serving(tmp_path, *names, flash=tmp_path):
         one = Engine(vllm.VcsdConnector, names)
         one.prefill(Request("a", TOKENS))
@@ -80,7 +80,7 @@ def test_a_drive_killed_meanwhile_is_made_up_for_by_computing(vllm, tmp_path, na
         one.close()
 
 
-def test_prefixes_of_others_are_not_found(vllm, tmp_path, names):
+def test_prefixes_of_other_tenants_are_not_found(vllm, tmp_path, names):
     with serving(tmp_path, *names, tenants=("alice", "bob")):
         one = Engine(vllm.VcsdConnector, names, tenant="alice")
         one.prefill(Request("a", TOKENS))
@@ -95,7 +95,7 @@ def test_prefixes_of_others_are_not_found(vllm, tmp_path, names):
             another.close()
 
 
-def test_blocks_are_stored_when_they_were_asked_for_often_enough(vllm, tmp_path, names):
+def test_blocks_are_stored_after_admission_count(vllm, tmp_path, names):
     with serving(tmp_path, *names):
         one = Engine(vllm.VcsdConnector, names, admit_after=2, block_tokens=2 * BLOCK)
         assert one.prefill(Request("a", TOKENS)) == [0]
@@ -179,19 +179,19 @@ def test_sampled_tokens_stored_once_final(vllm, tmp_path, names):
         ({"block_tokens": 4, "device": "cpu"}, "block_tokens = 4: must be a multiple of the engine's 8"),
     ],
 )
-def test_what_is_not_served_is_one_line(vllm, change, reason):
+def test_invalid_connector_config_is_one_line_error(vllm, change, reason):
     with pytest.raises(ValueError, match=reason):
         vllm.VcsdConnector(engine.config(**{"drives": ["a", "b"]} | change), 0, engine.cache_config())
 
 
-def test_models_that_are_not_served_are_one_line(vllm):
+def test_unsupported_model_is_one_line_error(vllm):
     with pytest.raises(ValueError, match="2 groups of layers"):
         vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(groups=2))
     with pytest.raises(ValueError, match="do not hold keys and values"):
         vllm.VcsdConnector(engine.config(["a"]), 0, engine.cache_config(content=0))
 
 
-def test_counts_add_up_and_go_to_prometheus(vllm):
+def test_counters_aggregate_and_reach_prometheus(vllm):
     counts = vllm.VcsdConnector.build_kv_connector_stats({"loads": 2}).aggregate(
         vllm.IntervalCounts({"loads": 1, "stores": 0})
     )
@@ -210,7 +210,7 @@ def test_counts_add_up_and_go_to_prometheus(vllm):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_blocks_of_any_dtype_go_out_and_in(dtype):
+def test_blocks_of_any_dtype_round_trip(dtype):
     draw = torch.Generator().manual_seed(0)
     layers = [torch.randint(0, 255, (12, 3, 4, 16), dtype=torch.uint8, generator=draw) for _ in range(2)]
     layers = [each.repeat(1, 1, 1, dtype.itemsize).view(dtype) for each in layers]
@@ -230,7 +230,7 @@ def test_blocks_of_any_dtype_go_out_and_in(dtype):
         PagedCache([layers[0], layers[1][:4]], blocks=6, block_tokens=8)
 
 
-def test_what_the_connector_imports_is_in_vllms_environment():
+def test_connector_imports_only_packages_of_vllm():
     code = "import sys, vcsd.integrations.settings, vcsd.integrations.working; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     roots = {each.split(".")[0] for each in loaded}

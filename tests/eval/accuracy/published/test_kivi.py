@@ -8,7 +8,7 @@ import pytest
 
 from eval.accuracy.published import fier, kivi
 from eval.accuracy.published.codes import uniform_in_groups
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def looped(values, bits):

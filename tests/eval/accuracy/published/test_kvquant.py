@@ -5,7 +5,7 @@ import pytest
 
 from eval.accuracy.published import kvquant
 from eval.accuracy.published.codes import uniform
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 @pytest.mark.parametrize("axis", [1, 2])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from eval.accuracy.published import loki
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def test_components_are_orthogonal_and_ordered():
@@ -30,7 +30,7 @@ def test_all_components_rank_exactly(monkeypatch):
     assert np.mean(np.isin(np.argsort(-products)[:20], chosen)) > 0.6
 
 
-def test_label_channels_are_the_looped_ones():
+def test_label_channels_equal_looped_selection():
     seen = draw(n=2, s=100)
     found = loki.label_channels(seen.k, seen.prompt_q, 4)
     for n in range(2):

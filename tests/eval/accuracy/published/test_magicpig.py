@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.published import codes, magicpig
-from tests.eval.accuracy.published.drawn import dense, draw, error
+from tests.eval.accuracy.published.random_streams import dense, draw, error
 
 
 @pytest.fixture

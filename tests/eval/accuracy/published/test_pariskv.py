@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.published import pariskv
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def test_votes_are_the_looped_tiers():
@@ -48,7 +48,7 @@ def test_rank_estimates_are_close_to_products():
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(4_999, (0.5, 0.5)), (5_000, (0.25, 0.3)), (90_000, (0.1, 0.2))])
-def test_published_ratios(tokens, expected):
+def test_candidate_ratios_equal_published_ones(tokens, expected):
     assert tuple(pariskv.ratios(tokens)) == expected
 
 

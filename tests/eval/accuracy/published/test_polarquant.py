@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eval.accuracy.published import polarquant
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def test_bits_are_the_papers():

@@ -4,7 +4,7 @@ import numpy as np
 
 from eval.accuracy.published import pqcache
 from eval.accuracy.published.codes import SEED
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def looped_kmeans(points, count):

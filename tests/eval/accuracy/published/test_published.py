@@ -10,7 +10,7 @@ import pytest
 
 from eval.accuracy.published import PUBLISHED
 from eval.accuracy.published.tokens import MIN_TOKENS
-from tests.eval.accuracy.published.drawn import dense, draw, error
+from tests.eval.accuracy.published.random_streams import dense, draw, error
 
 TOLERANCE = 1.02
 # bits of codes that a step reads for each channel of each prompt token, without any scale: a lower bound by hand
@@ -71,7 +71,7 @@ def test_bytes_within_budget_and_above_lower_bound(name, shape):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_step_ignores_what_it_has_not_read(name):
+def test_step_ignores_unread_keys_and_values(name):
     """Once codes are built, other keys and values of prompt tokens that are not attended exactly change nothing."""
     seen = draw()
     before = PUBLISHED[name].method(seen, 1 / 4)
@@ -109,7 +109,7 @@ def test_streams_do_not_mix(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_short_prompt(name):
+def test_short_prompt_gives_finite_output(name):
     seen = draw(s=20, recent=1, window=8)
     answer = PUBLISHED[name].method(seen, 1 / 4)
     assert np.isfinite(answer.out).all()

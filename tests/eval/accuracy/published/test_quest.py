@@ -3,7 +3,7 @@
 import numpy as np
 
 from eval.accuracy.published import quest
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def test_bounds_are_upper_bounds_of_products():

@@ -3,7 +3,7 @@
 import numpy as np
 
 from eval.accuracy.published import codes, rabitq
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 
 def estimates(k, q, seed, monkeypatch):

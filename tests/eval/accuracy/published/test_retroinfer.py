@@ -3,7 +3,7 @@
 import numpy as np
 
 from eval.accuracy.published import retroinfer
-from tests.eval.accuracy.published.drawn import dense, draw, error
+from tests.eval.accuracy.published.random_streams import dense, draw, error
 
 
 def test_index_has_means_and_sums():

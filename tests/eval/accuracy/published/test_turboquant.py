@@ -8,7 +8,7 @@ import pytest
 
 from eval.accuracy.published import hadamard, turboquant
 from eval.accuracy.published.codes import SEED, gaussian_matrix, random_orthogonal
-from tests.eval.accuracy.published.drawn import draw
+from tests.eval.accuracy.published.random_streams import draw
 
 # arXiv 2504.19874, Theorems 1 and 2: distortion of unit vectors at 1, 2, 3 and 4 bits
 MSE = {1: 0.36, 2: 0.117, 3: 0.03, 4: 0.009}

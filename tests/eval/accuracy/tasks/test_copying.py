@@ -22,7 +22,7 @@ def book(tmp_path):
 
 
 @pytest.mark.parametrize(("encode", "tokens", "shown"), [(as_bytes, 4096, 3710), (as_bytes, 8192, 6000)])
-def test_a_repetition_asks_for_what_follows_in_its_own_context(book, encode, tokens, shown):
+def test_repetition_answer_continues_its_context(book, encode, tokens, shown):
     samples, rule = REPETITION.make(book, Room(encode, tokens), 5, 1)
     assert str(tokens) in rule
     for sample in samples:
@@ -47,7 +47,7 @@ def test_characters_count_until_the_first_wrong_one(said, matched):
     assert REPETITION.over(sample, said) == (matched < len(said))
 
 
-def test_pass_keys_stand_at_their_depth_in_every_length():
+def test_pass_keys_are_at_their_depth_in_every_length():
     samples, _ = PASSKEY.make(None, Room(as_bytes, 2048), 15, 3)
     depths = {}
     for sample in samples:
@@ -60,7 +60,7 @@ def test_pass_keys_stand_at_their_depth_in_every_length():
     assert len({sample.answers for sample in samples}) == 15
 
 
-def test_a_pass_key_must_be_whole():
+def test_incomplete_pass_key_scores_zero():
     sample = Sample([1], ("12345",), 8)
     assert PASSKEY.score(sample, " 12345.") == {"accuracy": 1.0}
     assert PASSKEY.score(sample, " 1234") == {"accuracy": 0.0}
@@ -68,7 +68,7 @@ def test_a_pass_key_must_be_whole():
     assert PASSKEY.over(sample, " 12345")
 
 
-def test_what_cannot_be_asked_is_refused(book, tmp_path):
+def test_invalid_copying_task_is_refused(book, tmp_path):
     with pytest.raises(ValueError, match="--data is needed"):
         REPETITION.make(None, Room(as_bytes, 4096), 1, 0)
     with pytest.raises(ValueError, match="--max-model-len = 800"):

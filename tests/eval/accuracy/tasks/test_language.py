@@ -41,7 +41,7 @@ def test_dialogue_split_in_middle_short_ones_skipped(tmp_path):
     assert whole == f"human: {'a' * 60}\n\nhuman: {'b' * 25}"
 
 
-def test_every_record_is_checked_also_those_that_are_not_used(tmp_path):
+def test_unused_records_are_checked_too(tmp_path):
     path = tmp_path / "sharegpt.json"
     good, bad = dialogue("x" * 100), {"id": "y", "conversations": [{"from": "gpt"}]}
     path.write_text(json.dumps([good, bad, good]))
@@ -52,7 +52,7 @@ def test_every_record_is_checked_also_those_that_are_not_used(tmp_path):
         SHAREGPT.make(path, ROOM, 1, 0)
 
 
-def test_code_is_of_the_standard_library_and_says_the_version():
+def test_code_is_standard_library_and_states_version():
     samples, rule = CODE.make(None, ROOM, 5, 3)
     assert f"Python {platform.python_version()}'s standard library" in rule
     texts = [path.read_bytes() for path in Path(sysconfig.get_path("stdlib")).glob("*.py")]
@@ -65,7 +65,7 @@ def test_code_is_of_the_standard_library_and_says_the_version():
     assert CODE.make(None, ROOM, 5, 4)[0] != samples
 
 
-def test_code_that_cannot_be_made_is_refused(tmp_path):
+def test_invalid_code_task_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"x\.py: has no effect on code"):
         CODE.make(tmp_path / "x.py", ROOM, 1, 0)
     with pytest.raises(ValueError, match="--max-model-len = 100: at least 128"):

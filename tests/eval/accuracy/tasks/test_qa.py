@@ -55,7 +55,7 @@ def prompts(samples):
     return [bytes(sample.prompt).decode() for sample in samples]
 
 
-def test_shots_have_their_own_backgrounds_and_come_first(write):
+def test_shots_precede_question_with_own_backgrounds(write):
     samples, rule = SQUAD.make(write(squad_file()), ROOM, 4, 0)
     assert rule == "4 shots, 0 confusing backgrounds, as 4096 tokens hold"
     for sample, text in zip(samples, prompts(samples), strict=True):
@@ -97,7 +97,7 @@ def test_confusing_backgrounds_surround_the_right_one(write):
     assert len(places) > 1
 
 
-def test_a_small_context_drops_confusions_first_then_shots(write):
+def test_small_context_drops_confusions_then_shots(write):
     samples, rule = SQUAD.make(write(squad_file()), Room(ROOM.encode, 400, 2, 7), 3, 0)
     assert rule.startswith("2 shots, 0 confusing")
     assert all(len(sample.prompt) + sample.max_tokens <= 400 for sample in samples)
@@ -107,7 +107,7 @@ def test_a_small_context_drops_confusions_first_then_shots(write):
         SQUAD.make(write(squad_file()), Room(ROOM.encode, 120), 3, 0)
 
 
-def test_trivia_takes_every_alias_and_the_search_results(write):
+def test_triviaqa_uses_aliases_and_search_results(write):
     (sample,), _ = TRIVIAQA.make(write(TRIVIA), ROOM, 5, 0)
     assert sample.answers == ("Sunset Boulevard", "Sunset Blvd")
     assert prompts([sample]) == [
@@ -124,12 +124,12 @@ def test_trivia_takes_every_alias_and_the_search_results(write):
         ("", 0, 0, 0),
     ],
 )
-def test_measures(said, exact, f1, starts):
+def test_answer_measures_match_known_values(said, exact, f1, starts):
     sample = Sample([1], ("Eiffel Tower", "La tour"), 64)
     assert SQUAD.score(sample, said) == {"exact_match": exact, "f1": pytest.approx(f1), "starts_with": starts}
 
 
-def test_an_answer_ends_with_its_line():
+def test_answer_ends_at_line_end():
     sample = Sample([1], ("x",), 64)
     assert not SQUAD.over(sample, "\n Ann")
     assert SQUAD.over(sample, " Ann\n")
@@ -157,7 +157,7 @@ def test_a_missing_field_is_named_with_its_record(write, task, path, reason):
         task.make(write(content), ROOM, 1, 0)
 
 
-def test_other_files_are_refused(write):
+def test_files_of_other_formats_are_refused(write):
     with pytest.raises(ValueError, match=r"file\.json: not JSON, or cut off: .* line 1 column"):
         SQUAD.make(write(json.dumps(squad_file())[:-20]), ROOM, 1, 0)
     with pytest.raises(ValueError, match=r"file\.json: must be an object, got \[\]"):

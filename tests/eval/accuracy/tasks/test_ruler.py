@@ -44,7 +44,7 @@ def test_a_single_needle_is_at_its_depth():
         assert text.endswith(f"The special magic number for {key} mentioned in the provided text is")
 
 
-def test_of_many_keys_one_is_asked():
+def test_multikey_asks_one_of_many_keys():
     found, _ = texts("niah-multikey", 5)
     for sample, text in found:
         needles = dict(re.findall(r"magic numbers for (\S+) is: (\d{7})\.", text))
@@ -54,7 +54,7 @@ def test_of_many_keys_one_is_asked():
 
 
 @pytest.mark.parametrize(("task", "keys"), [("niah-multivalue", 1), ("niah-multiquery", 4)])
-def test_several_needles_are_asked(task, keys):
+def test_multivalue_and_multiquery_ask_several_needles(task, keys):
     found, _ = texts(task, 4)
     for (sample, text), asked in zip(found, (2, 4, 2, 4), strict=True):
         needles = re.findall(r"magic numbers for (\S+) is: (\d{7})\.", text)
@@ -86,7 +86,7 @@ def test_recall_is_the_share_of_strings(said, recall):
     assert task.over(sample, said) == (recall == 1)
 
 
-def test_needles_of_one_place_stay_in_order():
+def test_needles_at_same_depth_keep_order():
     assert hidden(["a", "b"], ["x", "y", "z"], [0.5, 0.5, 1.0]) == "a\nx\ny\nb\nz"
     assert hidden(["a", "b"], ["x"], [0.0]) == "x\na\nb"
     assert cyclic(["a", "b"], 5) == ["a", "b", "a", "b", "a"]
@@ -95,7 +95,7 @@ def test_needles_of_one_place_stay_in_order():
     assert lines[0] != passage(random.Random(4))[0]
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path):
+def test_invalid_ruler_task_is_refused(tmp_path):
     with pytest.raises(ValueError, match="--max-model-len = 300: too few for this task"):
         RULER["niah-multiquery"].make(None, Room(ROOM.encode, 300), 2, 0)
     for task in RULER.values():

@@ -46,7 +46,7 @@ def runs():
 
 @pytest.mark.parametrize("ssd", ["A", "B"])
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 0.7])
-def test_table_v_is_that_of_the_reading(runs, ssd, alpha):
+def test_table_v_equals_the_reading(runs, ssd, alpha):
     cached = int(alpha * LAYERS)
     without = runs.at(ssd, WITHOUT_PIPELINE, share=alpha).decode_s
     assert without == pytest.approx(decode_s(ssd, cached, False), rel=0.002)
@@ -55,14 +55,14 @@ def test_table_v_is_that_of_the_reading(runs, ssd, alpha):
 
 
 @pytest.mark.parametrize(("ssd", "cut"), [("A", 41.9), ("B", 56.4)])
-def test_the_largest_cut_is_that_of_the_reading(runs, ssd, cut):
+def test_largest_cut_equals_the_reading(runs, ssd, cut):
     assert 100 * (1 - decode_s(ssd, 21, True) / thrashing_s(ssd)) == pytest.approx(cut, abs=0.1)
     assert runs.at(ssd, SYSTEMS["baseline"], 7).decode_s == pytest.approx(thrashing_s(ssd), rel=0.001)
     assert runs.at(ssd, SYSTEMS["dual-blade"], 7).cached_share == pytest.approx(21 / LAYERS)
     assert max(runs.cuts(ssd)) == pytest.approx(cut, abs=1)
 
 
-def test_all_that_fits_is_found_and_of_what_does_not_nothing(runs):
+def test_fitting_cache_always_hits_smaller_one_never(runs):
     for limit in (10, 11):
         assert runs.at("A", SYSTEMS["baseline"], limit).hit_share == 1
     for limit in NOTHING_HIT:
@@ -84,7 +84,7 @@ def test_every_value_of_the_paper_has_a_row(result):
 
 
 @pytest.mark.slow
-def test_predictions_hold(result):
+def test_prediction_errors_are_within_limits(result):
     assert result["median_error_percent"] <= 3
     assert result["worst_error_percent"] <= 10
     assert result["exceptions"] == []
@@ -118,6 +118,6 @@ def test_dual_blade_no_slower_than_its_parts(result):
             assert seconds[ssd, "dual-blade", limit] <= took
 
 
-def test_a_model_that_the_gpu_cannot_hold_is_refused():
+def test_model_larger_than_gpu_is_refused():
     with pytest.raises(ValueError, match="gpu = rtx5060ti-16gb: 16 GiB do not hold the weights of opt-13b"):
         evaluate(MachineOptions(model="opt-13b"), Simulated(), False)

@@ -7,7 +7,7 @@ from kv_cache import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
 
 
-def test_rates_give_the_latencies_that_they_come_from():
+def test_rates_reproduce_their_source_latencies():
     a, b = drives().values()
     assert a.read == pytest.approx(12.34e9, rel=0.001)
     assert a.write == pytest.approx(6.34e9, rel=0.001)
@@ -38,7 +38,7 @@ def test_paths_share_the_gpus_link_and_reads_are_hindered_by_it():
     assert machine(paper_setup(), drives()["B"], 0).routes[DIRECT, DEVICE].block_bytes == 512
 
 
-def test_prefill_multiplies_and_decode_reads():
+def test_prefill_is_compute_bound_decode_memory_bound():
     setup = small_setup()
     weights = setup.model.weight_bytes / 8
     assert setup.work(1, 64).device_ns == pytest.approx(1e9 * (weights + setup.layer_bytes(64)) / 448e9, abs=1)
@@ -46,6 +46,6 @@ def test_prefill_multiplies_and_decode_reads():
     assert setup.work(512, 512).device_ns == pytest.approx(1e9 * (512 * 2 * weights + seen) / 47.4e12, abs=1)
 
 
-def test_one_layer_has_no_groups():
+def test_model_of_one_layer_is_refused():
     with pytest.raises(ValueError, match="model = small: has one layer"):
         small_setup(layers=1)

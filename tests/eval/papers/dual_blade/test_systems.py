@@ -21,12 +21,12 @@ def limit_for(setup, layers):
     ("name", "share"),
     [("baseline", 0), ("cache-policy-only", 0.5), ("nvme-direct-only", 0), ("dual-blade", 0.5), ("o-direct", 0.5)],
 )
-def test_what_the_cache_keeps_is_found_in_it(name, share):
+def test_cached_fraction_equals_expected(name, share):
     setup = small_setup()
     assert infer(setup, SYSTEMS[name], A, limit_for(setup, 4)).cached_share == pytest.approx(share, abs=0.05)
 
 
-def test_split_pairs_find_their_half_whatever_their_pieces_are():
+def test_split_pairs_hit_their_half_for_any_piece_size():
     """Tensors that are larger than two pieces: 39 MB."""
     setup = small_setup(batch=16, input=300)
     assert setup.layer_bytes(setup.input) / 2 > 2 * SYSTEMS["split"].piece_bytes
@@ -42,20 +42,20 @@ def test_more_memory_never_makes_split_slower(ssd):
     assert seconds[-1] < 0.8 * seconds[0]
 
 
-def test_only_group_1_is_in_a_trial_of_group_1():
+def test_trial_of_group_1_has_only_group_1():
     setup = small_setup()
     assert infer(setup, SYSTEMS["dual-blade"], A, share=0.0).group1_s is None
     intra, cross = infer(setup, SYSTEMS["dual-blade"], A, share=0.5).group1_s
     assert cross < intra
 
 
-def test_a_file_past_the_page_cache_is_little_slower_than_none():
+def test_direct_file_is_slightly_slower_than_raw_lbas():
     setup = small_setup(batch=32)
     direct, file = (infer(setup, SYSTEMS[name], A, share=0.0).decode_s for name in ("dual-blade", "o-direct"))
     assert direct < file < 1.03 * direct
 
 
-def test_what_is_alone_has_the_whole_link():
+def test_single_transfer_gets_the_whole_link():
     one = machine(small_setup(), A, None)
     assert alone_ms(one, DMA, 28_000_000) == pytest.approx(1)
     assert alone_ms(one, READ, 10**9) == pytest.approx(1e12 / A.read)

@@ -4,7 +4,7 @@ from eval.papers.dual_blade import wear
 from ftl import Ftl
 
 
-def test_what_is_discarded_as_a_whole_costs_next_to_nothing(monkeypatch):
+def test_whole_discards_have_waf_near_1(monkeypatch):
     made = []
     monkeypatch.setattr(wear, "Ftl", lambda *given: made.append(Ftl(*given)) or made[-1])
     assert 1 <= wear.waf() < 1.01

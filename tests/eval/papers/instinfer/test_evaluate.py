@@ -27,7 +27,7 @@ def test_every_claim_has_a_row(result):
     assert "layers" not in result  # all were simulated
 
 
-def test_only_what_was_not_fitted_can_be_an_exception(result):
+def test_calibrated_claims_are_never_exceptions(result):
     """On such a model most claims have large errors, c5 the largest: nothing is swapped at batch 32."""
     exceptions = {each["id"] for each in result["exceptions"]}
     assert {"c5", "c12"} <= exceptions
@@ -38,7 +38,7 @@ def test_only_what_was_not_fitted_can_be_an_exception(result):
     ("claim", "near", "far"),
     [("c3", 11.1 * 1.14, 11.1 * 1.16), ("c7", 3.11 * 0.86, 3.11 * 0.84), ("c8a", 96.0, 95.8), ("c9c", 76.9, 77.1)],
 )
-def test_shares_are_judged_in_points_and_the_rest_in_percent(claim, near, far):
+def test_shares_are_judged_in_percentage_points(claim, near, far):
     (claim,) = (each for each in PAPER.claims if each.id == claim)
     assert not claim.is_off(near)
     assert claim.is_off(far)

@@ -22,7 +22,7 @@ from tests.eval.papers.instinfer.setups import setup_of as paper_setup
 from tests.eval.papers.instinfer.setups import small_setup
 
 
-def test_parts_of_a_step_add_up_to_it_and_shares_to_one():
+def test_parts_add_up_to_step_and_shares_to_one():
     setup = paper_setup(input=64, output=64)
     rows = breakdown.rows(simulate(setup, breakdown.cases((4,), 1)), (4,), 1)
     assert [row["system"] for row in rows] == ["FlexGen", "FlexGen-SparQ", "InstI-Dense", "InstI-SparF", "Ours"]
@@ -87,7 +87,7 @@ def test_sensitivity_falls_with_compression():
     assert [row["step_s"] for row in rows] == sorted((row["step_s"] for row in rows), reverse=True)
 
 
-def test_options_name_a_setup():
+def test_options_select_the_setup():
     machine, some = MachineOptions("opt-6.7b", "h100", "pcie5"), Simulated()
     setup = Work(None, 100, 20).setup(machine, some, 4)
     assert (setup.model.name, setup.gpu.name, setup.host.name) == ("opt-6.7b", "h100", "pcie5")

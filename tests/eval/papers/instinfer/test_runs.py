@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.kept import ResultCache
 from eval.papers.instinfer import runs as simulation
 from eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
 from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
+from eval.partial_results import ResultCache
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
 
 CASES = [
@@ -27,7 +27,7 @@ def results(runs):
     return [asdict(runs.drive(*key)) | {"realtime_factor": None} for key in keys]  # that is wall time
 
 
-def test_each_is_simulated_once():
+def test_repeated_case_is_simulated_once():
     fills = [(fill.system, fill.drives) for fill in plan(small_setup(), CASES)]
     assert fills == [(DENSE, 1), (SPARF, 1), (PAGED, 1), (BATCHED_DENSE, 1), (DENSE, 5)]
 
@@ -38,14 +38,14 @@ def test_results_are_the_same_in_any_number_of_processes():
     assert len(ticks) == len(plan(setup, CASES)) == 5
 
 
-def test_simulate_on_a_cluster_gives_the_same(ray_cluster, monkeypatch):
+def test_simulate_on_cluster_gives_same_results(ray_cluster, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[4]))  # Ray's workers import from here
     setup, ticks = small_setup(), []
     assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, tick=ticks.append, ray="local"))
     assert len(ticks) == 5
 
 
-def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
+def test_simulate_after_kill_runs_only_the_rest(tmp_path, monkeypatch):
     path, setup, filled, ticks = tmp_path / "kept.jsonl", small_setup(), [], []
 
     def run(fill, tick):
@@ -70,17 +70,17 @@ def test_simulate_after_a_kill_does_the_rest(tmp_path, monkeypatch):
     assert len(filled) == 5  # another prompt is another simulation
 
 
-def test_a_workers_error_is_the_callers():
+def test_worker_error_is_raised_in_caller():
     broken = replace(DENSE, name="broken", schedule="none")
     with pytest.raises(KeyError, match="none"):
         simulate(small_setup(), [InStorageCase((broken,), 1, 1), InStorageCase((broken,), 2, 1)], 2)
 
 
-def test_there_is_a_worker_at_least():
+def test_default_number_of_workers_is_at_least_1():
     assert default_workers() >= 1
 
 
-def test_sampled_layers_stand_for_all():
+def test_sampled_layers_represent_all_layers():
     """2 of 40 layers, for the paper's systems and for ours."""
     sampled, every = setup_of(), setup_of(sampled_layers=None)
     both = [in_storage(setup, (DENSE, SPARF, PAGED), 4, 4) for setup in (sampled, every)]
@@ -91,7 +91,7 @@ def test_sampled_layers_stand_for_all():
         assert some.prefill_s == pytest.approx(all_of_them.prefill_s, rel=0.1)
 
 
-def test_what_does_not_fit_is_judged_by_all_layers():
+def test_capacity_check_counts_all_layers():
     """The layers that are sampled would fit."""
     tight = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     runs = simulate(

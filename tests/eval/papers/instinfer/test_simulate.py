@@ -10,7 +10,7 @@ from eval.papers.instinfer.simulate import Pattern, SimulatedDrive
 from eval.papers.profiles import Model
 
 
-def test_a_pattern_touches_as_many_pages_as_it_says():
+def test_pattern_touches_stated_fraction_of_pages():
     pattern, each = Pattern(0.3, 16), np.ones(50, np.int64)
     tokens = pattern.best_tokens(None, 1536 * each, 192 * each, 48 * each)
     assert tokens.shape == (50, 192)
@@ -21,7 +21,7 @@ def test_a_pattern_touches_as_many_pages_as_it_says():
     assert (np.diff(tokens, axis=1) > 0).all()
 
 
-def test_a_simulated_step_reads_the_pages_that_it_must():
+def test_simulated_step_reads_required_pages():
     shape = Model.load("opt-13b").shape
     drive = SimulatedDrive(PAPER, replace(shape, layers=4), 3, 2048, "fp16")
     drive.grow(1024)

@@ -18,12 +18,12 @@ def stored(home, tokens=100.0, **more):
     return TierContents(home=home, tokens=tokens, rows={"batch": ROW}, **more)
 
 
-def test_weights_and_kv_come_before_a_layer_computes():
+def test_layer_waits_for_its_weights_and_kv():
     took = step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, weights=3_000_000), LayerTime(1_000_000))
     assert took == pytest.approx(LAYERS * ((100 * LAYER + 3_000_000) / 1e9 + 1e-3))
 
 
-def test_a_mean_between_two_lengths_is_of_both():
+def test_step_at_mean_length_averages_both():
     whole, between, next_one = (
         step_s(steps.host_memory(1e9), steps.streamed, LAYERS, stored(HOST, tokens, weights=1), LayerTime(0))
         for tokens in (100.0, 100.5, 101.0)
@@ -39,7 +39,7 @@ def test_page_cache_rate_only_if_files_fit(layers_kept, rate):
     assert took == pytest.approx(LAYERS * 100 * LAYER / rate)
 
 
-def test_one_after_the_other_and_half_under_half():
+def test_serial_steps_add_and_half_batches_overlap():
     """Halves: the GPU computes for one while drives attend for the other, so only its first iteration is uncovered."""
     one, two = (TierContents(home=CSD, tokens=100, rows=dict.fromkeys(range(count), 1)) for count in (1, 2))
     serial = step_s(steps.drives(), steps.in_turns, LAYERS, one, LayerTime(1_000_000, 10_000_000))

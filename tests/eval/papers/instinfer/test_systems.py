@@ -23,7 +23,7 @@ from nvmevirt_config.describe import SHIPPED, load_drive
 from tests.eval.papers.instinfer.setups import in_storage, setup_of
 
 
-def test_a_dense_step_is_flash_and_engine_and_the_rest():
+def test_dense_step_is_flash_engine_and_rest():
     """Batch 4: KV data at 8 x 1.4 GB/s, 116 multiply-accumulates a cycle, both within the overhead of whole pages and
     senses.
     """
@@ -37,7 +37,7 @@ def test_a_dense_step_is_flash_and_engine_and_the_rest():
     assert result.tokens_per_s == pytest.approx(4 * 1024 / (result.prefill_s + 1024 * result.step.total_s))
 
 
-def test_two_drives_halve_flash_and_engine_and_nothing_else():
+def test_two_drives_halve_only_flash_and_engine():
     setup = setup_of()
     one, two = (in_storage(setup, (SPARF,), 4, drives)[0].step for drives in (1, 2))
     assert two.kv_s == pytest.approx(one.kv_s / 2, rel=0.1)  # few pages for each channel
@@ -73,7 +73,7 @@ def test_every_host_and_every_drive_runs(host, drive):
         assert result.tokens_per_s > 0
 
 
-def test_host_systems_are_what_their_rates_say():
+def test_host_systems_equal_their_closed_forms():
     setup = setup_of()
     c, kv = setup.constants, setup.kv_bytes(16, setup.steps.mean())
     step = deepspeed(setup, 16, 1).step
@@ -92,7 +92,7 @@ def test_deepspeed_opt_30b_swaps_at_batch_16():
     assert fits < 5 and swaps > 100
 
 
-def test_a_gpu_that_cannot_hold_the_weights_is_refused():
+def test_gpu_too_small_for_weights_is_refused():
     with pytest.raises(ValueError, match="gpu = rtx4090: 24 GiB do not hold the weights of opt-30b"):
         setup_of("opt-30b", gpu="rtx4090")
 
@@ -107,13 +107,13 @@ def test_shares_of_parts_and_hidden_time():
     assert (step.parts_s, step.total_s, step.kv_share) == (10, 8, 0.6)
 
 
-def test_a_batch_that_overflows_a_drive_gives_the_reason():
+def test_batch_beyond_drive_capacity_has_reason():
     small = replace(PAPER, geometry=replace(PAPER.geometry, blocks_per_plane=16))
     (result,) = in_storage(setup_of(drive=small), (DENSE,), 16, 1)
     assert "batch = 16 is too much for 1 drives of 0.0086 TB" in result.reason
 
 
-def test_rivals_by_their_data_sheets():
+def test_baselines_follow_their_data_sheets():
     setup = replace(setup_of("llama-3.1-8b", "h100"), input=32768, output=64)
     rate, kv = 3350e9, setup.kv_bytes(4, setup.steps.mean())
     gpu, host, vllm = (ON_HOSTS[name](setup, 4, 1) for name in ("GPU", "Host", "vLLM"))
@@ -126,7 +126,7 @@ def test_rivals_by_their_data_sheets():
     assert "do not fit" in ON_HOSTS["vLLM"](replace(setup, input=1 << 20), 1, 1).reason
 
 
-def test_windows_cost_the_gpu_what_they_see():
+def test_windowed_layers_cost_gpu_their_window():
     gemma = replace(setup_of("gemma-3-27b", "h100"), input=32768)
     whole = replace(gemma.model, layers=10, window_layers=0, window=0)
     more_s = gemma.gpu_s(8) - replace(gemma, model=whole).gpu_s(8)
@@ -146,7 +146,7 @@ def test_latent_rows_in_all_drives_query_heads_split():
 
 
 @pytest.mark.parametrize("system", [DENSE, SPARF, OURS], ids=lambda system: system.name)
-def test_a_sample_of_sequences_stands_for_all(system, monkeypatch):
+def test_sampled_sequences_represent_all(system, monkeypatch):
     """SparF's and our rows that wait for their group exceed DRAM by the same share in a sample."""
     drive = replace(PAPER, dram_bytes=640 << 20)
     setup = replace(setup_of(drive=drive), input=1024, output=512)
@@ -158,7 +158,7 @@ def test_a_sample_of_sequences_stands_for_all(system, monkeypatch):
     assert part.tokens_per_s == pytest.approx(every.tokens_per_s, rel=0.03)
 
 
-def test_pinned_buffers_take_powers_of_two():
+def test_pinned_buffers_have_power_of_two_sizes():
     """K of OPT-13B's layer at batch 32, 640 MiB, takes 1 GiB; so DeepSpeed swaps there, and at batch 16 it does not."""
     assert [pinned_bytes(mib << 20) >> 20 for mib in (512, 640, 1024, 1025)] == [512, 1024, 1024, 2048]
     assert deepspeed(setup_of(), 32, 1).step.total_s > 20 * deepspeed(setup_of(), 16, 1).step.total_s

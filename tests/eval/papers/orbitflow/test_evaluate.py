@@ -14,7 +14,7 @@ from eval.papers.paper import judge
 PRINTED = {claim.id: claim.value for claim in PAPER.claims}
 
 
-def test_what_is_counted():
+def test_counted_values_equal_printed():
     found = _layouts()
     for name in ("o1a", "o1b", "o2a", "o2b", "o6a"):
         assert found[name] == PRINTED[name]
@@ -26,7 +26,7 @@ def test_figure_3_is_exact():
     assert _figure3() == {name: pytest.approx(PRINTED[name]) for name in ("o3a", "o3b", "o3c", "o3d", "o3e", "o3f")}
 
 
-def test_generated_requests_are_as_the_codes():
+def test_generated_requests_match_published_code():
     trace = generated(5.0, 0)
     assert trace.unit == "steps" and len(trace.requests) == 52
     assert max(each.input_tokens + each.output_tokens for each in trace.requests) <= 12_000

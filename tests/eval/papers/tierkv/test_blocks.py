@@ -12,19 +12,19 @@ SIZES = (4, 8, 16, 32, 64)
 @pytest.mark.parametrize(
     ("name", "layers", "heads"), [("llama-3-8b", 32, 8), ("llama-2-13b", 40, 40), ("codellama-34b", 48, 8)]
 )
-def test_a_block_is_k_and_v_of_all_layers(name, layers, heads):
+def test_block_has_keys_and_values_of_all_layers(name, layers, heads):
     assert block_bytes(Model.load(name)) == 2 * layers * heads * 128 * 16 * 2
     assert block_bytes(Model.load(name), 32) == 2 * block_bytes(Model.load(name))
 
 
-def test_copies_take_a_start_and_their_bytes():
+def test_copy_time_is_start_plus_bytes_over_rate():
     assert from_dram_us(HOST, 0) == 5
     assert from_dram_us(HOST, 50e9) == pytest.approx(1e6 + 5)
     assert from_ssd_us(SSD, 7e9) == pytest.approx(1e6 + 80)
     assert efficiency(HOST, 250e3) == pytest.approx(0.5)
 
 
-def test_short_requests_want_small_blocks():
+def test_short_requests_are_best_with_small_blocks():
     model = Model.load("llama-3-8b")
     assert lost_share(64, 32) == pytest.approx(0.5)
     best = [best_tokens(model, HOST, mean, SIZES) for mean in (10, 70, 300, 2000)]

@@ -39,14 +39,14 @@ def test_predicted_rows_are_close(result):
     assert result["exceptions"] == []
 
 
-def test_calibrated_rows_are_what_they_were_fitted_to():
+def test_calibrated_rows_equal_their_targets():
     values = evaluate(MachineOptions(), Simulated(), False).values
     fitted = [each for each in PAPER.claims if each.kind is ClaimKind.CALIBRATED]
     errors = [abs(each.error_percent(values[each.id])) for each in fitted]
     assert max(errors) < 2.8
 
 
-def test_a_conserved_bus_gives_less(result, rows):
+def test_conserved_bus_gains_less(result, rows):
     gains = list(result["conserved_gain"].values())
     assert gains == pytest.approx([1.88, 1.38, 1.24, 1.18], abs=0.01)
     for name in ("t8-4", "t14-2", "t14-4"):
@@ -55,7 +55,7 @@ def test_a_conserved_bus_gives_less(result, rows):
     assert rows["t1a"]["conserved_bus"] is None
 
 
-def test_what_contradicts_itself_has_what_it_should_have_been(rows):
+def test_contradicting_rows_have_corrected_values(rows):
     assert (rows["t1c"]["ours"], rows["t1d"]["ours"]) == (3.0, 5.0)
     assert rows["t3a"]["ours"] == pytest.approx(0.165)
     assert rows["t17"]["ours"] == pytest.approx(7.74 / 3.10, rel=0.02)
@@ -68,7 +68,7 @@ def test_the_ssd_is_needed_when_host_memory_is_full():
     assert 0 < ssd_use(12, model, gpu, host) < ssd_use(24, model, gpu, host) < 1
 
 
-def test_another_gpu_moves_what_follows_from_it():
+def test_another_gpu_changes_dependent_values_only():
     ours = evaluate(MachineOptions(gpu="a6000"), Simulated(), False).values
     assert ours["t2e"] == pytest.approx(768 / 7)
     assert ours["t5-weights"] == pytest.approx(2 * 8.03 / 0.768, rel=0.001)

@@ -17,7 +17,7 @@ def outcome():
     return experiment(MachineOptions(), dram_gb="8,64,512", slices="50,200")
 
 
-def test_ours_is_at_least_as_fast_as_the_better_of_both(outcome):
+def test_mended_is_at_least_as_fast_as_others(outcome):
     found = outcome.result
     json.dumps(found)
     assert found["literal_slower_than_reactive"] >= 2
@@ -27,7 +27,7 @@ def test_ours_is_at_least_as_fast_as_the_better_of_both(outcome):
     assert found["oversubscription"] == pytest.approx(3, abs=0.2)
 
 
-def test_a_row_for_each_slice_room_and_policy(outcome):
+def test_tiers_have_a_row_per_slice_dram_and_policy(outcome):
     rows = outcome.result["rows"]
     assert len(rows) == 2 * 3 * len(COMPARED)
     at = {(row["slice"], row["dram_gb"], row["policy"]): row for row in rows}
@@ -36,7 +36,7 @@ def test_a_row_for_each_slice_room_and_policy(outcome):
     assert at[50, 8, "lru"]["recomputed_tokens"] > 0
 
 
-def test_people_see_tables_first(outcome):
+def test_tiers_text_starts_with_tables(outcome):
     page = io.StringIO()
     console = Console(file=page, width=120)
     for part in outcome.shown:
@@ -51,7 +51,7 @@ def test_people_see_tables_first(outcome):
     )
 
 
-def test_the_summary_is_of_the_worst_run():
+def test_summary_quotes_the_worst_run():
     def rows(slice_tokens, **rates):
         return [
             {"slice": slice_tokens, "dram_gb": 8.0, "policy": name, "tokens_per_s": rate}
@@ -68,7 +68,7 @@ def test_the_summary_is_of_the_worst_run():
     assert found["corrected_over_oracle_min"] == pytest.approx(0.3)
 
 
-def test_requests_are_a_traces_or_generated(tmp_path):
+def test_requests_come_from_trace_or_generator(tmp_path):
     file = tmp_path / "some.csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,30,4\n2.5,20,2\n3.5,20,2\n")
     assert [each.arrival for each in requests(file, 2, None, 0, 1.0).requests] == [0, 2.5]
@@ -88,17 +88,17 @@ def test_requests_are_a_traces_or_generated(tmp_path):
         ({"ssd": "floppy"}, "ssd = 'floppy': must be a YAML file or one of"),
     ],
 )
-def test_bad_input_is_one_line(options, reason):
+def test_invalid_input_is_one_line_error(options, reason):
     with pytest.raises(ValueError, match=reason):
         experiment(MachineOptions(), **options)
 
 
-def test_weights_must_leave_room():
+def test_gpu_filled_by_weights_is_refused():
     with pytest.raises(ValueError, match="gpu = rtx4090: 24 GiB are filled by the weights of opt-30b"):
         tiers.machine(Model.load("opt-30b"), Gpu.load("rtx4090"), Host.load("tierkv"), Ssd.load("tierkv"))
 
 
-def test_a_plot_is_drawn(tmp_path):
+def test_tiers_plot_is_written(tmp_path):
     out = tmp_path / "tiers.svg"
     experiment(MachineOptions(), dram_gb="8,16", slices="200", count=20, plot=out)
     assert "<svg" in out.read_text()

@@ -14,14 +14,14 @@ AT = Reading(1.2, 3.15, 0.25)
 COPIES = AT.copies_ms[2::8]
 
 
-def test_without_a_window_every_copy_is_waited_for():
+def test_without_window_every_copy_is_waited_for():
     found = served(AT.compute_ms, AT.copies_ms, 0)
     assert found.tpot_ms == pytest.approx(AT.tpot_ms(0), rel=1e-6) and found.hits < 1e-6
 
 
 @pytest.mark.parametrize("mean_ms", [0.6, 1.2, 3.15, 6.54])
 @pytest.mark.parametrize("window", [1, 2, 4, 8])
-def test_no_window_carries_more_than_the_link(window, mean_ms):
+def test_no_window_exceeds_the_rate_of_the_link(window, mean_ms):
     at = Reading(1.2, mean_ms, 0.25)
     found = served(at.compute_ms, at.copies_ms[2::8], window)
     assert found.tpot_ms == pytest.approx(

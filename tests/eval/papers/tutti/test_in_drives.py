@@ -30,7 +30,7 @@ def engines(factor):
     return Drives(replace(EIGHT.spec, engine=engine), 8, MODEL.shape)
 
 
-def test_a_prefix_is_read_once_and_arithmetic_is_for_each_query():
+def test_prefix_is_read_once_and_computed_per_query():
     one, many = (EIGHT.layer(new, PREFIX) for new in (1, 64))
     assert one.flash_s == many.flash_s == pytest.approx(PREFIX * 4096 / 8 / 11.2e9)
     assert many.engine_s == pytest.approx(64 * one.engine_s, rel=1e-3)
@@ -54,7 +54,7 @@ def test_one_token_faster_in_drives_prompt_loaded():
     assert crossover(EIGHT, READING, 64, slow) == 1024 and crossover(EIGHT, READING, 256, slow) is None
 
 
-def test_drives_with_the_engine_that_is_needed_tie():
+def test_drives_with_required_engine_equal_loading():
     needed = EIGHT.engine_needed(READING, 16, PREFIX, TUTTI)
     has = 116 * 285e6
     assert 3 < needed / has < 4
@@ -75,13 +75,13 @@ def test_combined_never_slower_than_loading():
     assert gains == sorted(gains, reverse=True) and gains[2] > 1.2 and gains[-1] == 1
 
 
-def test_a_row_for_each_question_and_prefix():
+def test_in_drives_has_a_row_per_question_and_prefix():
     rows = list(table_rows(EIGHT, READING, TUTTI, (1, 16), (8192, PREFIX)))
     assert [(row["new"], row["prefix"]) for row in rows] == [(1, 8192), (1, PREFIX), (16, 8192), (16, PREFIX)]
     assert rows[1]["in_drives_s"] < rows[1]["load_s"] and rows[3]["in_drives_s"] > rows[3]["load_s"]
 
 
-def test_people_see_times_and_where_they_cross():
+def test_in_drives_text_has_times_and_crossovers():
     outcome = experiment(drives="2,8", new="1,16", prefix="8192")
     json.dumps(outcome.result)
     assert len(outcome.result["rows"]) == len(outcome.result["drives_faster_from"]) == 4

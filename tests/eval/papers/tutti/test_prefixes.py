@@ -47,7 +47,7 @@ def outcome(tmp_path):
     return experiment(MachineOptions(), path, stores="1", speed=0.5)
 
 
-def test_what_is_stored_and_where():
+def test_hits_are_split_into_gpu_and_store():
     trace = trace_of((1, 2), (3,), (1, 2, 4), (1, 2))
     any_size = find_hits(trace, gpu_blocks=1, store_blocks=None)
     assert (any_size.stored, any_size.on_gpu) == ([0, 0, 1024, 1023], [0, 0, 0, 512])
@@ -56,7 +56,7 @@ def test_what_is_stored_and_where():
     assert only_gpu.stored == only_gpu.on_gpu == [0, 0, 1024, 1023]
 
 
-def test_service_is_prefill_and_what_comes_for_it():
+def test_service_time_is_prefill_plus_load():
     trace = trace_of((1, 2), (1, 2, 3))
     hits = find_hits(trace, gpu_blocks=0, store_blocks=None)
     first, second = service_s(trace.requests, hits, SYSTEMS["Tutti"], READING)
@@ -66,15 +66,15 @@ def test_service_is_prefill_and_what_comes_for_it():
     assert service_s(trace.requests, near, SYSTEMS["LMCache-SSD"], READING)[1] == READING.compute_s(512, 1024)
 
 
-def test_requests_wait_for_those_before_them():
+def test_requests_queue_in_order():
     assert ttft_s(np.array([0.0, 1.0, 10.0]), np.array([3.0, 2.0, 1.0])).tolist() == [3, 4, 1]
 
 
-def test_requests_of_one_time_are_spread_to_the_next():
+def test_equal_arrival_times_are_spread():
     assert spread(np.array([0.0, 0.0, 3.0, 3.0, 3.0, 6.0])).tolist() == [0, 1.5, 3, 4, 5, 6]
 
 
-def test_the_highest_speed_is_where_it_ends():
+def test_highest_rate_meets_the_limit():
     arrivals, service = np.arange(100.0), np.full(100, 0.5)
     found = most_speed(arrivals, service, lambda each: bool(each.mean() < 0.75))
     assert ttft_s(arrivals / found, service).mean() == pytest.approx(0.75, rel=1e-3) and found > 2
@@ -91,7 +91,7 @@ def test_systems_differ_by_hits_paths_and_prices(outcome):
     assert rows["LMCache-DRAM"]["dollars_per_hour"] == pytest.approx(7.2528)
 
 
-def test_a_small_gpu_has_to_load(outcome, tmp_path):
+def test_small_gpu_loads_more_prefixes(outcome, tmp_path):
     again = experiment(MachineOptions(gpu="rtx4090"), tmp_path / "turns.jsonl", stores="1", speed=0.5)
     rows = {row["system"]: row for row in again.result["systems"]}
     assert rows["HBM"]["hit_percent"] < rows["Tutti"]["hit_percent"]
@@ -108,7 +108,7 @@ def test_a_trace_without_hashes_is_refused(tmp_path):
         experiment(MachineOptions(), path)
 
 
-def test_people_see_hits_and_systems(outcome):
+def test_prefixes_text_has_hits_and_systems(outcome):
     page = io.StringIO()
     for part in outcome.shown:
         Console(file=page, width=160).print(part)

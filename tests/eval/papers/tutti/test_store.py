@@ -10,14 +10,14 @@ import pytest
 from eval.papers.tutti.store import BlockStore
 
 
-def test_a_prompts_leading_blocks():
+def test_store_finds_leading_blocks_of_prompt():
     store = BlockStore(None)
     store.put([1, 2, 3])
     assert [store.leading(each) for each in ([1, 2, 3, 4], [1, 2, 5], [9], [])] == [3, 2, 0, 0]
     assert (len(store), store.written) == (3, 3)
 
 
-def test_leaves_go_before_what_they_need_and_the_oldest_first():
+def test_oldest_leaf_blocks_are_evicted_first():
     store = BlockStore(4)
     store.put([1, 2, 3])
     store.put([1, 4])
@@ -26,7 +26,7 @@ def test_leaves_go_before_what_they_need_and_the_oldest_first():
     assert store.written == 5
 
 
-def test_of_a_prompt_that_is_too_long_the_beginning_stays():
+def test_too_long_prompt_keeps_its_beginning():
     store = BlockStore(2)
     store.put([1, 2, 3])
     assert (len(store), store.leading([1, 2, 3])) == (2, 2)
@@ -36,7 +36,7 @@ def test_of_a_prompt_that_is_too_long_the_beginning_stays():
 
 
 @pytest.mark.parametrize("room", (1, 5, 20))
-def test_whatever_is_stored_has_all_before_it(room):
+def test_stored_block_has_all_its_ancestors(room):
     """A block's parent is its number halved."""
     generator, store = random.Random(1), BlockStore(room)
     for _ in range(300):

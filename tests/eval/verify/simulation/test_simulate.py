@@ -1,7 +1,7 @@
 """Seeds of the whole stack under every fault; planted bugs are found, and failed runs are replayed and shortened.
 
 partner of: eval/verify/simulation/disk.py, eval/verify/simulation/drive.py, eval/verify/simulation/host.py,
-eval/verify/simulation/link.py, eval/verify/simulation/plants.py, eval/verify/simulation/prefixes.py,
+eval/verify/simulation/link.py, eval/verify/simulation/injected_bugs.py, eval/verify/simulation/prefixes.py,
 eval/verify/simulation/world.py
 """
 
@@ -10,12 +10,12 @@ import random
 import pytest
 
 from eval.verify.simulation.disk import Killed, SimDisk
-from eval.verify.simulation.plants import PLANTS
+from eval.verify.simulation.injected_bugs import PLANTS
 from eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
 from eval.verify.simulation.world import FAULTS
 
 
-def test_seeds_lose_nothing_and_hit_every_fault():
+def test_simulation_seeds_lose_nothing_under_all_faults():
     result = bench_simulate(range(60), minutes=5, steps=40)
     assert result["seeds"] == 60 and result["steps"] == 60 * 40
     assert (result["lost"], result["wrong"], result["hangs"], result["failing"]) == (0, 0, 0, [])
@@ -33,7 +33,7 @@ def test_unrecorded_fused_step_found_within_5_seeds(first):
     assert any(run(seed, 40, "fused").failed for seed in range(first, first + 5))
 
 
-def test_every_plant_can_be_asked_for():
+def test_every_injected_bug_is_selectable():
     assert {each.value for each in Plant} == {"none", *PLANTS}
 
 

@@ -47,14 +47,14 @@ def test_one_channel_gets_an_eighth_of_the_bandwidth(calendar):
     assert one > 6 * spread
 
 
-def test_a_transfer_far_ahead_does_not_block_one_before_it(calendar):
+def test_later_transfer_does_not_block_earlier_one(calendar):
     """The lane of page 0 is busy programming; page 8 shares its channel and must not wait for it."""
     calendar.program(np.zeros(1, np.uint32), 0)
     assert read(calendar, np.array([0], np.uint32)) > 600_000
     assert read(calendar, np.array([8], np.uint32)) < 70_000
 
 
-def test_arrival_order_hardly_changes_when_all_is_done():
+def test_arrival_order_barely_changes_total_time():
     generator = np.random.default_rng(1)
     ppns = generator.integers(0, DRIVE.geometry.lanes, 5000).astype(np.uint32)
     ends = []
@@ -97,7 +97,7 @@ def test_program_and_erase_times(calendar):
     assert calendar.idle_ns() == 15_000_000
 
 
-def test_time_moves_past_the_calendars_horizon(calendar):
+def test_reads_beyond_calendar_horizon_are_timed(calendar):
     late = 10 * (1 << 16) * SLOT_NS
     assert read(calendar, pages(1), late) == pytest.approx(late + 50_000 + TRANSFER_NS, abs=2)
 
@@ -108,7 +108,7 @@ def test_faster_channels_finish_sooner():
     assert quick < 0.6 * slow
 
 
-def test_a_listener_hears_of_every_page_and_changes_no_time(calendar):
+def test_listener_sees_every_page_and_changes_no_time(calendar):
     calendars, heard = [FlashCalendar(DRIVE.geometry, DRIVE.timing), calendar], []
     calendars[1].listener = lambda operation, ppns, start_ns: heard.append((operation, ppns.tolist(), start_ns))
     ends = [(each.read(pages(3), np.full(3, 100), 5), each.program(pages(1), 70)) for each in calendars]

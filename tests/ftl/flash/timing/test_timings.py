@@ -37,7 +37,7 @@ class Lanes(FlashTiming):
         return int(self.free.max())
 
 
-def test_a_newcomers_model_times_a_whole_drive(small_drive, monkeypatch):
+def test_custom_timing_model_times_whole_drive(small_drive, monkeypatch):
     monkeypatch.setitem(TIMINGS, "lanes", Lanes)
     drive = replace(small_drive, timing=replace(small_drive.timing, model="lanes"))
     firmware, rows = Firmware(drive), np.ones((200, 2, 16), np.float16)
@@ -50,6 +50,6 @@ def test_a_newcomers_model_times_a_whole_drive(small_drive, monkeypatch):
     assert pages > read.flash.pages_read > 0
 
 
-def test_a_model_that_there_is_none_of_is_refused(small_drive):
+def test_unknown_timing_model_is_refused(small_drive):
     with pytest.raises(ValueError, match=r"timing.model = 'moon': must be one of calendar"):
         Firmware(replace(small_drive, timing=replace(small_drive.timing, model="moon")))
