@@ -23,6 +23,7 @@ from csd_spec.attention import KvDtype
 from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import BudgetConvention
+from host_driver.driver import Driver
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
 from vcsd.options import (
@@ -34,8 +35,9 @@ from vcsd.options import (
     MethodsFile,
     ModelFolder,
 )
-from vcsd.progress import progress, status
+from vcsd.progress import note, progress, status
 from vcsd.tables import table
+from vcsd.timeline import StepRecorder, check_timeline_path
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import TierOptions
@@ -171,12 +173,18 @@ class DriveCliOptions:
     redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
     spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
     network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="file for the last decode step in simulated time: .json for Perfetto, .svg or .png"),
+    ] = None
 
     def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
         """The set of drives of the options."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
+        if self.timeline:
+            check_timeline_path(self.timeline)
         is_number = self.drives.isdigit()
         if not is_number and self.transport != "inproc":
             raise ValueError(f"--drives {self.drives} and --transport exclude each other")
@@ -194,6 +202,35 @@ class DriveCliOptions:
         )
 
 
+@dataclass(slots=True)
+class _Records:
+    """What a run records of its decode steps.
+
+    Attributes:
+        first: The first ones, to time other methods; None: not recorded.
+        timeline: File for the last one; None: not recorded.
+    """
+
+    first: FirstSteps | None
+    timeline: Path | None
+    steps: StepRecorder | None = None
+
+    def watch(self, driver: Driver) -> None:
+        """Record steps of a driver."""
+        driver.recorder = self.first
+        if self.timeline:
+            self.steps = StepRecorder(driver)
+
+    def write(self) -> dict[str, Any]:
+        """Write the timeline, if any; returns its figures for JSON output."""
+        if not self.timeline or not self.steps:
+            return {}
+        told = self.steps.write(self.timeline)
+        hint = "; open it at https://ui.perfetto.dev" if self.timeline.suffix == ".json" else ""
+        note(f"{self.timeline}: {told['slices']:,} slices{hint}")
+        return {"timeline": {"file": str(self.timeline), **told}}
+
+
 def run(
     text: PromptOptions,
     what: MethodOptions,
@@ -207,7 +244,7 @@ def run(
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
     in_tiers = tiers.value()
-    if in_tiers and (option := what.given()):
+    if in_tiers and (option := what.given() or ("--timeline" if where.timeline else "")):
         raise ValueError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)
     check_drives(drives)
@@ -231,24 +268,24 @@ def run(
         setting = setting.check_capacity(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    recorder = FirstSteps() if text.compare else None
+    records = _Records(FirstSteps() if text.compare else None, where.timeline)
     stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
-        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, recorder)
+        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
     if output is Output.NORMAL:
         stream.end(done.text)
     agreed, times = None, None
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
-    asked = setting.describe(done.stored, shape.head_dim)
+    asked = setting.describe(done.stored, shape.head_dim) | records.write()
     if tiers.policy and not in_tiers:
-        asked["residency"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+        asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
-    if recorder and recorder.steps and isinstance(setting, AttachConfig):
+    if records.first and records.first.steps and isinstance(setting, AttachConfig):
         with status("timing other methods"):
-            times = time_steps(recorder, what.method or setting.attention.method, setting.attention, where.methods)
+            times = time_steps(records.first, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})
