@@ -42,6 +42,7 @@ app = LazyGroup(
     {
         "run": "vcsd_cli.run:run",
         "report": "eval.papers.report:report",
+        "whatif": "eval.whatif.whatif:whatif",
         "id-ctrl": "vcsd_cli.drive:id_ctrl",
         "id-ns": "vcsd_cli.drive:id_ns",
         "fsck": "vcsd_cli.fsck:fsck",
