@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
 
+DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
@@ -138,7 +139,7 @@ class MethodOptions:
         return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
-def _drives(text: object) -> str:
+def parse_drives(text: object) -> str:
     """Parse a number of drives, or the transport of a fleet, which determines the number."""
     words = str(text)
     is_number = words.isascii() and words.isdigit() and 1 <= int(words) <= MAX_DRIVES
@@ -148,14 +149,12 @@ def _drives(text: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DriveCliOptions:
-    """Options of drives."""
+class DriveSetOptions:
+    """Options of a set of drives."""
 
     drives: Annotated[
-        str,
-        typer.Option(
-            parser=_drives, metavar="N|ray|ray://HOST:PORT", help="drives that share the KV heads, or a fleet's"
-        ),
+        str | None,
+        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's"),
     ] = "2"
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
@@ -165,18 +164,13 @@ class DriveCliOptions:
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     layouts: LayoutsFile = None
-    flush_interval_steps: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
-    ] = 0
-    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
-    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
-    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
 
-    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
-        """The set of drives of the options."""
+    def drive_set(self, hosting: HostingCliOptions, spares: int = 0) -> DriveSetConfig:
+        """The set of drives of the options, and `spares` more that replace lost ones."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
+        assert self.drives is not None, "only commands that can do without drives have no default"
         is_number = self.drives.isdigit()
         if not is_number and self.transport != "inproc":
             raise ValueError(f"--drives {self.drives} and --transport exclude each other")
@@ -189,9 +183,25 @@ class DriveCliOptions:
             restart_drives=self.restart,
             methods_file=self.methods,
             layouts_file=self.layouts,
-            spares=self.spares,
-            **hosting.override(HostingOptions(), count + self.spares),
+            spares=spares,
+            **hosting.override(HostingOptions(), count + spares),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DriveCliOptions(DriveSetOptions):
+    """Options of drives."""
+
+    flush_interval_steps: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
+    ] = 0
+    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
+    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
+    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
+
+    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
+        """The set of drives of the options."""
+        return self.drive_set(hosting, self.spares)
 
 
 def run(
