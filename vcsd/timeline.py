@@ -18,6 +18,8 @@ from csd_spec import Completion, DriveSpec
 from csd_spec.units import ENGINE_UNITS
 from ftl import FlashOperation
 from host_driver.driver import Driver
+from host_driver.first_steps import FirstSteps
+from vcsd.progress import note
 from vcsd.timeline_picture import SUFFIXES, draw
 from vcsd.tracks import Slice, Tracks, bounded, events_of, joined
 
@@ -207,3 +209,32 @@ def _flash_tracks(flash: Iterable[FlashOperation], spec: DriveSpec, zero: int) -
                 Slice("transfer", max(until, end - took_ns) - zero, end - zero, 1, nbytes)
             )
     return {name: list(joined(track)) for name, track in sorted((channels | dies).items())}
+
+
+@dataclass(slots=True)
+class StepRecords:
+    """What a run records of its decode steps.
+
+    Attributes:
+        first: The first ones, to time other methods; None: not recorded.
+        timeline: File for the last one; None: not recorded.
+    """
+
+    first: FirstSteps | None
+    timeline: Path | None
+    steps: StepRecorder | None = None
+
+    def watch(self, driver: Driver) -> None:
+        """Record steps of a driver."""
+        driver.recorder = self.first
+        if self.timeline:
+            self.steps = StepRecorder(driver)
+
+    def write(self) -> dict[str, Any]:
+        """Write the timeline, if any; returns its figures for JSON output."""
+        if not self.timeline or not self.steps:
+            return {}
+        told = self.steps.write(self.timeline)
+        hint = "; open it at https://ui.perfetto.dev" if self.timeline.suffix == ".json" else ""
+        note(f"{self.timeline}: {told['slices']:,} slices{hint}")
+        return {"timeline": {"file": str(self.timeline), **told}}

@@ -54,6 +54,7 @@ app = LazyGroup(
         "snapshot": "vcsd_cli.drive:snapshot",
         "restore": "vcsd_cli.drive:restore",
         "serve": "vcsd_cli.serve:serve",
+        "serve-model": "vcsd_cli.serve_model:serve_model",
         "fleet": "vcsd_cli.fleet:fleet",
         "create": "vcsd_cli.serve:create",
         "list": "vcsd_cli.serve:list_drives",

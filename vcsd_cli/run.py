@@ -23,7 +23,6 @@ from csd_spec.attention import KvDtype
 from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import BudgetConvention
-from host_driver.driver import Driver
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
 from vcsd.options import (
@@ -35,9 +34,9 @@ from vcsd.options import (
     MethodsFile,
     ModelFolder,
 )
-from vcsd.progress import note, progress, status
+from vcsd.progress import progress, status
 from vcsd.tables import table
-from vcsd.timeline import StepRecorder, check_timeline_path
+from vcsd.timeline import StepRecords, check_timeline_path
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import TierOptions
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
 
 NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
 
+DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
@@ -140,7 +140,7 @@ class MethodOptions:
         return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
-def _drives(text: object) -> str:
+def parse_drives(text: object) -> str:
     """Parse a number of drives, or the transport of a fleet, which determines the number."""
     words = str(text)
     is_number = words.isascii() and words.isdigit() and 1 <= int(words) <= MAX_DRIVES
@@ -150,14 +150,12 @@ def _drives(text: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DriveCliOptions:
-    """Options of drives."""
+class DriveSetOptions:
+    """Options of a set of drives."""
 
     drives: Annotated[
-        str,
-        typer.Option(
-            parser=_drives, metavar="N|ray|ray://HOST:PORT", help="drives that share the KV heads, or a fleet's"
-        ),
+        str | None,
+        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's"),
     ] = "2"
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
@@ -167,6 +165,34 @@ class DriveCliOptions:
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     layouts: LayoutsFile = None
+
+    def drive_set(self, hosting: HostingCliOptions, spares: int = 0) -> DriveSetConfig:
+        """The set of drives of the options, and `spares` more that replace lost ones."""
+        if hosting.medium == "direct":
+            hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
+        spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
+        assert self.drives is not None, "only commands that can do without drives have no default"
+        is_number = self.drives.isdigit()
+        if not is_number and self.transport != "inproc":
+            raise ValueError(f"--drives {self.drives} and --transport exclude each other")
+        count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
+        return DriveSetConfig(
+            count=count,
+            spec=spec,
+            transport=transport,
+            data_dir=self.keep,
+            restart_drives=self.restart,
+            methods_file=self.methods,
+            layouts_file=self.layouts,
+            spares=spares,
+            **hosting.override(HostingOptions(), count + spares),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DriveCliOptions(DriveSetOptions):
+    """Options of drives."""
+
     flush_interval_steps: Annotated[
         int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
     ] = 0
@@ -180,55 +206,9 @@ class DriveCliOptions:
 
     def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
         """The set of drives of the options."""
-        if hosting.medium == "direct":
-            hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
-        spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
         if self.timeline:
             check_timeline_path(self.timeline)
-        is_number = self.drives.isdigit()
-        if not is_number and self.transport != "inproc":
-            raise ValueError(f"--drives {self.drives} and --transport exclude each other")
-        count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
-        return DriveSetConfig(
-            count=count,
-            spec=spec,
-            transport=transport,
-            data_dir=self.keep,
-            restart_drives=self.restart,
-            methods_file=self.methods,
-            layouts_file=self.layouts,
-            spares=self.spares,
-            **hosting.override(HostingOptions(), count + self.spares),
-        )
-
-
-@dataclass(slots=True)
-class _Records:
-    """What a run records of its decode steps.
-
-    Attributes:
-        first: The first ones, to time other methods; None: not recorded.
-        timeline: File for the last one; None: not recorded.
-    """
-
-    first: FirstSteps | None
-    timeline: Path | None
-    steps: StepRecorder | None = None
-
-    def watch(self, driver: Driver) -> None:
-        """Record steps of a driver."""
-        driver.recorder = self.first
-        if self.timeline:
-            self.steps = StepRecorder(driver)
-
-    def write(self) -> dict[str, Any]:
-        """Write the timeline, if any; returns its figures for JSON output."""
-        if not self.timeline or not self.steps:
-            return {}
-        told = self.steps.write(self.timeline)
-        hint = "; open it at https://ui.perfetto.dev" if self.timeline.suffix == ".json" else ""
-        note(f"{self.timeline}: {told['slices']:,} slices{hint}")
-        return {"timeline": {"file": str(self.timeline), **told}}
+        return self.drive_set(hosting, self.spares)
 
 
 def run(
@@ -268,7 +248,7 @@ def run(
         setting = setting.check_capacity(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    records = _Records(FirstSteps() if text.compare else None, where.timeline)
+    records = StepRecords(FirstSteps() if text.compare else None, where.timeline)
     stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
         done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
