@@ -1,0 +1,181 @@
+"""The site: its pages, the Python names in its reference, its first commands, and a strict build.
+
+partner of: vcsd/__init__.py, kv_cache/__init__.py
+"""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kv_cache
+import vcsd
+from tests.vcsd_cli.test_main import vcsd as run_vcsd
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OWN = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+FIRST = (DOCS / "getting-started.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", FIRST, re.DOTALL) for line in block.splitlines()]
+MORE_NAMES = {"vcsd.attach_options.DriveOptions"}  # options of a public function
+LONGEST_BUILD_S = 300  # wall-clock, on a machine that others use
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml without importing what its tags name."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+
+
+def settings():
+    return yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)
+
+
+def pages_of(nav):
+    """Pages of a navigation tree, in order."""
+    for each in nav:
+        for target in each.values():
+            if isinstance(target, str):
+                yield target
+            else:
+                yield from pages_of(target)
+
+
+@pytest.fixture(scope="module")
+def site_pages():
+    """The module that makes tables of the site."""
+    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "_site/site_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pages_elsewhere():
+    """Pages of the site that are files outside of docs/, as its hooks list them."""
+    text = (DOCS / "_site/hooks.py").read_text().partition("PAGES = {")[2].partition("}")[0]
+    return dict(re.findall(r'"(\S+)": "(\S+)"', text))
+
+
+def test_nav_lists_each_page_once():
+    assert all((ROOT / path).is_file() for path in pages_elsewhere().values())
+    assert Counter(pages_of(settings()["nav"])) == Counter([*OWN, *pages_elsewhere()])
+
+
+def test_nav_titles_differ_in_section():
+    def check(nav):
+        titles = [title for each in nav for title in each]
+        assert len(set(titles)) == len(titles), titles
+        for each in nav:
+            for target in each.values():
+                if not isinstance(target, str):
+                    check(target)
+
+    check(settings()["nav"])
+
+
+@pytest.mark.parametrize("page", [page for page in OWN if "/" in page])
+def test_links_of_nested_page_lead_to_files(page):
+    file = DOCS / page
+    for link in re.findall(r"\]\(([^)#]+)", file.read_text()):
+        if "://" not in link:
+            assert (file.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [page for page in OWN if page.startswith(("concepts/", "how-to/", "getting"))])
+def test_page_begins_with_what_reader_can_do(page):
+    assert re.match(r"# .+\n\nAfter this page you ", (DOCS / page).read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in OWN if page.startswith("concepts/")])
+def test_concept_has_picture_and_is_short(page):
+    text = (DOCS / page).read_text()
+    assert "```mermaid\n" in text
+    assert 40 <= len(text.splitlines()) <= 80
+
+
+def test_reference_has_each_public_name_once():
+    listed = [name for page in DOCS.glob("api/*.md") for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)]
+    public = [f"{face.__name__}.{name}" for face in (vcsd, kv_cache) for name in face.__all__]
+    assert Counter(listed) - Counter(MORE_NAMES) == Counter(public)
+
+
+def test_command_page_lists_every_option(site_pages):
+    text = site_pages.commands(ROOT)
+    for words, command in site_pages.app.leaf_commands():
+        section = text.partition(f"### vcsd {' '.join(words)}\n")[2].partition("\n### ")[0]
+        assert [
+            name
+            for each in command.params
+            for name in each.opts
+            if f"`{name}" not in section and name != "--help" and name.startswith("-") and not each.hidden
+        ] == [], words
+
+
+def test_configuration_page_has_meanings_and_ranges(site_pages):
+    assert "| `read_ns` | integer | 1,000 to 10,000,000 | required | tR, page to register, ns. |" in site_pages.drive(
+        ROOT
+    )
+    assert "| `restart` | boolean |  | `true` |" in site_pages.serve_file(ROOT)
+
+
+def test_first_commands_are_those_of_dev():
+    (demo,) = re.findall(r"^\./dev (\w+)", FIRST, re.MULTILINE)
+    assert f"  {demo}) setup_base; .venv/bin/vcsd run " in (ROOT / "dev").read_text()
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_first_command_runs(capsys, monkeypatch, line):
+    program, *words = shlex.split(line)
+    code, out, err = run_vcsd(capsys, monkeypatch, *words)
+    assert (program, code) == ("vcsd", 0), err
+    if line == COMMANDS[0]:
+        figures = re.findall(r"^\| (.+), simulated us \| ([\d.]+) \| One decode step", FIRST, re.M)
+        assert len(figures) == 4
+        shown = {words[0]: words[1:] for words in map(str.split, out.splitlines()) if len(words) > 1}
+        for method, value in figures:
+            assert value in shown[method.removeprefix("decode step, ").strip("`")]
+        for figure, value in re.findall(r"^\| (link.+?) \| (.+?) \| Traffic", FIRST, re.M):
+            assert re.search(rf"{re.escape(figure)}\s+{re.escape(value)}\s", out), figure
+
+
+def test_first_program_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", FIRST, re.DOTALL)
+    assert len(re.findall(r"^(?:with vcsd.attach| {4})", code, re.M)) == 3
+    (tmp_path / "first.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "first.py")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "link, a step" in done.stdout
+
+
+def test_strict_build_succeeds_without_other_hosts(tmp_path):
+    pytest.importorskip("material", reason="the extra `docs` is missing: ./dev setup installs it")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_BUILD_S,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")}
+    assert len(pages) >= len(OWN) + len(pages_elsewhere())
+    for name, text in pages.items():
+        assert not re.search(r"<(?:script|link|img)[^>]* (?:src|href)=\"?https?://", text), name
+    assert 'class="mermaid"' in pages["concepts/drive/index.html"]
+    assert "--compression" in pages["reference/cli/index.html"]
+    assert "read_ns" in pages["reference/configuration/index.html"]
