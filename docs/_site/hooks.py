@@ -29,6 +29,7 @@ OTHER_FILES = "files"  # folder of the site for linked files that are not pages
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 _FENCE = re.compile(r"^( *)(```+).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+_ITEM = re.compile(r"[-*] +|\d+\. +")
 _MARK = re.compile(r"^<!-- made: (\S+) -->$", re.MULTILINE)
 
 
@@ -74,6 +75,34 @@ def with_site_links(text: str, uri: str) -> str:
     return "".join([*parts, text[last:]])
 
 
+def with_wide_lists(text: str) -> str:
+    """A page whose list items indent their content by 4, as Python-Markdown requires, not by the width of a mark."""
+    lines: list[str] = []
+    indents: list[int] = []  # of the content of open items, outermost first
+    is_code = is_loose = False
+    shift = 0
+    for line in text.splitlines():
+        content = line.lstrip()
+        indent = len(line) - len(content)
+        mark = None if is_code else _ITEM.match(content)
+        while content and not is_code and indents and indent < indents[-1]:
+            indents.pop()
+        if content and indents:
+            is_loose |= not lines[-1]
+            if not is_code:
+                inner = indent - indents[-1] if indent > 4 * len(indents) else 0
+                shift = 4 * len(indents) + inner - indent
+        elif content and not is_code:
+            shift, is_loose = 0, is_loose and mark is not None
+        if mark and is_loose and lines[-1]:
+            lines.append("")
+        lines.append(" " * (indent + shift) + content if content else "")
+        is_code ^= content.startswith("```")
+        if mark:
+            indents.append(indent + len(mark[0]))
+    return "\n".join(lines) + "\n"
+
+
 def mermaid() -> Path | None:
     """The script of diagrams that `./dev docs` has fetched."""
     return max((ROOT / "build" / "mermaid").glob("*/mermaid.min.js"), default=None)
@@ -97,7 +126,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead the links of a page to files of the site, and insert the tables that are made."""
-    text = with_site_links(markdown, page.file.src_uri)
+    text = with_wide_lists(with_site_links(markdown, page.file.src_uri))
     return _MARK.sub(lambda match: MADE[match[1]](ROOT), text)
 
 

@@ -25,6 +25,7 @@ OWN = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 FIRST = (DOCS / "getting-started.md").read_text()
 COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", FIRST, re.DOTALL) for line in block.splitlines()]
 MORE_NAMES = {"vcsd.attach_options.DriveOptions"}  # options of a public function
+MISSING = "the extra `docs` is missing: ./dev setup installs it"
 LONGEST_BUILD_S = 300  # wall-clock, on a machine that others use
 
 
@@ -49,13 +50,24 @@ def pages_of(nav):
                 yield from pages_of(target)
 
 
-@pytest.fixture(scope="module")
-def site_pages():
-    """The module that makes tables of the site."""
-    spec = importlib.util.spec_from_file_location("site_pages", DOCS / "_site/site_pages.py")
+def module_of_site(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"_site/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def site_pages():
+    """The module that makes tables of the site."""
+    return module_of_site("site_pages")
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """The hooks of MkDocs."""
+    pytest.importorskip("mkdocs", reason=MISSING)
+    return module_of_site("hooks")
 
 
 def pages_elsewhere():
@@ -162,8 +174,8 @@ def test_first_program_runs(tmp_path):
 
 
 def test_strict_build_succeeds_without_other_hosts(tmp_path):
-    pytest.importorskip("material", reason="the extra `docs` is missing: ./dev setup installs it")
-    pytest.importorskip("mkdocstrings_handlers.python")
+    pytest.importorskip("material", reason=MISSING)
+    pytest.importorskip("mkdocstrings_handlers.python", reason=MISSING)
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         cwd=ROOT,
@@ -179,3 +191,35 @@ def test_strict_build_succeeds_without_other_hosts(tmp_path):
     assert 'class="mermaid"' in pages["concepts/drive/index.html"]
     assert "--compression" in pages["reference/cli/index.html"]
     assert "read_ns" in pages["reference/configuration/index.html"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("- a\n  b\n- c\n", "- a\n    b\n- c\n"),
+        ("- a\n\n  | t |\n\n  b\n- c\n\nd\n", "- a\n\n    | t |\n\n    b\n\n- c\n\nd\n"),
+        (
+            "1. a\n\n   b\n\n    ```\n    x:\n      - y\n    ```\n",
+            "1. a\n\n    b\n\n    ```\n    x:\n      - y\n    ```\n",
+        ),
+        ("```\n- a\n  b\n```\n", "```\n- a\n  b\n```\n"),
+    ],
+    ids=["paragraph", "table", "fence", "code"],
+)
+def test_list_items_indent_content_by_four(hooks, given, expected):
+    assert hooks.with_wide_lists(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "given", "expected"),
+    [
+        ("style.md", "[g](../ARCHITECTURE.md#glossary)", "[g](architecture.md#glossary)"),
+        ("concepts/drive.md", "[t](../../ARCHITECTURE.md#time)", "[t](../architecture.md#time)"),
+        ("index.md", "[p](docs/python.md), [w](https://example.org)", "[p](python.md), [w](https://example.org)"),
+        ("policies.md", "[e](../examples/policy_30_lines.py)", "[e](files/examples/policy_30_lines.py)"),
+        ("models.md", "[c](../vcsd/shipped/checkpoint/README.md)", "[c](checkpoint.md)"),
+        ("run.md", "```\n[x](../README.md)\n```", "```\n[x](../README.md)\n```"),
+    ],
+)
+def test_links_out_of_docs_lead_to_pages_of_site(hooks, uri, given, expected):
+    assert hooks.with_site_links(given, uri) == expected
