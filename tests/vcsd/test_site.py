@@ -17,6 +17,7 @@ import yaml
 
 import kv_cache
 import vcsd
+from csd_spec import Status
 from tests.vcsd_cli.test_main import vcsd as run_vcsd
 
 ROOT = Path(__file__).parents[2]
@@ -136,6 +137,13 @@ def test_configuration_page_has_meanings_and_ranges(site_pages):
         ROOT
     )
     assert "| `restart` | boolean |  | `true` |" in site_pages.serve_file(ROOT)
+
+
+def test_error_page_has_every_status_and_exception():
+    text = (DOCS / "reference/errors.md").read_text()
+    assert re.findall(r"^\| (\w+)h \| `(\w+)` \|", text, re.MULTILINE) == [(f"{s:03X}", s.name) for s in Status]
+    names = [f"{face.__name__}.{name}" for face in (vcsd, kv_cache) for name in face.__all__ if name.endswith("Error")]
+    assert sorted(re.findall(r"^\| \[`(\S+)`\]", text, re.MULTILINE)) == sorted(names)
 
 
 def test_first_commands_are_those_of_dev():
