@@ -19,6 +19,7 @@ import kv_cache
 import vcsd
 from csd_spec import Status
 from tests.vcsd_cli.test_main import vcsd as run_vcsd
+from vcsd_cli.main import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,7 +45,7 @@ def settings():
 def pages_of(nav):
     """Pages of a navigation tree, in order."""
     for each in nav:
-        for target in each.values():
+        for target in [each] if isinstance(each, str) else each.values():
             if isinstance(target, str):
                 yield target
             else:
@@ -84,9 +85,10 @@ def test_nav_lists_each_page_once():
 
 def test_nav_titles_differ_in_section():
     def check(nav):
-        titles = [title for each in nav for title in each]
+        sections = [each for each in nav if not isinstance(each, str)]
+        titles = [title for each in sections for title in each]
         assert len(set(titles)) == len(titles), titles
-        for each in nav:
+        for each in sections:
             for target in each.values():
                 if not isinstance(target, str):
                     check(target)
@@ -102,7 +104,9 @@ def test_links_of_nested_page_lead_to_files(page):
             assert (file.parent / link).exists(), link
 
 
-@pytest.mark.parametrize("page", [page for page in OWN if page.startswith(("concepts/", "how-to/", "getting"))])
+@pytest.mark.parametrize(
+    "page", [page for page in OWN if page.startswith(("concepts/", "how-to/", "papers/", "getting"))]
+)
 def test_page_begins_with_what_reader_can_do(page):
     assert re.match(r"# .+\n\nAfter this page you ", (DOCS / page).read_text())
 
@@ -231,3 +235,26 @@ def test_list_items_indent_content_by_four(hooks, given, expected):
 )
 def test_links_out_of_docs_lead_to_pages_of_site(hooks, uri, given, expected):
     assert hooks.with_site_links(given, uri) == expected
+
+
+def commands_in(text):
+    """Words of each command of vcsd in a page, in blocks of code and in sentences."""
+    for code in re.findall(r"```\w*\n(.*?)```|`([^`\n]+)`", text, re.DOTALL):
+        for line in "".join(code).replace("\\\n", " ").splitlines():
+            for part in re.split(r";|&&|\|| #", line):
+                words = part.strip().removeprefix("$ ").split()
+                if words[:1] == ["vcsd"] and len(words) > 1:
+                    yield words[1:]
+
+
+@pytest.mark.parametrize("page", OWN)
+def test_page_has_commands_that_exist(page):
+    leaves = dict(app.leaf_commands())
+    for words in commands_in((DOCS / page).read_text()):
+        command = leaves.get((words[0],)) or leaves.get(tuple(words[:2]))
+        if command is None:  # a group of commands, as a name in a sentence
+            assert words[0] in {each[0] for each in leaves} | {"COMMAND"} or words[0].startswith("--"), words
+            continue
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+        asked = {word.partition("=")[0].rstrip(",)") for word in words if re.match(r"--[a-z]", word)}
+        assert asked <= known, (words, asked - known)
