@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def table(title: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(title: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    lines = [title, tuple("---" for _ in title), *rows]
+    lines = [title, ["---"] * len(title), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
 
@@ -86,7 +86,7 @@ def commands(root: Path) -> str:
 
 
 def _reference(value: Mapping[str, Any]) -> str:
-    return value["$ref"].rpartition("/")[2]
+    return str(value["$ref"]).rpartition("/")[2]
 
 
 def kind_of(value: Mapping[str, Any]) -> str:

@@ -96,14 +96,6 @@ def test_nav_titles_differ_in_section():
     check(settings()["nav"])
 
 
-@pytest.mark.parametrize("page", [page for page in OWN if "/" in page])
-def test_links_of_nested_page_lead_to_files(page):
-    file = DOCS / page
-    for link in re.findall(r"\]\(([^)#]+)", file.read_text()):
-        if "://" not in link:
-            assert (file.parent / link).exists(), link
-
-
 @pytest.mark.parametrize(
     "page", [page for page in OWN if page.startswith(("concepts/", "how-to/", "papers/", "getting"))]
 )
@@ -114,7 +106,8 @@ def test_page_begins_with_what_reader_can_do(page):
 @pytest.mark.parametrize("page", [page for page in OWN if page.startswith("concepts/")])
 def test_concept_has_picture_and_is_short(page):
     text = (DOCS / page).read_text()
-    assert "```mermaid\n" in text
+    pictures = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    assert pictures and not any(";" in picture for picture in pictures)  # mermaid ends a statement there
     assert 40 <= len(text.splitlines()) <= 80
 
 
