@@ -396,3 +396,4 @@ class DecodeStep:
 
 
 AttentionMethod = Callable[[DecodeStep], F32]
+"""A function of a decode step; returns the attention output of its streams, FP32."""

@@ -10,7 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-DEVICE, HOST, PAGE_CACHE, DIRECT, CSD = "device", "host", "page-cache", "direct", "csd"
+DEVICE = "device"
+"""Name of the tier of the model's device, where attention runs."""
+
+HOST = "host"
+"""Name of the tier of host memory."""
+
+PAGE_CACHE = "page-cache"
+"""Name of the tier of buffered files, which the kernel caches."""
+
+DIRECT = "direct"
+"""Name of the tier of files and devices with direct I/O."""
+
+CSD = "csd"
+"""Name of the tier of drives that attend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,8 @@ def generate(
     Args:
         count: Number of requests.
         rate: Requests per second.
-        input_tokens, output_tokens: Shortest and longest length.
+        input_tokens: Shortest and longest prompt, tokens.
+        output_tokens: Shortest and longest output, tokens.
         cv: Coefficient of variation of lognormal gaps; None: a Poisson process.
         seed: Random seed.
         longest: Maximum total length of a request, tokens; the output of longer ones is cut.

@@ -52,8 +52,20 @@ class DriveEntry:
     """A drive to serve. Paths are relative to this file.
 
     Attributes:
-        drive: Preset, description file, or a description.
+        name: Name of the drive, for `vcsd log` and for hosts.
+        drive: Preset, description file, or a description; None: the InstInfer paper's drive.
+        path: Folder for its flash; None: memory.
+        tenants: Names of tenants, each with a window; or a map from names to their shares.
+        mount: Mount point; None: not mounted.
+        methods: File with attention methods.
+        layouts: File with layouts.
+        device: File or device for its windows; None: shared memory.
+        offset_bytes: Begin of the windows in `device`, bytes.
+        layout: Size of each window.
+        durability: Failure that a flush survives: the end of the drive's process, or a power loss of the host.
+        medium: Place of flash pages while the drive has power: memory, a mapped file, or a file with direct I/O.
         host_memory_mib: Page cache of a drive with medium `direct`, MiB.
+        threads: Kernel threads; None: cores / drives.
     """
 
     name: str

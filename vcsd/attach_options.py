@@ -47,11 +47,13 @@ class DriveOptions(TypedDict, total=False):
         flush_interval_steps: Decode steps between flushes; 0: never (all KV data of drives that can be lost then
             stays in host memory).
         micro_batches: Micro-batches of a decode step, so that model and drives overlap; default: 2 for a GPU, else 1.
-        compression, budget_convention: See `csd_spec.CompressionBudget`; default: 8 and paper.
-        budget: Replaces both.
+        compression: Use 1/C of the KV data, see `csd_spec.CompressionBudget`; default: 8.
+        budget_convention: How that is counted; default: paper.
+        budget: Budget that replaces both.
         layout: Name of the KV layout in drives (docs/layouts.md); default: the method's own, or fp16.
         kv_dtype: Stored data type, `fp16`, `bf16` or, in layout fp16, `fp8`; default: the model's (docs/models.md).
-        methods_file, layouts_file: Python files with custom methods or layouts, for created drives.
+        methods_file: Python file with custom methods, for created drives.
+        layouts_file: Python file with custom layouts, for created drives.
         redundancy: Protection against lost drives (docs/fleet.md): `none`; `mirror`, KV heads are stored on two drives;
             `recompute`, they are recomputed from the tokens.
         spares: Number of spare drives, which replace lost ones.

@@ -47,6 +47,7 @@ METHODS: dict[str, AttentionMethod] = {
     "paged-top-p": partial(paged, top_p=0.95),
     "progressive": progressive,
 }
+"""Built-in attention methods, by name."""
 
 
 def _checked(source: str, name: object, method: Any) -> AttentionMethod:

@@ -65,6 +65,8 @@ _OURS = (
     KvLayout(name="latent-bf16", code=7, rows=BF16, groups=(_K, _COPY), family="fp16", latent=True),
 )
 LAYOUTS: dict[str, KvLayout] = {layout.name: layout for layout in _OURS}
+"""Built-in layouts, by name."""
+
 _OF_FILES: dict[str, KvLayout] = {}
 
 

@@ -58,6 +58,7 @@ POLICIES: dict[str, PolicyLike] = {
     "mended": Mended,
     "oracle": Oracle,
 }
+"""Built-in policies, by name: classes, or functions that create a policy."""
 
 
 def moves_blocks(name: str) -> bool:

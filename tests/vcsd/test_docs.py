@@ -19,7 +19,7 @@ from attention_engine import METHODS, load_methods
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 OURS = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
 
@@ -84,7 +84,7 @@ def test_readme_results_have_command_and_worst_case():
     assert all(len(row) == 4 and row[2] not in ("", "-") and row[3].startswith("`vcsd ") for row in rows[1:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_links_lead_to_files(page):
     for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
         if "://" not in link:
