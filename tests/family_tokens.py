@@ -41,7 +41,7 @@ LIMITS = vcsd.TierLimits if "TierLimits" in vcsd.__all__ else vcsd.Tiers  # olde
 if "DriveSetConfig" in vcsd.__all__:
     DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSetConfig, vcsd.ServingConfig, "method", "max_batch_size"
 else:
-    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSetConfig, vcsd.Serving, "attention", "slots"
+    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSet, vcsd.Serving, "attention", "slots"
 POLICIES = "ours", "orbitflow", "tierkv"
 
 
