@@ -113,6 +113,8 @@ NAMES: dict[tuple[str, str], str] = {
 SHORT: dict[tuple[str, str], str] = {
     ("top", "rounds"): "1",
     ("run", "max_new_tokens"): "2",
+    ("serve-model", "policy"): "ours",  # with both, options of drives are valid
+    ("serve-model", "drives"): "2",
     ("accuracy", "method"): "dense",
     ("accuracy", "compression"): "1",
     ("selectors", "compression"): "8",
