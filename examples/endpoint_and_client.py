@@ -18,7 +18,7 @@ def main() -> str:
     model, tokenizer = load(CHECKPOINT)
     serving = vcsd.ServingConfig(policy="in-storage", drives=2)
     with vcsd.serve(model, serving) as server, listen("127.0.0.1", 0) as listening:
-        http = http_server(ModelEndpoint(server, tokenizer, EndpointConfig(name="bundled")).app())
+        http = http_server(ModelEndpoint(server, tokenizer, EndpointConfig(name="bundled")))
         thread = Thread(target=http.run, kwargs={"sockets": [listening]})
         thread.start()
         answer = ""
