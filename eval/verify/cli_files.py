@@ -94,6 +94,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("report", "model"): "model.yaml",
     ("", "gpu"): "gpu.yaml",
     ("", "host"): "host.yaml",
+    ("", "ray"): "127.0.0.1:1",
     ("serve-model", "host"): "127.0.0.1",
     ("serve-model", "model"): str(files("vcsd") / "shipped" / "checkpoint"),
     ("", "keep"): "kept-here",
