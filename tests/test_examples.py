@@ -1,8 +1,12 @@
-"""Examples: one policy makes the same decisions in simulated time, with real bytes under a model, and in a server."""
+"""Examples: one policy makes the same decisions in simulated time, with real bytes under a model, and in a server.
+
+An endpoint answers a client.
+"""
 
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from vcsd.serving import ServingConfig, serve
 from vcsd.tiered import TierConfig
 
 FILE = Path("examples/policy_30_lines.py")
+ENDPOINT = Path("examples/endpoint_and_client.py")
 POLICY = f"{FILE}:half"
 PROMPT, NEW = [3, 1, 4, 1, 5, 9, 2, 6], 6
 Decision = tuple[str, int, str, str]
@@ -79,3 +84,9 @@ def test_commands_accept_example_policy(capsys, monkeypatch) -> None:  # type: i
     }
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--policy", POLICY, "--max-new-tokens", "2", "-o", "json")
     assert code == 0 and json.loads(out)["agreement"]["tokens_equal"]
+
+
+def test_endpoint_example_answers_client(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert len(ENDPOINT.read_text().splitlines()) <= 40
+    assert runpy.run_path(str(ENDPOINT))["main"]() == "drive drive "
+    assert capsys.readouterr().out == "drive drive \n"

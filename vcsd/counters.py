@@ -28,9 +28,11 @@ class ServerMetrics:
         self._tbt = Histogram("vcsd_tbt_seconds", "Time between tokens (TBT)", buckets=SECONDS, registry=registry)
         self.longest_wait = 0
 
-    def ended(self, how: str) -> None:
-        """Count a finished or rejected request."""
+    def ended(self, how: str, served: int | None = None) -> None:
+        """Count a finished or rejected request. `served`: requests that are left, if it was one of them."""
         self._ended.labels(how).inc()
+        if served is not None:
+            self._served.set(served)
 
     def token(self, waited_s: float, first: bool) -> None:
         """Count a token, `waited_s` after the previous one or, for the first, after the request's arrival."""

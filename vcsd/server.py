@@ -372,7 +372,7 @@ class Server:
         self._end(handle, how, error)
 
     def _end(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:
-        self.counters.ended(how)
+        self.counters.ended(how, len(self.handles) - (handle.number in self.handles))
         with self._changed:
             self.handles.pop(handle.number, None)
             handle.finish_reason, handle.error = how, error

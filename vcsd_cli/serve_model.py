@@ -120,7 +120,7 @@ def serve_model(
         name = http.served_model_name or (model.name if model else BUNDLED)
         setting = EndpointConfig(name, http.api_key, end_tokens(loaded, tokenizer))
         with serve(loaded, config) as server:
-            running = http_server(ModelEndpoint(server, tokenizer, setting).app())
+            running = http_server(ModelEndpoint(server, tokenizer, setting))
             note(f"serving {name} at {url_of(listening)}: stop it with Ctrl-C")
             running.run(sockets=[listening])
     note("stopped")

@@ -94,6 +94,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("report", "model"): "model.yaml",
     ("", "gpu"): "gpu.yaml",
     ("", "host"): "host.yaml",
+    ("", "ray"): "127.0.0.1:1",
     ("serve-model", "host"): "127.0.0.1",
     ("serve-model", "model"): str(files("vcsd") / "shipped" / "checkpoint"),
     ("", "keep"): "kept-here",
@@ -113,6 +114,8 @@ NAMES: dict[tuple[str, str], str] = {
 SHORT: dict[tuple[str, str], str] = {
     ("top", "rounds"): "1",
     ("run", "max_new_tokens"): "2",
+    ("serve-model", "policy"): "ours",  # with both, options of drives are valid
+    ("serve-model", "drives"): "2",
     ("accuracy", "method"): "dense",
     ("accuracy", "compression"): "1",
     ("selectors", "compression"): "8",

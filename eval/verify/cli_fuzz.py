@@ -9,6 +9,7 @@ by an exit: everything before them is tested, nothing inside or after them.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shutil
 import signal
@@ -42,7 +43,7 @@ CUT = (
     "fleet.local:start_local",  # Ray starts
     "fleet.cluster:start",
     "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
-    "vcsd.endpoint.run:http_server",
+    "vcsd_cli.serve_model:http_server",
     "eval.verify.cli_fuzz:bench_cli_fuzz",  # recursion
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
     "eval.bench.page_cache:bench_page_cache",  # control groups, and the requested amount of disk space
@@ -105,6 +106,7 @@ class ForkedProgram:
         os.environ |= {"VCSD_HOME": str(folder / "home"), "VCSD_RUN_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
         for name, fd in ((os.devnull, 0), (folder / ".stdout", 1), (folder / ".stderr", 2)):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), fd)
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), errors="backslashreplace")  # pytest's is strict
         sys.argv, code = ["vcsd", *given.words], 0
         try:
             self.main()

@@ -69,7 +69,7 @@ def test_an_experiment_is_one_file_and_one_line(capsys, monkeypatch):
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["eval", "--help"], ["bench", "nothing"]])
 def test_help_imports_no_slow_packages(words):
     code = "import sys; from vcsd_cli.main import main\ntry: main()\n"
-    slow = {"torch", "numba", "numpy", "pandas", "transformers", "matplotlib"}
+    slow = {"torch", "numba", "numpy", "pandas", "transformers", "matplotlib", "starlette"}
     code += f"finally: print(*{slow} & set(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == ""

@@ -61,6 +61,7 @@ def test_missing_package_is_one_line_error(capsys, monkeypatch, missing) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_until_signal(number) -> None:
+    """A second signal ends the answer that is being sent, with an error for its client."""
     words = [*MAIN, "serve-model", SHIPPED, "--port", "0", "--policy", "in-storage", "--drives", "2"]
     environment = os.environ | {"VCSD_API_KEY": "secret"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
@@ -69,6 +70,9 @@ def test_command_serves_until_signal(number) -> None:
         with openai.OpenAI(base_url=url, api_key="secret") as client:
             asked = {"model": "checkpoint", "prompt": "The drive ", "max_tokens": 6, "temperature": 0}
             assert client.completions.create(**asked).choices[0].text == "drive "
-        server.send_signal(number)
+            with pytest.raises(openai.APIError, match="the server is stopping"):
+                for at, _ in enumerate(client.completions.create(**asked | {"max_tokens": 4000}, stream=True)):
+                    if at in (2, 12):
+                        server.send_signal(number)
         said = server.stderr.read()
         assert server.wait() == 0 and said.splitlines()[-1:] == ["stopped"]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -58,6 +59,7 @@ class ModelEndpoint:
     def __init__(self, server: Server, tokenizer: PreTrainedTokenizerBase, config: EndpointConfig) -> None:
         self._server, self._tokenizer, self._config = server, tokenizer, config
         self._text, self._created = TokenText(tokenizer), int(time.time())
+        self._generations = WeakSet[Generation]()
         self._tokenize("a")  # settles the tokenizer's state before threads share it
 
     def app(self) -> Starlette:
@@ -73,6 +75,11 @@ class ModelEndpoint:
         app = Starlette(routes=[*routes, Route("/health", self._health)], exception_handlers=ERRORS)
         app.router.redirect_slashes = False
         return app
+
+    def cancel(self) -> None:
+        """Cancel all requests: their clients read an error."""
+        for generation in list(self._generations):
+            generation.cancel()
 
     def _keyed(self, handler: Handler) -> Handler:
         """A handler that checks the key first."""
@@ -151,6 +158,7 @@ class ModelEndpoint:
         self, request: Request, asked: GenerationRequest, prompts: list[list[int]], max_tokens: int | None
     ) -> Response:
         generation = Generation(self._server, self._text, asked, self._config.end_tokens)
+        self._generations.add(generation)
         kind = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
         as_ids, has_logprobs = bool(asked.return_tokens_as_token_ids), asked.top_logprobs_count is not None
         form = kind(self._config.name, self._text, as_ids, has_logprobs)

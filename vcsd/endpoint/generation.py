@@ -79,7 +79,7 @@ class AnswerChoice:
         elif reason:
             error = self.handle.error
             status = FAILED if error else UNAVAILABLE
-            raise ApiError(status, f"the request has failed: {error}" if error else "the server has been closed")
+            raise ApiError(status, f"the request has failed: {error}" if error else "the server is stopping")
         if not said and not self.finish_reason:
             return None
         entries, self._entries = self._entries, []

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from vcsd.endpoint.forms import Json, encode
 from vcsd.endpoint.generation import Generation
-from vcsd.endpoint.protocol import FAILED, NOT_FOUND, TOO_LARGE, UNAUTHORIZED, ApiError
+from vcsd.endpoint.protocol import FAILED, NOT_FOUND, TOO_LARGE, TOO_MANY, UNAUTHORIZED, ApiError
 
 DRAINED_BODIES = 16  # limits of a body that are read and discarded, so that the client reads the error
 NO_CONTENT = 204
@@ -106,6 +106,8 @@ async def show_error(request: Request, error: Exception) -> Response:
         error = ApiError(FAILED, f"internal error: {type(error).__name__}")
     if error.status == UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
+    if error.status == TOO_MANY:
+        headers["Retry-After"] = "1"
     return JsonResponse(error.body(), error.status, headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import signal
@@ -10,7 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vcsd.endpoint.app import ModelEndpoint
 
 GRACE_S = 5  # time for running requests after a signal
 LOOPBACK = "localhost"
@@ -60,25 +64,43 @@ def url_of(listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def http_server(app: Any) -> Any:
-    """The HTTP server of an application; `run(sockets=[...])` serves until SIGINT, SIGTERM or `should_exit`."""
+def http_server(endpoint: ModelEndpoint) -> Any:
+    """The HTTP server of an endpoint; `run(sockets=[...])` serves until SIGINT, SIGTERM or `should_exit`.
+
+    Requests have `GRACE_S` to end, after a second signal no time. Then they are cancelled, and their clients read an
+    error.
+    """
     import uvicorn
 
     class SignalledServer(uvicorn.Server):
         """Ends at a signal without raising it again, so that the model's server is closed in order."""
+
+        should_exit: bool
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             if threading.current_thread() is not threading.main_thread():
                 yield
                 return
-            before = {each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)}
+            loop = asyncio.get_running_loop()
+
+            def end(*_: object) -> None:
+                if self.should_exit:
+                    loop.call_soon_threadsafe(endpoint.cancel)
+                self.should_exit = True
+
+            before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
             try:
                 yield
             finally:
                 for each, handler in before.items():
                     signal.signal(each, handler)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            timer = asyncio.get_running_loop().call_later(GRACE_S, endpoint.cancel)
+            await super().shutdown(sockets)
+            timer.cancel()
+
     options: dict[str, Any] = {"loop": "asyncio", "http": "h11", "ws": "none", "lifespan": "off"}
-    options |= {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": GRACE_S}
-    return SignalledServer(uvicorn.Config(app, **options))
+    options |= {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 2 * GRACE_S}
+    return SignalledServer(uvicorn.Config(endpoint.app(), **options))

@@ -87,7 +87,7 @@ def running(
     """Run an endpoint until the block ends."""
     with closing(listen("127.0.0.1", 0)) as listening, serve(model, serving) as server:
         setting = EndpointConfig(**{"name": NAME, "api_key": "key"} | config)
-        http = http_server(ModelEndpoint(server, tokenizer, setting).app())
+        http = http_server(ModelEndpoint(server, tokenizer, setting))
         thread = Thread(target=http.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -285,7 +285,8 @@ def test_disconnect_frees_kv_within_one_iteration(spare, stream) -> None:
         assert cancelled and left[cancelled[0] + 1 :] == [0] * len(left[cancelled[0] + 1 :])
         assert left[-1] == 0 and len(left) < 480
         print(f"iterations from close to free: {left.index(0, closed) - closed}")
-        assert 'vcsd_requests_total{how="cancelled"} 1.0' in endpoint.request("GET", "/metrics")[1]
+        text = endpoint.request("GET", "/metrics")[1]
+        assert 'vcsd_requests_total{how="cancelled"} 1.0' in text and "vcsd_requests_served 0.0" in text
 
 
 def malformed(draw: random.Random) -> tuple[str, bytes]:
