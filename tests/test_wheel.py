@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,14 +17,11 @@ RUN = "from vcsd_cli.main import main; main()"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The project's wheel, built from its tracked files."""
+    """The project's wheel, built from a copy of its files."""
     folder = tmp_path_factory.mktemp("wheel")
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     source = folder / "source"
-    for name in filter(None, tracked.decode().split("\0")):
-        if (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs")
+    shutil.copytree(ROOT, source, ignore=ignored)
     subprocess.run([*PIP, "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder], check=True)
     (found,) = folder.glob("vcsd-*.whl")
     return found
