@@ -10,8 +10,9 @@ import numpy as np
 
 from attention_engine import Compute, EngineClock, Read
 from csd_firmware.latency import LatencyBreakdown
+from csd_firmware.trace import CommandTrace, Segment
 from csd_spec.arrays import I64
-from ftl import Ftl, ReadStage, UnitStage
+from ftl import Ftl, ReadStage, StageTracer, UnitStage
 
 Work = Sequence[Read | Compute]
 MAX_JOBS = 256
@@ -109,12 +110,23 @@ def overlapped(work: Work, units: StepResources, watch: LatencyBreakdown) -> Non
             stages.append(UnitStage(after, POOLS.index(item.job), *units.compute(item, bounds)))
     plans = [item.plan for item in work if isinstance(item, Read)]
     programs_ns = units.ftl.programs_end_ns(plans, watch.now_ns) if plans else watch.now_ns
-    for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns):
+    trace = _unit_tracer(watch.trace, work) if watch.trace else None
+    for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns, trace):
         item = work[link.stage]
         if isinstance(item, Read):
             _read(watch, item.unit, link.finish_ns, programs_ns)
         else:
             watch.until("softmax" if link.tail else item.unit, link.finish_ns)
+
+
+def _unit_tracer(trace: CommandTrace, work: Work) -> StageTracer:
+    """Function that adds a unit's time to a trace."""
+
+    def add(stage: int, begin_ns: int, end_ns: int, tail: bool) -> None:
+        item = work[stage]
+        trace.units.append(Segment("softmax" if tail else item.unit, begin_ns, end_ns))
+
+    return add
 
 
 def _read(watch: LatencyBreakdown, unit: str, finish_ns: int, programs_ns: int) -> None:

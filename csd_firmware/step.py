@@ -14,6 +14,7 @@ from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.objects import unnamed_sequences
 from csd_firmware.quotas import check_quota
 from csd_firmware.state import DriveState
+from csd_firmware.trace import DriveTrace
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
 from csd_spec.verbs import (
     VERBS,
@@ -66,6 +67,7 @@ class Firmware:
 
     Attributes:
         methods: Attention methods by name.
+        trace: Records when resources are busy, which takes time for every page; None: nothing is recorded.
         failure: Traceback of the exception that failed the drive; empty if the drive works, or if its disk failed.
         on_failure: Called once when the drive fails; may be None.
         remedy: Advice to the owner of a failed drive, for error messages.
@@ -78,6 +80,7 @@ class Firmware:
         self._link_free_ns = 0  # and at which the link is free for overlapping reads
         self._busy_until_ns = 0
         self._half_changed: frozenset[int] = frozenset()  # sequences that the failing command was changing
+        self.trace: DriveTrace | None = None
         self.failure = ""
         self.on_failure: Callable[[], None] | None = None
         kept = self.ftl.nand.name != "memory"
@@ -104,8 +107,20 @@ class Firmware:
             return self.refuse(name, Status.INTERNAL_ERROR, self.ftl.nand.failed, submit_ns)
 
     def _carry_out(self, command: Command, submit_ns: int, tenant: int, max_bytes: int) -> Completion:
-        check_time(submit_ns)
-        watch, self.state.tenant = LatencyBreakdown(submit_ns), tenant
+        if self.trace is None:
+            return self._run(command, LatencyBreakdown(submit_ns), tenant, max_bytes)
+        timing = self.ftl.timing
+        with self.trace.command(command) as trace:
+            timing.tracer = trace.flash.append
+            try:
+                trace.completion = self._run(command, LatencyBreakdown(submit_ns, trace), tenant, max_bytes)
+            finally:
+                timing.tracer = None
+        return trace.completion
+
+    def _run(self, command: Command, watch: LatencyBreakdown, tenant: int, max_bytes: int) -> Completion:
+        check_time(watch.start_ns)
+        self.state.tenant = tenant
         if self.ftl.nand.failed:
             self._check_failed(command)
         verb, run = self.check(command, tenant, max_bytes)

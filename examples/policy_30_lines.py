@@ -1,8 +1,8 @@
 """A custom policy: half of the layers stay on the device, the others come from host memory one layer ahead.
 
-Modelled time:          vcsd eval policies --policy examples/policy_30_lines.py:half
+Simulated time:         vcsd eval policies --policy examples/policy_30_lines.py:half
 Real bytes:             vcsd run --policy examples/policy_30_lines.py:half
-Several requests:       vcsd.serve(model, Serving(policy="examples/policy_30_lines.py:half"))
+Several requests:       vcsd.serve(model, ServingConfig(policy="examples/policy_30_lines.py:half"))
 """
 
 from kv_cache import DEVICE, HOST, Iteration, Policy

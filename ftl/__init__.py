@@ -19,9 +19,9 @@ from ftl.errors import (
 from ftl.facade import Ftl
 from ftl.flash.faults import FaultPlan
 from ftl.flash.nand import Nand
-from ftl.flash.pipeline import CriticalStage, ReadStage, UnitStage
+from ftl.flash.pipeline import CriticalStage, ReadStage, StageTracer, UnitStage
 from ftl.flash.plan import PagePlan
-from ftl.flash.timing import TIMINGS, FlashTiming, Listener
+from ftl.flash.timing import TIMINGS, FlashOperation, FlashTiming, Listener
 from ftl.kv.layouts import maps_of, round_to_codec, token_bytes
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "TIMINGS",
     "CriticalStage",
     "FaultPlan",
+    "FlashOperation",
     "FlashTiming",
     "Ftl",
     "FtlError",
@@ -42,6 +43,7 @@ __all__ = [
     "PagePlan",
     "ReadOnlyError",
     "ReadStage",
+    "StageTracer",
     "UncorrectableReadError",
     "UnitStage",
     "UnknownKeyError",

@@ -9,7 +9,7 @@ from csd_spec.arrays import F16, I32, I64, U32, Bools
 from ftl.block import BlockNamespace
 from ftl.flash.collect import GarbageCollector
 from ftl.flash.nand import Nand
-from ftl.flash.pipeline import CriticalStage, ReadStage, UnitStage, pipeline
+from ftl.flash.pipeline import CriticalStage, ReadStage, StageTracer, UnitStage, pipeline
 from ftl.flash.plan import PagePlan
 from ftl.flash.store import FlashStore
 from ftl.journal import Journal
@@ -197,6 +197,12 @@ class Ftl:
             return start_ns
         return max(start_ns, *(timing.free_ns(plan.ppns) for plan in plans))
 
-    def pipeline(self, stages: Seq[ReadStage | UnitStage], pools: Seq[int], start_ns: int) -> list[CriticalStage]:
+    def pipeline(
+        self,
+        stages: Seq[ReadStage | UnitStage],
+        pools: Seq[int],
+        start_ns: int,
+        tracer: StageTracer | None = None,
+    ) -> list[CriticalStage]:
         """Schedule reads together with the work of compute units; see `ftl.flash.pipeline`."""
-        return pipeline(self.store, stages, pools, start_ns)
+        return pipeline(self.store, stages, pools, start_ns, tracer)

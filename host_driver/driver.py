@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,19 @@ class MicroBatch:
             self.order.leave(self.number, failed)
 
 
+class StepObserver(Protocol):
+    """Receives the layers of each decode step in simulated time."""
+
+    def begin_step(self, now_ns: int) -> None:
+        """A step begins."""
+
+    def end_layer(self, number: int, layer: int, began_ns: int, done: list[Completion]) -> None:
+        """A layer of micro-batch `number` ends; `done`: completion of each drive."""
+
+    def end_step(self, now_ns: int) -> None:
+        """The step ends."""
+
+
 class Driver:
     """Ships one model's attention to drives. The caller owns the devices and closes them."""
 
@@ -117,6 +130,7 @@ class Driver:
         self.bf16 = attention.kv_layout.rows.value == "bf16"  # whether arrays of values hold BF16 bits
         self.traffic = Traffic(busy_ns=[0] * len(devices))
         self.terms: dict[int, F32] = {}  # by layer, if logits are not only scaled: (kv_heads, G, 4), see `Attend`
+        self.observer: StepObserver | None = None  # told of each decode step
         self.recorder: FirstSteps | None = None  # dropped after the last recorded step
         self.max_tokens = 1  # of the longest sequence created
         self.now_ns = 0  # simulated time on the host
@@ -211,9 +225,11 @@ class Driver:
             told = None if terms is None else _heads(terms.reshape(1, -1, 4), mine.q_heads).reshape(*grouped, 4)
             given = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
             commands.append(Attend(seqs, layer, *given, method, *params, told))
-        done = self._carry_out(micro_batch, commands)
+        began_ns, done = micro_batch.now_ns, self._carry_out(micro_batch, commands)
         batch.lengths[rows, layer] = lengths
         self._account(micro_batch, done, lengths)
+        if self.observer:
+            self.observer.end_layer(micro_batch.number, layer, began_ns, done)
         output, sums = (_joined(parts) for parts in zip(*(c.data for c in done), strict=True))
         assert output.shape[1] == q.shape[1], f"drives return {output.shape[1]} of {q.shape[1]} heads"
         return output, sums
@@ -273,12 +289,16 @@ class Driver:
         self.settle()
         began_ns = self.now_ns
         self.traffic.begin_step()
+        if self.observer:
+            self.observer.begin_step(began_ns)
         order = CommandOrder(count) if count > 1 else None
         each = [MicroBatch(began_ns, order=order, number=number) for number in range(count)]
         yield each
         last = max(each, key=lambda micro_batch: micro_batch.now_ns)
         self.traffic.end_step(last.now_ns - began_ns, last.breakdown_ns)
         self.now_ns = max(self.now_ns, last.now_ns)  # copies to and from drives may have been in flight
+        if self.observer:
+            self.observer.end_step(last.now_ns)
         if self.recorder and self.recorder.end_step():
             self.recorder = None
         if self.flush_interval_steps and self.traffic.step_count % self.flush_interval_steps == 0:

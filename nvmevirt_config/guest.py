@@ -7,6 +7,7 @@ firmware outside maps, so that the guest's NVMe driver and the firmware communic
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -132,10 +133,15 @@ class Guest:
 
 def find_kernel() -> Path:
     """Find the newest Debian cloud kernel; raises FileNotFoundError with the command that installs it."""
-    found = sorted(Path("/boot").glob("vmlinuz-*cloud*"))
+    found = sorted(Path("/boot").glob("vmlinuz-*cloud*"), key=_version)
     if not found:
         raise FileNotFoundError("no kernel for the guest machine: apt-get install linux-image-cloud-amd64")
     return found[-1]
+
+
+def _version(kernel: Path) -> list[int]:
+    """Numbers of a kernel's name, which order versions: 6.1.0-9 is before 6.1.0-10."""
+    return [int(number) for number in re.findall(r"\d+", kernel.name)]
 
 
 def kernel_modules(kernel: Path, names: Iterable[str]) -> list[Path]:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # isort: off
         TierReport as TierReport,
         TierConfig as TierConfig,
     )
+    from vcsd.timeline import StepRecorder as StepRecorder
 
 _PLACES = {
     "vcsd.session": ("DriveSession", "AttachConfig", "attach", "attach_with"),
@@ -68,6 +69,7 @@ _PLACES = {
     "vcsd.tiered": ("TierReport", "TierConfig", "TierSession"),
     "vcsd.serving": ("ServingConfig", "serve"),
     "vcsd.server": ("RequestRejectedError", "Server", "RequestHandle"),
+    "vcsd.timeline": ("StepRecorder",),
     "vcsd.sampling": ("SamplingParams",),
     "kv_cache.limits": ("TierLimits",),
     "host_driver.hf.shape": ("UnsupportedModelError",),

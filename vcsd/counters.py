@@ -48,7 +48,7 @@ class ServerMetrics:
     def text(self) -> str:
         """Metrics in Prometheus text format."""
         table = self._kv.runner.table
-        for name, moved in self._kv.real.moved.items():
+        for name, moved in dict(self._kv.real.moved).items():  # iterations add routes meanwhile
             self._bytes.labels(name).set(moved)
         for name in table.tiers:
             self._held.labels(name).set(table.used[name])

@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec import ModelShape
-from host_driver.first_steps import FirstSteps
+from host_driver.driver import Driver
 from vcsd.loading import continuation
 from vcsd.progress import note
 from vcsd.redundancy_cost import Estimate
@@ -90,13 +90,14 @@ def continue_text(
     new_tokens: int,
     setting: Attachable,
     on_token: OnToken | None = None,
-    recorder: FirstSteps | None = None,
+    on_driver: Callable[[Driver], None] | None = None,
 ) -> Continuation:
-    """Decode greedily in drives or tiers; `recorder` is filled if there are drives."""
+    """Decode greedily in drives or tiers; `on_driver` is called before the prefill if there are drives."""
     began, estimate = time.perf_counter(), None
     with setting.attach(model) as elsewhere:
         if isinstance(elsewhere, DriveSession):
-            elsewhere.driver.recorder = recorder
+            if on_driver:
+                on_driver(elsewhere.driver)
             rows, prompt_tokens = inputs["input_ids"].shape
             estimate = elsewhere.redundancy_estimate(rows, prompt_tokens + new_tokens - 1, new_tokens - 1)
             if elsewhere.config.redundancy != "none":

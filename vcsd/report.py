@@ -224,7 +224,7 @@ class Report:
         table.add_column("id", justify="right")
         table.add_column("KV heads")
         table.add_column("query heads")
-        table.add_column("modelled busy, ms", justify="right")
+        table.add_column("simulated busy, ms", justify="right")
         for drive in self.drives:
             heads = [", ".join(map(str, drive[kind])) for kind in ("kv_heads", "q_heads")]
             table.add_row(str(drive["id"]), *heads, f"{drive['simulated_busy_ns'] / 1e6:.2f}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -15,11 +15,23 @@ from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
 from vcsd.counters import ServerMetrics
-from vcsd.sampling import Sampler, SamplingParams
+from vcsd.sampling import Sampler, SamplingParams, TokenLogprob
 
 
 class RequestRejectedError(ValueError):
     """A request that was not accepted; the message has the reason."""
+
+
+class QueueFullError(RequestRejectedError):
+    """A request that was not accepted because too many requests wait."""
+
+
+class ServerClosedError(RequestRejectedError):
+    """A request to a server that is closed."""
+
+
+def _ignore() -> None:
+    """Listener of a request without one."""
 
 
 @old_fields(ended="finish_reason", longest_idle="max_idle")
@@ -28,6 +40,7 @@ class RequestHandle:
 
     Attributes:
         tokens: Tokens so far.
+        logprobs: Log-probabilities of these tokens; empty unless the sampling parameters ask for them.
         finish_reason: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty while it
             it is served.
         error: Exception of a failed request.
@@ -40,6 +53,8 @@ class RequestHandle:
     ) -> None:
         self._server, self.request, self.prompt, self.stop = server, request, list(prompt), frozenset(stop)
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.listener: Callable[[], object] = _ignore
         self.finish_reason = ""
         self.error: BaseException | None = None
         self.over = ""  # reason of its end, set before its resources are freed
@@ -65,9 +80,9 @@ class RequestHandle:
         """Wait for the end; returns all tokens."""
         return list(self)
 
-    def cancel(self) -> None:
-        """Cancel the request; its tokens so far remain available."""
-        self._server.cancel(self)
+    def cancel(self, reason: str = "cancelled") -> None:
+        """Cancel the request; its tokens so far remain available. `reason`: its `finish_reason`."""
+        self._server.cancel(self, reason)
 
 
 class Server:
@@ -97,7 +112,7 @@ class Server:
         self.counters = ServerMetrics(rows.kv)
         self.handles: dict[int, RequestHandle] = {}
         self._incoming: deque[RequestHandle] = deque()
-        self._cancelled: deque[RequestHandle] = deque()
+        self._cancelled: deque[tuple[RequestHandle, str]] = deque()
         self._changed = threading.Condition()
         self._busy = threading.Lock()  # held during an iteration
         self._thread: threading.Thread | None = None
@@ -110,6 +125,7 @@ class Server:
         max_new_tokens: int,
         stop: Collection[int] = (),
         sampling: SamplingParams = SamplingParams(),
+        listener: Callable[[], object] = _ignore,
     ) -> RequestHandle:
         """Submit a request.
 
@@ -118,10 +134,12 @@ class Server:
             max_new_tokens: Maximum number of tokens to generate.
             stop: Token IDs that end the request; the stop token is its last token.
             sampling: Sampling parameters.
+            listener: Called without arguments after each token and after the end, in the thread of the iterations. It
+                must return at once, and must not raise.
 
         Raises:
             ValueError: An argument is invalid.
-            Rejected: (a ValueError) The server does not accept the request.
+            RequestRejectedError: (a ValueError) The server does not accept the request.
         """
         prompt, stop = token_ids("prompt", prompt, self._rows.vocabulary), token_ids("stop", stop)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
@@ -132,6 +150,7 @@ class Server:
             self._count += 1
             request = Request(number=self._count, arrival=0.0, input_tokens=len(prompt), output_tokens=max_new_tokens)
             handle = RequestHandle(self, request, prompt, stop, sampling)
+            handle.listener = listener
             try:
                 self._check(request)
             except RequestRejectedError:
@@ -145,7 +164,7 @@ class Server:
         """Raise Rejected if the server does not accept a request."""
         kv = self.kv
         if self._closed:
-            raise RequestRejectedError("the server is closed" + (f": {self._cause}" if self._cause else ""))
+            raise ServerClosedError("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
             raise RequestRejectedError(
                 f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}"
@@ -161,13 +180,18 @@ class Server:
             raise RequestRejectedError(str(error)) from error
         waiting = len(self._incoming) + sum(not handle.tokens for handle in self.handles.values())
         if waiting >= self.max_waiting:
-            raise RequestRejectedError(f"{waiting} requests wait already: try again later")
+            raise QueueFullError(f"{waiting} requests wait already: try again later")
 
-    def cancel(self, handle: RequestHandle) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are accepted: not after `close`, or an error that ended the iterations."""
+        return not self._closed
+
+    def cancel(self, handle: RequestHandle, reason: str = "cancelled") -> None:
         """Cancel a request before the next iteration, or now if none is running."""
         with self._changed:
             if not handle.finish_reason:
-                self._cancelled.append(handle)
+                self._cancelled.append((handle, reason))
                 self._changed.notify_all()
         if self._thread is None and self._busy.acquire(blocking=False):
             try:
@@ -277,9 +301,9 @@ class Server:
                 self.handles[handle.number] = handle
                 self._engine.add(handle.request)
             cancelled, self._cancelled = self._cancelled, deque()
-        for handle in cancelled:
+        for handle, reason in cancelled:
             if not handle.finish_reason:
-                self._finish_request(handle, "cancelled")
+                self._finish_request(handle, reason)
 
     def _compute(
         self,
@@ -312,23 +336,26 @@ class Server:
             return False
         for handle, row in zip(handles, logits if final else (), strict=final):
             try:
-                self._emit(handle, handle.sampler.next(row, handle.prompt + handle.tokens))
+                token = handle.sampler.next(row, handle.prompt + handle.tokens)
+                self._emit(handle, token, handle.sampler.logprobs(row, token))
                 made.append(handle)
             except Exception as error:
                 self._finish_request(handle, "failed", error)
         return True
 
-    def _emit(self, handle: RequestHandle, token: int) -> None:
+    def _emit(self, handle: RequestHandle, token: int, logprobs: list[TokenLogprob]) -> None:
         now_s = time.monotonic()
         self.counters.token(now_s - handle.since_s, first=not handle.tokens)
         with self._changed:
             handle.since_s, handle.idle = now_s, 0
+            handle.logprobs += logprobs
             handle.tokens.append(token)
             if token in handle.stop:
                 handle.over = "stop"
             elif len(handle.tokens) == handle.request.output_tokens:
                 handle.over = "length"
             self._changed.notify_all()
+        handle.listener()
 
     def _count_idle(self, made: list[RequestHandle]) -> None:
         for handle in self.handles.values():
@@ -350,6 +377,7 @@ class Server:
             self.handles.pop(handle.number, None)
             handle.finish_reason, handle.error = how, error
             self._changed.notify_all()
+        handle.listener()
 
 
 def token_ids(name: str, given: Any, vocabulary: int = 1 << 31) -> list[int]:

@@ -18,7 +18,7 @@ from csd_spec import LogPage
 from vcsd.progress import status
 from vcsd_cli.guest import as_dict, findings_table
 from vcsd_cli.serve import find_created, running
-from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
+from vcsd_cli.shared import Output, OutputOption, print_json, report_done, show, stdout
 
 log = typer.Typer(help="Print log pages of a served or created drive, or of a drive folder.")
 config = typer.Typer(help="Validate description files and print their JSON schema.")
@@ -138,27 +138,32 @@ def format_drive(
     show(f"format, {drive}", {"sequences_freed": freed, "simulated_ns": took_ns}, output)
 
 
-def snapshot(drive: DriveArgument, folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")]) -> None:
+def snapshot(
+    drive: DriveArgument,
+    folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")],
+    output: OutputOption = Output.NORMAL,
+) -> None:
     """Copy a drive's data and mapping, as of its last flush."""
     from vcsd.administer import folder_of
 
-    _copy_drive(folder_of(drive, _created), folder)
+    _copy_drive(folder_of(drive, _created), folder, output)
 
 
 def restore(
     snapshot: Annotated[Path, typer.Argument(help="folder of a snapshot")],
     drive: Annotated[Path, typer.Argument(help="new folder for the drive")],
+    output: OutputOption = Output.NORMAL,
 ) -> None:
     """Create a drive from a snapshot."""
-    _copy_drive(snapshot, drive)
+    _copy_drive(snapshot, drive, output)
 
 
-def _copy_drive(source: Path, target: Path) -> None:
+def _copy_drive(source: Path, target: Path, output: Output) -> None:
     from vcsd.administer import copy_drive
 
     with status(f"copying {source} to {target}"):
         sequences = copy_drive(source, target)
-    err.print(f"{target}: {sequences} sequences")
+    report_done(f"{target}: {sequences} sequences", {"folder": str(target), "sequences": sequences}, output)
 
 
 def io_passthru(

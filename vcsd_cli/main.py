@@ -42,6 +42,7 @@ app = LazyGroup(
     {
         "run": "vcsd_cli.run:run",
         "report": "eval.papers.report:report",
+        "whatif": "eval.whatif.whatif:whatif",
         "id-ctrl": "vcsd_cli.drive:id_ctrl",
         "id-ns": "vcsd_cli.drive:id_ns",
         "fsck": "vcsd_cli.fsck:fsck",
@@ -53,6 +54,7 @@ app = LazyGroup(
         "snapshot": "vcsd_cli.drive:snapshot",
         "restore": "vcsd_cli.drive:restore",
         "serve": "vcsd_cli.serve:serve",
+        "serve-model": "vcsd_cli.serve_model:serve_model",
         "fleet": "vcsd_cli.fleet:fleet",
         "create": "vcsd_cli.serve:create",
         "list": "vcsd_cli.serve:list_drives",

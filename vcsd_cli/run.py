@@ -36,6 +36,7 @@ from vcsd.options import (
 )
 from vcsd.progress import progress, status
 from vcsd.tables import table
+from vcsd.timeline import StepRecords, check_timeline_path
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import TierOptions
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
 
+DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
@@ -138,7 +140,7 @@ class MethodOptions:
         return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
-def _drives(text: object) -> str:
+def parse_drives(text: object) -> str:
     """Parse a number of drives, or the transport of a fleet, which determines the number."""
     words = str(text)
     is_number = words.isascii() and words.isdigit() and 1 <= int(words) <= MAX_DRIVES
@@ -148,14 +150,12 @@ def _drives(text: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class DriveCliOptions:
-    """Options of drives."""
+class DriveSetOptions:
+    """Options of a set of drives."""
 
     drives: Annotated[
-        str,
-        typer.Option(
-            parser=_drives, metavar="N|ray|ray://HOST:PORT", help="drives that share the KV heads, or a fleet's"
-        ),
+        str | None,
+        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's"),
     ] = "2"
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
@@ -165,18 +165,13 @@ class DriveCliOptions:
     restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
     methods: MethodsFile = None
     layouts: LayoutsFile = None
-    flush_interval_steps: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
-    ] = 0
-    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
-    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
-    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
 
-    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
-        """The set of drives of the options."""
+    def drive_set(self, hosting: HostingCliOptions, spares: int = 0) -> DriveSetConfig:
+        """The set of drives of the options, and `spares` more that replace lost ones."""
         if hosting.medium == "direct":
             hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
         spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
+        assert self.drives is not None, "only commands that can do without drives have no default"
         is_number = self.drives.isdigit()
         if not is_number and self.transport != "inproc":
             raise ValueError(f"--drives {self.drives} and --transport exclude each other")
@@ -189,9 +184,31 @@ class DriveCliOptions:
             restart_drives=self.restart,
             methods_file=self.methods,
             layouts_file=self.layouts,
-            spares=self.spares,
-            **hosting.override(HostingOptions(), count + self.spares),
+            spares=spares,
+            **hosting.override(HostingOptions(), count + spares),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DriveCliOptions(DriveSetOptions):
+    """Options of drives."""
+
+    flush_interval_steps: Annotated[
+        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
+    ] = 0
+    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
+    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
+    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
+    timeline: Annotated[
+        Path | None,
+        typer.Option(help="file for the last decode step in simulated time: .json for Perfetto, .svg or .png"),
+    ] = None
+
+    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
+        """The set of drives of the options."""
+        if self.timeline:
+            check_timeline_path(self.timeline)
+        return self.drive_set(hosting, self.spares)
 
 
 def run(
@@ -207,7 +224,7 @@ def run(
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
     in_tiers = tiers.value()
-    if in_tiers and (option := what.given()):
+    if in_tiers and (option := what.given() or ("--timeline" if where.timeline else "")):
         raise ValueError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
     drives = where.value(hosting)
     check_drives(drives)
@@ -231,24 +248,24 @@ def run(
         setting = setting.check_capacity(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    recorder = FirstSteps() if text.compare else None
+    records = StepRecords(FirstSteps() if text.compare else None, where.timeline)
     stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
-        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, recorder)
+        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
     if output is Output.NORMAL:
         stream.end(done.text)
     agreed, times = None, None
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
-    asked = setting.describe(done.stored, shape.head_dim)
+    asked = setting.describe(done.stored, shape.head_dim) | records.write()
     if tiers.policy and not in_tiers:
-        asked["residency"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+        asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
-    if recorder and recorder.steps and isinstance(setting, AttachConfig):
+    if records.first and records.first.steps and isinstance(setting, AttachConfig):
         with status("timing other methods"):
-            times = time_steps(recorder, what.method or setting.attention.method, setting.attention, where.methods)
+            times = time_steps(records.first, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})

@@ -26,7 +26,7 @@ from csd_spec.checked import adapter
 from nvmevirt_config import load_config
 from nvmevirt_config.serve_config import DriveEntry, ServeFile, load_hosts
 from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile
-from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
+from vcsd_cli.shared import Output, OutputOption, print_json, report_done, stdout
 
 
 def home() -> Path:
@@ -248,6 +248,7 @@ def create(
     namespace_mib: Annotated[
         int | None, typer.Option(min=1, max=1 << 24, help="block namespace, MiB (default: a quarter, at most 4096)")
     ] = None,
+    output: OutputOption = Output.NORMAL,
 ) -> None:
     """Create a file-backed drive. Start it with `vcsd serve NAME`."""
     from csd_firmware.folder import describe
@@ -273,10 +274,12 @@ def create(
             size_namespace(aside, namespace_mib << 20)
         listed = adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True)
         (aside / "served.yaml").write_text(yaml.safe_dump(listed))
+        (aside / "served.yaml").chmod(0o600)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    err.print(f"{folder}: created; start it with vcsd serve {name}")
+    done = f"{folder}: created; start it with vcsd serve {name}"
+    report_done(done, {"name": name, "folder": str(folder), "drive": made.spec.name}, output)
 
 
 def list_drives(output: OutputOption = Output.NORMAL) -> None:
@@ -304,14 +307,20 @@ def _window(folder: Path) -> str:
     return str(min(windows - {doorbell_path(window) for window in windows}))
 
 
-def delete(name: Annotated[str, typer.Argument(help="name of the drive")]) -> None:
-    """Delete a created drive and all its data."""
+def delete(
+    name: Annotated[str, typer.Argument(help="name of the drive")],
+    yes: Annotated[bool, typer.Option("--yes", help="delete without confirmation")] = False,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Delete a created drive and all its data; asks for confirmation on a terminal."""
     from csd_link.connect import find_server
     from vcsd.administer import delete_drive
 
     folder = find_created(name).parent
     if find_server(name):
         raise ValueError(f"drive {name} is served: stop vcsd serve first")
+    if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {folder} and all its data?", err=True):
+        raise ValueError(f"{folder} was not deleted: say --yes")
     delete_drive(folder)
     shutil.rmtree(drive_dir(name), ignore_errors=True)
-    err.print(f"{folder}: deleted")
+    report_done(f"{folder}: deleted", {"name": name, "folder": str(folder)}, output)

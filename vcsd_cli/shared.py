@@ -26,6 +26,7 @@ __all__ = [
     "err",
     "importing",
     "print_json",
+    "report_done",
     "show",
     "stdout",
 ]
@@ -89,6 +90,14 @@ def show(title: str, result: dict[str, Any], output: Output) -> None:
         print_json(result)
     else:
         stdout().print(flat_table(title, result))
+
+
+def report_done(text: str, result: dict[str, Any], output: Output) -> None:
+    """Report a command whose result is a change: a line on stderr, or JSON."""
+    if output is Output.JSON:
+        print_json(result)
+    else:
+        err.print(text)
 
 
 def print_json(result: object) -> None:

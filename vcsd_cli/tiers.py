@@ -22,10 +22,9 @@ _HELP = f"placement policy: {_NAMES}, or FILE:NAME (default: {IN_STORAGE}, in dr
 
 
 @dataclass(frozen=True, slots=True)
-class TierOptions:
-    """Options of a KV cache in tiers instead of drives."""
+class TierLimitOptions:
+    """Limits of tiers."""
 
-    policy: Annotated[str | None, typer.Option(help=_HELP)] = None
     device_mib: Annotated[
         float | None,
         typer.Option(
@@ -44,8 +43,21 @@ class TierOptions:
         Path | None,
         typer.Option("--file-tier", help="folder, block or NVMe character device (default: temporary folder)"),
     ] = None
-    policies: Annotated[Path | None, typer.Option("--policies-file", help="Python file with custom policies")] = None
     force: Annotated[bool, typer.Option("--allow-overwrite", help="write to a device that is not empty")] = False
+
+    def limits(self) -> TierLimits:
+        """Limits of the options."""
+        sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
+        device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
+        return TierLimits(device, host, cache, self.files, force=self.force)
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions(TierLimitOptions):
+    """Options of a KV cache in tiers instead of drives."""
+
+    policy: Annotated[str | None, typer.Option(help=_HELP)] = None
+    policies: Annotated[Path | None, typer.Option("--policies-file", help="Python file with custom policies")] = None
 
     def value(self) -> TierConfig | None:
         """Configuration of the options; None if the KV cache is in drives."""
@@ -58,8 +70,7 @@ class TierOptions:
         moving = [name for name, given in known.items() if Policy.of(given).has_layers]
         if self.policy not in moving and ":" not in self.policy:
             raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(moving)}, or FILE:NAME")
-        device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
-        tiers = TierLimits(device, host, cache, self.files, force=self.force)
+        tiers = self.limits()
         from vcsd.tiered import TierConfig
 
         return TierConfig(policy=self.policy, tiers=tiers, policies=known, record=True)

@@ -52,7 +52,7 @@ def installed() -> bool:
 def missing(model: PreTrainedModel, tokens: int) -> str | None:
     """Reason why llama.cpp cannot run for this model, in one line; None if it can."""
     if not installed():
-        return "needs llama-cpp-python and gguf: pip install 'vcsd[rivals]'"
+        return "needs llama-cpp-python and gguf: pip install 'vcsd[baselines]'"
     config = model.config
     is_plain = config.model_type == "llama" and config.rope_parameters["rope_type"] == "default"
     if not (is_plain and config.hidden_act == "silu"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from importlib.resources import files
 from pathlib import Path
 
 import yaml
@@ -59,6 +60,7 @@ READ = {
 NAMES: dict[tuple[str, str], str] = {
     ("", "drive"): "kept",
     ("run", "drive"): "drive.yaml",
+    ("serve-model", "drive"): "drive.yaml",
     ("create", "drive"): "drive.yaml",
     ("throughput", "drive"): "drive.yaml",
     ("breakdown", "drive"): "drive.yaml",
@@ -92,6 +94,8 @@ NAMES: dict[tuple[str, str], str] = {
     ("report", "model"): "model.yaml",
     ("", "gpu"): "gpu.yaml",
     ("", "host"): "host.yaml",
+    ("serve-model", "host"): "127.0.0.1",
+    ("serve-model", "model"): str(files("vcsd") / "shipped" / "checkpoint"),
     ("", "keep"): "kept-here",
     ("", "out"): "out",
     ("", "module"): "binary",

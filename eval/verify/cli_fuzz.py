@@ -42,6 +42,7 @@ CUT = (
     "fleet.local:start_local",  # Ray starts
     "fleet.cluster:start",
     "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
+    "vcsd.endpoint.run:http_server",
     "eval.verify.cli_fuzz:bench_cli_fuzz",  # recursion
     "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
     "eval.bench.page_cache:bench_page_cache",  # control groups, and the requested amount of disk space

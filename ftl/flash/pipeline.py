@@ -8,7 +8,7 @@ order, if the timing model is not compiled, has a listener, or the flash has bit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,6 +43,10 @@ class UnitStage:
     pool: int
     ns: Sequence[int]
     tail_ns: Sequence[int]
+
+
+StageTracer = Callable[[int, int, int, bool], None]
+"""Receives the number of a stage, begin and end, ns, and whether it is the stage's tail."""
 
 
 class CriticalStage(NamedTuple):
@@ -137,7 +141,11 @@ def _start(after, jobs, units, start_ns):  # type: ignore[no-untyped-def]
 
 
 def pipeline(
-    store: FlashStore, stages: Sequence[ReadStage | UnitStage], pools: Sequence[int], start_ns: int
+    store: FlashStore,
+    stages: Sequence[ReadStage | UnitStage],
+    pools: Sequence[int],
+    start_ns: int,
+    tracer: StageTracer | None = None,
 ) -> list[CriticalStage]:
     """Schedule all stages of all jobs.
 
@@ -145,6 +153,7 @@ def pipeline(
         stages: Stages of every job, in order.
         pools: Units of each pool, at least 1.
         start_ns: Simulated time of the command, ns.
+        tracer: Called for the work of each unit stage, and for its tail.
 
     Returns:
         The critical path, first stage first.
@@ -163,7 +172,21 @@ def pipeline(
         job, stage = divmod(number, len(stages))
         each = fetches[stage]
         end_ns = store.read(each.plan.part(*each.bounds[job : job + 2].tolist()), int(ready[job, stage]))
+    if tracer:
+        _trace(stages, ends.tolist(), jobs, tracer)
     return _chain(causes.tolist(), ends.tolist(), len(stages))
+
+
+def _trace(stages: Sequence[ReadStage | UnitStage], ends: list[int], jobs: int, tracer: StageTracer) -> None:
+    """Report the times of all units."""
+    for number, each in enumerate(stages):
+        if isinstance(each, ReadStage):
+            continue
+        for job in range(jobs):
+            end_ns, tail_ns = ends[job * len(stages) + number], each.tail_ns[job]
+            tracer(number, end_ns - each.ns[job], end_ns, False)
+            if tail_ns:
+                tracer(number, end_ns, end_ns + tail_ns, True)
 
 
 def _chain(causes: list[int], ends: list[int], stages: int) -> list[CriticalStage]:

@@ -17,7 +17,7 @@ from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
 from ftl.flash.plan import PagePlan
 from ftl.flash.references import Referrer
-from ftl.flash.timing import TIMINGS, Reading
+from ftl.flash.timing import TIMINGS, FlashOperation, Reading
 
 CHEAP = 0.25
 """Largest fraction of valid pages in a block that garbage collection empties before it takes over open blocks.
@@ -217,7 +217,7 @@ class FlashStore:
 
     def begin_reads(self, plans: list[PagePlan]) -> Reading | None:
         """Check and count reads that `pipeline` times itself; None if each part must go through `read`."""
-        if self.timing.listener or self.nand.faults.raw_bit_errors or not self.timing.reading:
+        if self.timing.listener or self.timing.tracer or self.nand.faults.raw_bit_errors or not self.timing.reading:
             return None
         for plan in plans:
             if plan.stored:
@@ -233,5 +233,8 @@ class FlashStore:
         assert self.nand.next_page[block] > 0, f"block {block} is erased already"
         self.nand.erase(block)
         self.cache.forget(self.nand.pages_of(block))
-        self.timing.erase(block % self.geometry.lanes, start_ns)
+        end_ns, timing = self.timing.erase(block % self.geometry.lanes, start_ns), self.spec.timing
+        if self.timing.tracer:
+            first = int(self.nand.pages_of(block)[0])
+            self.timing.tracer(FlashOperation("erase", first, 0, end_ns - timing.erase_ns, end_ns))
         self.placement.release(block)

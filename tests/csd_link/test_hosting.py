@@ -11,7 +11,7 @@ from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 WAYS = {
-    "in this process": (DriveSetConfig, "keep"),
+    "in this process": (DriveSetConfig, "data_dir"),
     "in one of its own": (lambda **given: ServedDrive(name="a", spec=INSTCSD_ZYNQ7045_8CH, **given), "path"),
 }
 

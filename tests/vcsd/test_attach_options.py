@@ -78,12 +78,15 @@ def test_drive_option_with_tiers_is_refused() -> None:
 
 @pytest.mark.slow
 def test_public_names_have_types(tmp_path: Path) -> None:
-    (tmp_path / "uses.py").write_text(USES)
+    names = "".join(f"reveal_type(vcsd.{name})\n" for name in vcsd.__all__)
+    (tmp_path / "uses.py").write_text(f"{USES}\n{names}")
     mypy = [sys.executable, "-m", "mypy", str(tmp_path / "uses.py")]
     done = subprocess.run(mypy, capture_output=True, text=True, env={**os.environ, "MYPYPATH": "."})
     for shown in ('"vcsd.session.DriveSession"', '"vcsd.tiered.TierSession"', '"vcsd.server.Server"'):
         assert f"Revealed type is {shown}" in done.stdout, done.stdout + done.stderr
     assert 'No overload variant of "attach"' in done.stdout
+    assert done.stdout.count("Revealed type is") == 3 + len(vcsd.__all__)
+    assert 'Revealed type is "Any"' not in done.stdout, done.stdout
 
 
 def test_type_checker_knows_all_public_names() -> None:

@@ -322,6 +322,30 @@ def test_prompt_types_are_accepted_or_refused(model) -> None:
                 server.submit([1], new)
 
 
+def test_logprobs_are_kept_only_if_asked(model, prompts) -> None:
+    """The greedy token is the most probable one; the listener hears of each token and of the end."""
+    heard = list[str]()
+    with serve(model, setting("orbitflow"), background=False) as server:
+        plain = server.submit(prompts[0], 5)
+        asked = vcsd.SamplingParams(logprobs=2)
+        told = server.submit(prompts[0], 5, sampling=asked, listener=lambda: heard.append(told.finish_reason))
+        server.run()
+    assert plain.tokens == told.tokens and plain.logprobs == []
+    assert [each.top[0] for each in told.logprobs] == [
+        (token, each.logprob) for token, each in zip(told.tokens, told.logprobs, strict=True)
+    ]
+    assert heard == [""] * 5 + ["length"] and all(len(each.top) == 2 for each in told.logprobs)
+
+
+def test_cancel_has_reason(model, prompts) -> None:
+    with serve(model, setting("orbitflow"), background=False) as server:
+        stream = server.submit(prompts[0], 50)
+        assert next(iter(stream)) == stream.tokens[0]
+        stream.cancel("stop")
+        assert stream.finish_reason == "stop" and not server.kv.requests()
+        assert 'vcsd_requests_total{how="stop"} 1.0' in server.counters.text()
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_length_dependent_positions_are_refused(kind) -> None:
     scaling = {"rope_theta": 1e4, "rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 64}

@@ -254,3 +254,23 @@ def test_run_needs_no_memory_for_served_drives(drives, tmp_path):
     assert not DriveCliOptions(drives=str(drives), transport="window:served").value(HostingCliOptions()).has_overrides
     where = DriveCliOptions(drives=str(drives), keep=tmp_path)
     assert where.value(HostingCliOptions(medium="direct")).medium == Medium("direct", (512 << 20) // drives)
+
+
+def test_timeline_has_the_time_of_the_last_step(capsys, monkeypatch, tmp_path):
+    words = "--max-new-tokens", "3", "--no-compare", "--timeline", str(tmp_path / "step.json"), "-o", "json"
+    code, out, _ = vcsd(capsys, monkeypatch, "run", *words)
+    told = json.loads(out)["timeline"]
+    assert code == 0 and told["step_ns"] > 0 and told["merged_slices"] == 0
+    events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    assert (
+        max(round(1000 * (each["ts"] + each["dur"])) for each in events if each["name"] == "decode step")
+        == told["step_ns"]
+    )
+
+
+def test_timeline_without_drives_is_refused(capsys, monkeypatch, tmp_path):
+    words = "--policy", "auto", "--timeline", str(tmp_path / "step.json")
+    assert vcsd(capsys, monkeypatch, "run", *words)[::2] == (
+        1,
+        "vcsd: --timeline is a drive option, and with --policy auto the model attends itself\n",
+    )

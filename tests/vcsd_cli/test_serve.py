@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
 from tests.served import until
+from tests.vcsd_cli.test_main import vcsd as in_process
 from vcsd.options import HostingCliOptions
 from vcsd_cli.serve import _apply_options, find_created
 
@@ -129,3 +131,23 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
         server.terminate()
         server.stderr.close()
         assert server.wait() == 0
+
+
+def test_create_and_delete_print_json(capsys, monkeypatch):
+    code, out, _ = in_process(capsys, monkeypatch, "create", "one", "-o", "json")
+    made = json.loads(out)
+    assert code == 0 and made["name"] == "one" and made["drive"] == "instcsd-zynq7045-8ch"
+    assert (Path(made["folder"]) / "served.yaml").stat().st_mode & 0o777 == 0o600
+    assert json.loads(in_process(capsys, monkeypatch, "delete", "one", "--yes", "-o", "json")[1]) == {
+        "name": "one",
+        "folder": made["folder"],
+    }
+
+
+def test_delete_on_a_terminal_asks(capsys, monkeypatch):
+    assert in_process(capsys, monkeypatch, "create", "one")[0] == 0
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    code, _, errors = in_process(capsys, monkeypatch, "delete", "one")
+    assert code == 1 and "was not deleted: say --yes" in errors
+    assert in_process(capsys, monkeypatch, "delete", "one", "--yes")[0] == 0

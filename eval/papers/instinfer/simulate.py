@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_engine import METHODS, Arithmetic, DecodeStep, EngineClock, Queries
+from attention_engine import METHODS, Arithmetic, Compute, DecodeStep, EngineClock, Queries, Read
 from attention_engine.page_selection import Worth
 from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, StepResources
@@ -97,6 +97,9 @@ class TimedDrive:
         shape: Layers and heads that it has of a model.
         context: Tokens of the longest sequence.
         layout: Name of the layout.
+
+    Attributes:
+        pages, nbytes, macs: Pages read, bytes over the channels and multiply-accumulates of all steps so far.
     """
 
     def __init__(self, spec: DriveSpec, shape: ModelShape, context: int, layout: str) -> None:
@@ -104,6 +107,15 @@ class TimedDrive:
         self.ftl = Ftl(spec, Nand(spec.geometry, payload=False))
         self.units = StepResources(self.ftl, EngineClock(spec.engine))
         self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
+        self.pages = self.nbytes = self.macs = 0
+
+    def _count(self, work: Sequence[Read | Compute]) -> None:
+        for item in work:
+            if isinstance(item, Read):
+                self.pages += item.plan.ppns.size
+                self.nbytes += int(item.plan.nbytes.sum())
+            elif item.job == "kernel":
+                self.macs += int((item.lines * item.length).sum()) * item.queries
 
     def watches(
         self, handles: Sequence[int], method: str, params: SparFParams, page_share: float, schedule: str
@@ -117,6 +129,7 @@ class TimedDrive:
             queries = Queries.uniform(q, params, v_mean, [{} for _ in handles])
             step = DecodeStep(self.ftl.view(handles, layer), self.ftl, queries, arithmetic=pattern)
             METHODS[method](step)
+            self._count(step.work)
             watch = LatencyBreakdown(self.ftl.timing.idle_ns())
             SCHEDULES[schedule](step.work, self.units, watch)
             yield watch

@@ -76,7 +76,7 @@ class FlashCalendar(FlashTiming):
     grain_ns = SLOT_NS
 
     def __init__(self, geometry: Geometry, timing: NandTiming) -> None:
-        self.geometry, self.timing = geometry, timing
+        self.geometry, self.timing, self.page_bytes = geometry, timing, geometry.page_bytes
         self.slot_bytes = timing.channel_bytes_per_s * SLOT_NS // 1_000_000_000
         if not 0 < self.slot_bytes <= _USED:
             raise ValueError(f"channel_bytes_per_s = {timing.channel_bytes_per_s}: beyond what a calendar holds")

@@ -14,7 +14,7 @@ from eval.bench.decode import DecodeLoad, bench_decode
 @pytest.fixture
 def installed():
     if not llamacpp.installed():
-        pytest.skip("llama-cpp-python and gguf are not installed: pip install 'vcsd[rivals]'")
+        pytest.skip("llama-cpp-python and gguf are not installed: pip install 'vcsd[baselines]'")
 
 
 def llama(**fields):
@@ -27,7 +27,7 @@ def llama(**fields):
 def test_skipped_comparison_has_reason(monkeypatch):
     plain = {"model_type": "llama", "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
     monkeypatch.setattr(llamacpp, "find_spec", lambda name: None)
-    assert "pip install 'vcsd[rivals]'" in missing(SimpleNamespace(config=SimpleNamespace(**plain)), 1024)
+    assert "pip install 'vcsd[baselines]'" in missing(SimpleNamespace(config=SimpleNamespace(**plain)), 1024)
     monkeypatch.setattr(llamacpp, "find_spec", lambda name: name)
     for fields, tokens, reason in (
         ({}, 1024, None),

@@ -1,0 +1,74 @@
+"""`vcsd serve-model`: errors of its options, and a process that serves until a signal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from importlib.resources import files
+
+import openai
+import pytest
+
+from tests.vcsd_cli.test_main import vcsd
+
+MAIN = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
+SHIPPED = str(files("vcsd") / "shipped" / "checkpoint")
+
+REFUSED = [
+    (["nowhere"], "no model at nowhere"),
+    (["--policy", "best"], "must be one of reactive"),
+    (["--policy", "ours"], "--policy ours attends in drives: add --drives N"),
+    (["--drives", "2"], "--drives: --policy orbitflow uses no drives"),
+    (["--method", "sparf"], "--method: --policy orbitflow uses no drives"),
+    (["--no-restart"], "--no-restart: --policy orbitflow uses no drives"),
+    (["--policy", "ours", "--drives", "2", "--method", "magic"], "magic"),
+    (["--host", "0.0.0.0"], "set VCSD_API_KEY, or add --api-key KEY"),
+    (["--api-key", ""], "--api-key: must be printable ASCII"),
+    (["--api-key", "k\n"], "--api-key: must be printable ASCII"),
+    (["--host", "192.0.2.1", "--api-key", "k"], "Cannot assign requested address: choose another address or port"),
+    (["--file-tier", "/nowhere/at/all"], "there is no such folder, file or device"),
+    (["--port", "0", "--max-model-len", "99999"], "the model's context is 4096"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_invalid_option_is_one_line_error(capsys, monkeypatch, words, reason) -> None:
+    monkeypatch.delenv("VCSD_API_KEY", raising=False)
+    port = [] if "--port" in words else ["--port", "0"]
+    code, out, err = vcsd(capsys, monkeypatch, "serve-model", *words, *port)
+    lines = [line for line in err.splitlines() if line.startswith("vcsd: ")]
+    assert code and not out and len(lines) == 1 and reason in lines[0], err
+
+
+def test_port_in_use_is_one_line_error(capsys, monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, _, err = vcsd(capsys, monkeypatch, "serve-model", "--port", port)
+    assert code == 1
+    assert err == f"vcsd: --host 127.0.0.1 --port {port}: Address already in use: choose another address or port\n"
+
+
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+def test_missing_package_is_one_line_error(capsys, monkeypatch, missing) -> None:
+    monkeypatch.setattr("vcsd.endpoint.run.find_spec", lambda name: None if name == missing else object())
+    code, _, err = vcsd(capsys, monkeypatch, "serve-model")
+    assert (code, err) == (1, f"vcsd: the endpoint needs the package {missing}: pip install 'vcsd[endpoint]'\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_serves_until_signal(number) -> None:
+    words = [*MAIN, "serve-model", SHIPPED, "--port", "0", "--policy", "in-storage", "--drives", "2"]
+    environment = os.environ | {"VCSD_API_KEY": "secret"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stderr
+        (url,) = next(found for line in server.stderr if (found := re.findall(r"serving checkpoint at (\S+):", line)))
+        with openai.OpenAI(base_url=url, api_key="secret") as client:
+            asked = {"model": "checkpoint", "prompt": "The drive ", "max_tokens": 6, "temperature": 0}
+            assert client.completions.create(**asked).choices[0].text == "drive "
+        server.send_signal(number)
+        said = server.stderr.read()
+        assert server.wait() == 0 and said.splitlines()[-1:] == ["stopped"]

@@ -1,0 +1,76 @@
+"""Tracks of a timeline: slices of simulated time, their merging, and their events in the trace format of Chrome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Slice(NamedTuple):
+    """A slice of a track.
+
+    Attributes:
+        name: What happens.
+        begin_ns, end_ns: Simulated time since the step began.
+        pages: Pages that it stands for; 0: none.
+        nbytes: Bytes that it moves.
+        details: More values to show.
+    """
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    pages: int = 0
+    nbytes: int = 0
+    details: dict[str, Any] | None = None
+
+
+Tracks = dict[str, list[Slice]]  # slices by name of the track; those of one track do not overlap, or are nested
+
+
+def joined(track: list[Slice], gap_ns: int = 0) -> Iterator[Slice]:
+    """Slices of a track in order; those of one kind that overlap, touch, or are `gap_ns` apart become one."""
+    last: Slice | None = None
+    for each in sorted(track, key=lambda each: (each.begin_ns, each.end_ns)):
+        if last and each.name == last.name and each.begin_ns - last.end_ns <= gap_ns:
+            end_ns = max(last.end_ns, each.end_ns)
+            last = last._replace(end_ns=end_ns, pages=last.pages + each.pages, nbytes=last.nbytes + each.nbytes)
+            continue
+        if last:
+            yield last
+        last = each if last is None or each.begin_ns >= last.end_ns else each._replace(begin_ns=last.end_ns)
+    if last:
+        yield last
+
+
+def bounded(tracks: Tracks, share: float) -> Tracks:
+    """Tracks with about `share` of their slices; those of flash are merged with their neighbours."""
+    if share >= 1:
+        return tracks
+    found = dict(tracks)
+    for name, track in tracks.items():
+        gap_ns, most = 1_000, max(64, int(share * len(track)))
+        while name.startswith(("channel", "engine")) and len(found[name]) > most and gap_ns < 1 << 40:
+            found[name], gap_ns = list(joined(track, gap_ns)), 4 * gap_ns
+    return found
+
+
+def events_of(processes: dict[str, Tracks]) -> Iterator[dict[str, Any]]:
+    """Events of the trace format; times are in us with three decimals, thus exact to the nanosecond."""
+    for pid, (process, tracks) in enumerate(processes.items()):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+        for tid, (name, track) in enumerate(tracks.items()):
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+            for each in track:
+                sizes = {"pages": each.pages, "bytes": each.nbytes} if each.pages or each.nbytes else {}
+                yield {
+                    "ph": "X",
+                    "name": each.name,
+                    "pid": pid,
+                    "tid": tid,
+                    "ts": each.begin_ns / 1e3,
+                    "dur": (each.end_ns - each.begin_ns) / 1e3,
+                    "args": sizes | (each.details or {}),
+                }

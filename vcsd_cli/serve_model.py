@@ -1,0 +1,151 @@
+"""`vcsd serve-model`: an OpenAI-compatible HTTP endpoint of a model."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig
+from kv_cache.hardware import CSD
+from kv_cache.policies import policy_of
+from vcsd.endpoint.run import check_key_for, http_server, listen, require_packages, url_of
+from vcsd.options import HostingCliOptions, check_model
+from vcsd.progress import note, status
+from vcsd.transport import check_drives, check_method, methods_of
+from vcsd_cli.run import DRIVES_METAVAR, DriveSetOptions, MethodOptions, Processor, parse_drives
+from vcsd_cli.shared import importing
+from vcsd_cli.tiers import TierLimitOptions
+
+BUNDLED = "bundled"
+KEY_VARIABLE = "VCSD_API_KEY"
+_OPTION_NAMES = {  # of fields that are not named like their options
+    "drive": "--drive-config",
+    "keep": "--data-dir",
+    "methods": "--methods-file",
+    "restart": "--no-restart",
+    "durability": "--flush-durability",
+    "host_memory_mib": "--page-buffer-mib",
+    "threads": "--kernel-threads",
+}
+MODEL_HELP = "folder or name of a decoder, e.g. smollm2 (default: the bundled one)"
+POLICY_HELP = "policy of docs/server.md, or FILE:NAME"
+KEY_HELP = "key that clients must send; needed unless --host is a loopback address"
+NAME_HELP = "name of the model for clients (default: the model's name or folder)"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """Policy and batches."""
+
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "orbitflow"
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=1, max=1 << 24, help="prompt and answer, tokens (default: the model's context, at most 4096)"),
+    ] = None
+    max_batch_size: Annotated[int, typer.Option(min=1, max=256, help="requests that decode at once")] = 4
+    max_queued_requests: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="requests without a first token; others get status 429")
+    ] = 128
+    prefill_chunk_tokens: Annotated[
+        int, typer.Option(min=0, max=1 << 24, help="prefill chunk per decode step, tokens; 0: whole prompts")
+    ] = 0
+    time_slice_tokens: Annotated[
+        int, typer.Option(min=1, max=1 << 20, help="length of a time slice, tokens, for policies with time slices")
+    ] = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """HTTP."""
+
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=(1 << 16) - 1, help="port; 0: any free port")] = 8000
+    api_key: Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, help=KEY_HELP)] = None
+    served_model_name: Annotated[str | None, typer.Option(help=NAME_HELP)] = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDriveOptions(DriveSetOptions):
+    """Drives, for policies that attend in them."""
+
+    drives: Annotated[
+        str | None,
+        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives for such a policy, or a fleet's"),
+    ] = None
+
+
+def serve_model(
+    serving: ServingOptions,
+    http: HttpOptions,
+    tiers: TierLimitOptions,
+    what: MethodOptions,
+    where: ServedDriveOptions,
+    hosting: HostingCliOptions,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="folder or name of a decoder, e.g. smollm2 (default: the bundled one)", callback=check_model
+        ),
+    ] = None,
+    device: Annotated[Processor, typer.Option(help="device of the model")] = Processor.CPU,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API, until interrupted."""
+    require_packages()
+    check_key_for(http.host, http.api_key)
+    drives, attention = _drives(serving.policy, what, where, hosting)
+    with closing(listen(http.host, http.port)) as listening:
+        with status("loading the model"), importing():
+            from vcsd.endpoint.app import EndpointConfig, ModelEndpoint
+            from vcsd.endpoint.text import end_tokens
+            from vcsd.loading import CHECKPOINT, load
+            from vcsd.serving import ServingConfig, serve
+
+            config = ServingConfig(
+                policy=serving.policy,
+                tiers=tiers.limits(),
+                drives=drives,
+                attention=attention,
+                max_batch_size=serving.max_batch_size,
+                time_slice_tokens=serving.time_slice_tokens,
+                max_tokens=serving.max_model_len,
+                max_queued_requests=serving.max_queued_requests,
+                prefill_chunk_tokens=serving.prefill_chunk_tokens,
+            )
+            loaded, tokenizer = load(model or CHECKPOINT, device)
+        name = http.served_model_name or (model.name if model else BUNDLED)
+        setting = EndpointConfig(name, http.api_key, end_tokens(loaded, tokenizer))
+        with serve(loaded, config) as server:
+            running = http_server(ModelEndpoint(server, tokenizer, setting).app())
+            note(f"serving {name} at {url_of(listening)}: stop it with Ctrl-C")
+            running.run(sockets=[listening])
+    note("stopped")
+
+
+def _drives(
+    policy: str, what: MethodOptions, where: ServedDriveOptions, hosting: HostingCliOptions
+) -> tuple[DriveSetConfig | tuple[()], AttentionConfig]:
+    """Drives and attention of the options; raises ValueError if the policy and the options do not fit."""
+    attends = CSD in policy_of(policy).tiers
+    if attends and where.drives is None:
+        raise ValueError(f"--policy {policy} attends in drives: add --drives N, or choose a policy without drives")
+    option = what.given() or _given(where) or _given(hosting)
+    if option and not attends:
+        raise ValueError(f"{option}: --policy {policy} uses no drives: leave it out, or choose --policy ours")
+    attention = what.value("dense")
+    if not attends:
+        return (), attention
+    drives = where.drive_set(hosting)
+    check_drives(drives)
+    check_method(attention, methods_of(drives))
+    return drives, attention
+
+
+def _given(options: Any) -> str:
+    """Name of the first option whose value is not the default; empty if there is none."""
+    changed = (each.name for each in fields(options) if getattr(options, each.name) != each.default)
+    return next((_OPTION_NAMES.get(name, f"--{name.replace('_', '-')}") for name in changed), "")
