@@ -22,6 +22,14 @@ class Geometry:
     Lanes are numbered channel first: lane = (plane * dies_per_channel + die) * channels + channel.
     A *superblock* is the block of the same number in every lane. A physical page number (ppn) is
     (superblock * pages_per_block + page) * lanes + lane.
+
+    Attributes:
+        channels: Buses between flash and controller; each moves the data of one die at a time.
+        dies_per_channel: Dies on one channel.
+        planes_per_die: Planes of a die, its lanes.
+        blocks_per_plane: Blocks of a plane; a block is the unit of erase.
+        pages_per_block: Pages of a block; a page is the unit of reads and programs.
+        page_bytes: Data of a page without its spare area, bytes.
     """
 
     channels: Annotated[int, Field(ge=1, le=1024)]
@@ -140,6 +148,10 @@ class DriveSpec:
 
     Attributes:
         name: Name of the model.
+        geometry: Sizes of the NAND array.
+        timing: Times of the NAND, and rate of a channel.
+        engine: Attention engine.
+        link: Path between the model's memory and the drive.
         dram_bytes: Drive DRAM, bytes.
         cache_bytes: Part of the DRAM that caches frequently read embedding pages, bytes; the rest is for page buffers.
     """

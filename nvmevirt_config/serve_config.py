@@ -28,7 +28,12 @@ NameOrDescription = Annotated[
 
 @frozen_value
 class WindowSize:
-    """Size of a window (`csd_link.window.WindowLayout`). Default of slot_blocks: 8192, or 512 with several tenants."""
+    """Size of a window (`csd_link.window.WindowLayout`).
+
+    Attributes:
+        depth: Commands in flight.
+        slot_blocks: Blocks of 4 KiB for the data of one command; None: 8192, or 512 with several tenants.
+    """
 
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = WindowLayout().depth
     slot_blocks: Annotated[int, Field(ge=1, le=MAX_SLOT_BLOCKS)] | None = None
@@ -36,7 +41,11 @@ class WindowSize:
 
 @frozen_value
 class TenantEntry:
-    """A tenant. `share` is the fraction of the drive that it may use; by default, an equal part of the rest."""
+    """A tenant.
+
+    Attributes:
+        share: Fraction of the drive that it may use; None: an equal part of the rest.
+    """
 
     share: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -118,7 +127,12 @@ class DriveEntry:
 
 @frozen_value
 class ServeFile:
-    """Drives to serve; `restart` is whether killed drives are restarted."""
+    """Drives to serve.
+
+    Attributes:
+        drives: Drives, each with its own process.
+        restart: Whether killed drives are restarted.
+    """
 
     drives: tuple[DriveEntry, ...]
     restart: bool = True

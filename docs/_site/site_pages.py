@@ -153,10 +153,10 @@ def schema(root: Path, name: str) -> dict[str, Any]:
 
 def serve_file(root: Path) -> str:
     """Fields of the file of `vcsd serve`, without those of a drive's description."""
-    serve, drive = schema(root, "drives"), schema(root, "drive")
+    serve, one = schema(root, "drives"), schema(root, "drive")
     text = [*structure("ServeFile", serve)]
     for name, each in serve["$defs"].items():
-        if name not in (*drive["$defs"], "DriveSpec"):
+        if name not in (*one["$defs"], "DriveSpec"):
             text += structure(name, each)
     return "\n\n".join(text)
 
