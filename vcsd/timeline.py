@@ -113,7 +113,9 @@ class StepRecorder:
             raise ValueError(f"{path}: no decode step was run: ask for at least 2 new tokens")
         processes = tracks_of(self.last, self._specs)
         count = sum(len(track) for tracks in processes.values() for track in tracks.values())
-        processes = {name: bounded(tracks, MAX_EVENTS / count) for name, tracks in processes.items()}
+        processes = {
+            name: bounded(tracks, MAX_EVENTS / count, ("channel", "engine")) for name, tracks in processes.items()
+        }
         kept = sum(len(track) for tracks in processes.values() for track in tracks.values())
         step_ns = self.last.end_ns - self.last.begin_ns
         told = {"step_ns": step_ns, "slices": kept, "merged_slices": count - kept}

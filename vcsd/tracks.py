@@ -43,14 +43,14 @@ def joined(track: list[Slice], gap_ns: int = 0) -> Iterator[Slice]:
         yield last
 
 
-def bounded(tracks: Tracks, share: float) -> Tracks:
-    """Tracks with about `share` of their slices; those of flash are merged with their neighbours."""
+def bounded(tracks: Tracks, share: float, merged: tuple[str, ...]) -> Tracks:
+    """Tracks with about `share` of their slices; tracks that begin with `merged` have neighbours as one slice."""
     if share >= 1:
         return tracks
     found = dict(tracks)
     for name, track in tracks.items():
         gap_ns, most = 1_000, max(64, int(share * len(track)))
-        while name.startswith(("channel", "engine")) and len(found[name]) > most and gap_ns < 1 << 40:
+        while name.startswith(merged) and len(found[name]) > most and gap_ns < 1 << 40:
             found[name], gap_ns = list(joined(track, gap_ns)), 4 * gap_ns
     return found
 

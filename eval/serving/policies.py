@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from eval.experiment import Outcome
 from eval.serving.machines import COSTS, drives
+from eval.serving.timeline import PolicyTimeline
 from kv_cache import trace as traces
 from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import PolicyError
@@ -27,6 +29,7 @@ from kv_cache.trace import Trace
 from kv_cache.transfer.sequences import Level
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
+from vcsd.timeline import check_timeline_path
 
 INPUT, OUTPUT, PER_S = (96, 6144), (8, 64), 0.5  # tokens and rate of generated requests
 EVERY = "all"
@@ -74,6 +77,9 @@ class PolicyOptions:
             help="simulate by events instead of the compiled chain; also times placement changes (takes minutes)",
         ),
     ] = False
+    timeline: Annotated[
+        Path | None, typer.Option(help="file for the run in simulated time, a trace for Perfetto (.json); one policy")
+    ] = None
 
     def names(self) -> list[str]:
         """Policies to run."""
@@ -107,7 +113,9 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
     if CSD in policy.tiers:
         cost = replace(cost, drives=drives(given.drives))
     admission = AdmissionConfig(max_batch_size=given.max_batch_size, reject=True)
-    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers, given.events)
+    by_events = given.events or given.timeline is not None
+    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers, by_events)
+    timeline = PolicyTimeline(engine.events) if given.timeline and engine.events else None
     ended = 0
 
     def told(done: int) -> None:
@@ -126,7 +134,8 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
     if not found["requests"]:
         engine.check(trace.requests[0])
         raise ValueError(f"{name}: no request was served")
-    return {
+    drawn = {"timeline": timeline.write(given.timeline)} if timeline and given.timeline else {}
+    return drawn | {
         "policy": name,
         "timed_by": engine.done.timed_by,
         "decode_s": engine.done.decode_s,
@@ -136,6 +145,17 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
         "route_bytes": _route_bytes(engine),
         **found,
     }
+
+
+def check_timeline(path: Path, policies: Mapping[str, Policy]) -> None:
+    """Raise ValueError if a timeline of these policies cannot be written."""
+    if path.suffix != ".json":
+        raise ValueError(f"{path}: must end in .json")
+    check_timeline_path(path)
+    if len(policies) > 1:
+        raise ValueError(f"--timeline shows one policy, and there are {len(policies)}: name one with --policy")
+    if any(isinstance(each, TimeSlices) for each in policies.values()):
+        raise ValueError("--timeline needs simulated copies, which policies with time slices do not have")
 
 
 def _stalled_s(engine: Engine) -> float:
@@ -158,6 +178,8 @@ def experiment(given: PolicyOptions) -> Outcome:
     if given.engine not in COSTS:
         raise ValueError(f"engine = {given.engine!r}: must be one of {', '.join(COSTS)}")
     policies = {name: policy_of(name) for name in given.names()}
+    if given.timeline:
+        check_timeline(given.timeline, policies)
     cost, _ = given.machine()
     trace = given.served(cost)
     if not trace.requests:

@@ -58,6 +58,10 @@ class _WriteBack:
         return self.limit_bytes is not None and self.dirty > self.limit_bytes
 
 
+Tracer = Callable[[str, int, float, float, int], None]
+"""Receives an activity (`compute`, `drives`, `wait ROUTE` or the route of a copy), layer, begin, end, ns, and bytes."""
+
+
 class SimulatedTransfers:
     """Transfers in simulated time, without bytes.
 
@@ -66,6 +70,7 @@ class SimulatedTransfers:
         iterations_ns: Duration of each iteration, ns.
         moved: Bytes by route.
         stalls_ns: Time that the model waited for each route, ns.
+        tracer: Called for each layer's compute, wait and copy, for a timeline; None: not called.
     """
 
     def __init__(self, machine: Machine, compute: Compute) -> None:
@@ -82,6 +87,7 @@ class SimulatedTransfers:
         self.moved: Counter[str] = Counter()
         self.stalls_ns: defaultdict[str, float] = defaultdict(float)
         self.iterations_ns: list[float] = []
+        self.tracer: Tracer | None = None
 
     @property
     def now_ns(self) -> float:
@@ -126,10 +132,13 @@ class SimulatedTransfers:
         ready_ns = max(self._ready_ns.get(row, 0) for row in attention.rows)
         if ready_ns > self.now_ns:
             self.events.run_to(ready_ns)
-        work = self.compute(attention)
+        work, began_ns = self.compute(attention), self.now_ns
         self.events.run_to(self.now_ns + work.device_ns)
+        self._trace("compute", attention.layer, began_ns, self.now_ns)
         if work.drives_ns:
-            self._drives_free_ns = max(self._drives_free_ns, self.now_ns) + work.drives_ns
+            began_ns = max(self._drives_free_ns, self.now_ns)
+            self._drives_free_ns = began_ns + work.drives_ns
+            self._trace("drives", attention.layer, began_ns, self._drives_free_ns)
             self._ready_ns |= dict.fromkeys(attention.rows, self._drives_free_ns)
         took_s = (work.device_ns + work.drives_ns) / 1e9
         self._layer_s += (EMA_SHARE if self._layer_s else 1.0) * (took_s - self._layer_s)
@@ -141,6 +150,7 @@ class SimulatedTransfers:
                 self.events.run_until(lambda transfer=transfer: transfer.done)  # type: ignore[misc]  # bound at once
                 assert isinstance(transfer, SimulatedTransfer)
                 self.stalls_ns[transfer.route.name] += self.now_ns - since_ns
+                self._trace(f"wait {transfer.route.name}", transfer.copy_range.block.layer, since_ns, self.now_ns)
 
     def end(self) -> None:
         self.events.run_to(max(self._ready_ns.values(), default=0))
@@ -173,6 +183,10 @@ class SimulatedTransfers:
     def page_cache_hits(self, tier: str) -> tuple[int, int] | None:
         cache = self.caches.get(tier)
         return (cache.read_bytes, cache.hit_bytes) if cache else None
+
+    def _trace(self, activity: str, layer: int, began_ns: float, ended_ns: float, nbytes: int = 0) -> None:
+        if self.tracer and ended_ns > began_ns:
+            self.tracer(activity, layer, began_ns, ended_ns, nbytes)
 
     def _start(self, copy: SimulatedTransfer) -> None:
         """Start a copy: cut it into pieces that enter the first link one after the other."""
@@ -258,5 +272,7 @@ class SimulatedTransfers:
     def _ended(self, copy: SimulatedTransfer) -> None:
         assert copy.entered and not copy.done and not copy.pieces_left
         copy.done, copy.ended_ns = True, self.now_ns
+        what = copy.copy_range
+        self._trace(copy.route.name, what.block.layer, copy.began_ns, copy.ended_ns, what.tokens * what.row_bytes)
         for act in copy.when_done:
             act()
