@@ -20,7 +20,7 @@ from eval.papers.compare import PAPERS, load
 from eval.papers.options import MachineOptions, Simulated
 from eval.papers.page import PagePart, label, table, values_table, whole_page
 from eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
-from vcsd.progress import err
+from vcsd.progress import note
 
 TITLE = "Papers' results compared with vcsd's model"
 CLOSE_PERCENT = 10.0  # error of claims that the summary counts
@@ -61,7 +61,7 @@ def report(
 ) -> None:
     """Papers' claims with our values, and the charts for them, as one page that needs no network."""
     page = write_report([_evaluated(load(name), machine, simulated) for name in PAPERS], out)
-    err.print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
+    note(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
 def _evaluated(paper: Paper, machine: MachineOptions, simulated: Simulated) -> PaperResult:

@@ -7,7 +7,9 @@ import json
 import re
 import statistics
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.metadata import version
 
 import pytest
 from plotly.offline import get_plotlyjs
@@ -16,12 +18,12 @@ from eval.papers import report
 from eval.papers.charts import DARK, LIGHT, chart_styles
 from eval.papers.instinfer import figures
 from eval.papers.instinfer.evaluate import PAPER, evaluate_on
-from eval.papers.options import Simulated
+from eval.papers.options import MachineOptions, Simulated
 from eval.papers.page import MAX_SHOWN_VALUES, as_text, label, table, values_table
 from eval.papers.paper import FOLLOWS, Chart, judge
 from tests.eval.papers.instinfer.setups import small_setup
 
-WIDTHS_PX = (390, 1280)
+SCHEMES = {"dark": 0, "light": 1}  # numbers of Chromium
 LISTENER = "<script>const errors = []; addEventListener('error', event => errors.push(event.message));</script>"
 FINDINGS = """<script>
 addEventListener("load", () => setTimeout(() => parent.postMessage({
@@ -214,6 +216,17 @@ def test_text_of_table_is_escaped():
     assert [as_text(value) for value in (6561, 12345.4, 3.4e38, -0.123456)] == ["6,561", "12,345", "3.4e+38", "-0.1235"]
 
 
+def test_report_command_evaluates_papers_writes_page(result, tmp_path, monkeypatch, capsys):
+    paper = replace(PAPER, evaluate=lambda *_: result.evaluation)
+    monkeypatch.setattr(report, "load", lambda name: paper)
+    monkeypatch.setattr(report, "PAPERS", ["instinfer"])
+    report.report(MachineOptions(), Simulated(), tmp_path / "new")
+    assert "index.html" in capsys.readouterr().err
+    shown = Elements((tmp_path / "new" / "index.html").read_text())
+    assert len(shown.charts()) == 4
+    assert ["plotly", version("plotly")] in shown.tables[-1]
+
+
 def test_failed_report_keeps_previous_page(page, result, monkeypatch):
     before = page.read_bytes()
     monkeypatch.setattr(report, "chart_element", lambda chart, title: 1 / 0)
@@ -222,13 +235,14 @@ def test_failed_report_keeps_previous_page(page, result, monkeypatch):
     assert page.read_bytes() == before
 
 
-@pytest.mark.parametrize("width", WIDTHS_PX)
-def test_page_in_browser_no_errors_no_overflow(page, elements, tmp_path, chromium, width):
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "light"), (390, "dark")])
+def test_page_in_browser_no_errors_no_overflow(page, elements, tmp_path, chromium, width, scheme):
     """The page is in a frame of that width, since a window may not be as narrow as a phone."""
     shown = page.read_text().replace("<head>", f"<head>{LISTENER}").replace("</body>", f"{FINDINGS}</body>")
     (tmp_path / "shown.html").write_text(shown)
     (tmp_path / "frame.html").write_text(FRAME.format(width=width))
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1400,900"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
     command += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom"]
     ended = subprocess.run(
         [*command, (tmp_path / "frame.html").as_uri()], check=True, capture_output=True, text=True, timeout=300
@@ -244,4 +258,4 @@ def test_page_in_browser_no_errors_no_overflow(page, elements, tmp_path, chromiu
         assert 300 < chart["width"] <= width
         assert chart["ticks"] > 1
         assert all(chart["titles"])
-        assert all(color == styles[name]["light"] for name, color in chart["colors"])
+        assert all(color == styles[name][scheme] for name, color in chart["colors"])
