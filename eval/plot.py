@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,6 @@ def save_figure(figure: Any, path: Path) -> None:
     """Write a picture in the format that the file's name says."""
     check_format(path)
     figure.savefig(path, dpi=150)
-
-
-def as_svg(figure: Any) -> str:
-    """A picture as an element of a page."""
-    text = io.StringIO()
-    figure.savefig(text, format="svg")
-    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 def check_format(path: Path) -> None:

@@ -10,12 +10,13 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from eval.papers.claims import MAX_PERCENT, Claim, ClaimKind, Source
 from eval.papers.options import MachineOptions, Simulated
 
 FOLLOWS = (ClaimKind.DERIVED, ClaimKind.PREDICTED)
+Rows = Sequence[Mapping[str, Any]]
 FACTORS: dict[str, float] = {}  # of constants in this process, by key; set before a paper's modules are imported
 
 
@@ -42,14 +43,41 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Chart:
+    """Data of a chart.
+
+    Attributes:
+        kind: `lines`: one for each value of `series`. `stack`: a bar for each row, named by `series` and `x`.
+        rows: Rows with the columns below; a row without a value is not drawn.
+        x: Column of the x axis; of a stack, the second part of a bar's name.
+        y: Column of the y axis; of a stack, columns of the parts of a bar, which add up.
+        series: Column of names.
+        units: Quantity and unit by column, for the titles of axes; `y` is that of a stack's values.
+    """
+
+    kind: Literal["lines", "stack"]
+    rows: Rows
+    x: str
+    y: Sequence[str]
+    series: str
+    units: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the report: a picture, some columns of rows, or a value with parts."""
+    """A part of the report: a chart, some columns of rows, or a value with parts.
+
+    Attributes:
+        title: Heading; empty if the part belongs to the one before it.
+        command: Command that prints the same; empty if only the report has it.
+    """
 
     title: str
-    picture: Any = None
-    rows: Sequence[Mapping[str, Any]] = ()
+    chart: Chart | None = None
+    rows: Rows = ()
     columns: Sequence[str] = ()
     value: Mapping[str, Any] | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,30 +1,57 @@
-"""All papers' claims and figures on one page: no network, readable on a phone."""
+"""All papers' claims and charts on one page that needs no network: a summary, each paper, how to reproduce it."""
 
 from __future__ import annotations
 
 import html
-import json
 import platform
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from eval.papers.charts import chart_element, chart_scripts
+from eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
 from eval.papers.compare import PAPERS, load
 from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper, Section, judge
-from eval.plot import as_svg
-from vcsd.progress import err
+from eval.papers.page import PagePart, label, table, values_table, whole_page
+from eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
+from vcsd.progress import note
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; }
-div { overflow-x: auto; } svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-size: 14px; } td, th { border-bottom: 1px solid #ccc; padding: .2rem .6rem; }
-td { text-align: right; } td.text, th { text-align: left; } pre { font-size: 13px; overflow-x: auto; }
-"""
-Part = tuple[str, str]  # title, content
+TITLE = "Papers' results compared with vcsd's model"
+CLOSE_PERCENT = 10.0  # error of claims that the summary counts
+SUMMARY = {
+    "paper": "paper",
+    "compared": "claims compared",
+    "within": f"within {CLOSE_PERCENT:g} %",
+    "median": "median error, %",
+    "worst": "worst error, %",
+    "worst_claim": "claim with the worst error",
+    "contradicted": "contradicted",
+    "undetermined": "not determined",
+    "printed": "printed values",
+}
+COUNTS = ("printed", "compared", "within", "contradicted", "undetermined")  # columns of numbers of claims
+CLAIM = {"id": "id", "error_percent": "error, %", "paper": "paper", "ours": "ours", "unit": "unit", "kind": "kind"}
+CLAIM_TEXT = {"source": "source", "what": "quantity", "page": "printed in"}
+REASON = {"id": "claims", "kind": "kind", "reason": "reason"}
+ASSUMED = {"name": "name", "value": "value", "unit": "unit", "why": "why"}
+CALIBRATED = {"name": "name", "value": "value", "unit": "unit", "fixed_by": "fixed by", "why": "why"}
+REPRODUCE = {"command": "command", "minutes": "minutes", "tolerance": "tolerance", "shows": "claims or section"}
+SEPARATE = ("rows", "calibrated", "assumed", "exceptions")  # entries of `judge` with tables of their own
+
+
+@dataclass(frozen=True, slots=True)
+class PaperResult:
+    """A paper, its evaluation, and how long that took: wall-clock time, seconds."""
+
+    paper: Paper
+    evaluation: Evaluation
+    evaluation_s: float
 
 
 def report(
@@ -32,70 +59,167 @@ def report(
     simulated: Simulated,
     out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
-    """Papers' claims with our values, and the figures for them, as one page that needs no network."""
-    papers = [load(name) for name in PAPERS]
-    page = write_report([(paper, paper.evaluate(machine, simulated, True)) for paper in papers], out)
-    err.print(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
+    """Papers' claims with our values, and the charts for them, as one page that needs no network."""
+    page = write_report([_evaluated(load(name), machine, simulated) for name in PAPERS], out)
+    note(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
-def write_report(papers: Sequence[tuple[Paper, Evaluation]], folder: Path) -> Path:
+def _evaluated(paper: Paper, machine: MachineOptions, simulated: Simulated) -> PaperResult:
+    start_s = time.perf_counter()
+    evaluation = paper.evaluate(machine, simulated, True)
+    return PaperResult(paper, evaluation, time.perf_counter() - start_s)
+
+
+def write_report(results: Sequence[PaperResult], folder: Path) -> Path:
     """Write index.html, which is there when it is whole; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    body = "".join(f"<h1>{html.escape(paper.title)}</h1>{_body(_parts(paper, found))}" for paper, found in papers)
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    charts = [each.chart for result in results for each in result.evaluation.sections if each.chart]
+    introduction = f'<p class="quiet">{date.today().isoformat()}, vcsd {version("vcsd")}</p>'
+    parts = [
+        _summary(results),
+        *(PagePart(result.paper.title, _extent(result), _paper_parts(result)) for result in results),
+        _reproduce(results),
+        PagePart("Versions", values_table(_versions())),
+    ]
     page, part = folder / "index.html", folder / "index.html.part"
-    part.write_text(
-        f"<!doctype html><html lang='en'><head>{head}<title>vcsd: papers' evaluations</title><style>{_STYLE}</style>"
-        f"</head><body>{body}{_body([('Versions', _json(_versions()))])}</body></html>",
-        encoding="utf-8",
-    )
+    part.write_text(whole_page(TITLE, introduction, parts, chart_scripts(charts)), encoding="utf-8")
     return part.replace(page)
 
 
-def _body(parts: Sequence[Part]) -> str:
-    return "".join(
-        f"{f'<h2>{html.escape(title)}</h2>' if title else ''}<div>{content}</div>" for title, content in parts
+def summary_row(result: PaperResult) -> dict[str, Any]:
+    """Counts and errors of a paper's claims, by column of SUMMARY; errors in percent."""
+    judged = judge(result.paper, result.evaluation)
+    errors = [abs(row["error_percent"]) for row in judged["rows"] if row["kind"] in FOLLOWS]
+    (worst,) = (claim for claim in result.paper.claims if claim.id == judged["worst_row"])
+    return {
+        "paper": result.paper.title,
+        "compared": judged["predicted_rows"],
+        "within": sum(error <= CLOSE_PERCENT for error in errors),
+        "median": judged["median_error_percent"],
+        "worst": judged["worst_error_percent"],
+        "worst_claim": f"{worst.id}: {worst.what}",
+        "contradicted": judged["counts"][ClaimKind.CONTRADICTS],
+        "undetermined": judged["counts"][ClaimKind.UNDETERMINED],
+        "printed": len(judged["rows"]),
+    }
+
+
+def _summary(results: Sequence[PaperResult]) -> PagePart:
+    rows = [summary_row(result) for result in results]
+    total = {name: sum(row[name] for row in rows) for name in SUMMARY if name in COUNTS}
+    papers = "One paper prints" if len(rows) == 1 else f"{len(rows)} papers print"
+    within_percent = 100 * total["within"] / total["compared"]
+    said = (
+        f"{papers} {total['printed']} values. Our model computes {total['compared']} of them without being fitted to "
+        f"them: {total['within']} ({within_percent:.0f} %) differ by at most {CLOSE_PERCENT:g} % "
+        f"from the printed value. {total['contradicted']} values contradict others of the same paper, and "
+        f"{total['undetermined']} depend on numbers that the paper does not print."
     )
+    shown = table(rows, SUMMARY, {"median": ".1f", "worst": ".1f"}, "pinned")
+    return PagePart("Summary", f"<p>{said}</p>{shown}")
 
 
-def _parts(paper: Paper, evaluation: Evaluation) -> list[Part]:
-    """A paper's claims and figures."""
+def _extent(result: PaperResult) -> str:
+    return f"<p>All times are {html.escape(result.evaluation.extent)}.</p>"
+
+
+def _paper_parts(result: PaperResult) -> list[PagePart]:
+    """A paper's claims, constants and sections."""
+    paper, evaluation = result.paper, result.evaluation
     judged = judge(paper, evaluation)
-    columns = ("id", "text", "paper", "ours", "kind", "error_percent", *evaluation.columns)
-    with_reason = [row for row in judged["rows"] if "reason" in row]
-    summary = {key: value for key, value in judged.items() if key not in ("rows", "calibrated", "assumed")}
+    reasons = _reasons(judged)
+    further = {name: value for name, value in judged.items() if name not in SEPARATE}
     return [
-        ("", f"<p>All times are {evaluation.extent}.</p>"),
-        ("Claims", _table(judged["rows"], columns)),
-        *([("Values with a reason", _table(with_reason, ("id", "kind", "reason")))] if with_reason else []),
-        ("Calibrated constants", _table(judged["calibrated"], ("name", "value", "unit", "fixed_by", "why"))),
-        ("Assumed constants", _table(judged["assumed"], ("name", "value", "unit", "why"))),
-        ("Summary", _json(summary)),
-        *((section.title, _content(section)) for section in evaluation.sections),
+        PagePart("Claims", _claims(paper, evaluation, judged["rows"])),
+        *([PagePart("Reasons", table(reasons, REASON))] if reasons else []),
+        PagePart("Calibrated constants", _constants(judged["calibrated"], CALIBRATED)),
+        PagePart("Assumed constants", _constants(judged["assumed"], ASSUMED)),
+        *_sections(evaluation.sections),
+        PagePart("Errors and further values", values_table(further)),
     ]
 
 
+def _reasons(judged: dict[str, Any]) -> list[dict[str, str]]:
+    """Reasons of values that have no error, contradict others or are beyond the tolerance, with their claims."""
+    kinds = {row["id"]: row["kind"] for row in judged["rows"]}
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in (*(row for row in judged["rows"] if "reason" in row), *judged["exceptions"]):
+        found.setdefault((kinds[each["id"]], each["reason"]), []).append(each["id"])
+    return [{"id": ", ".join(ids), "kind": kind, "reason": reason} for (kind, reason), ids in found.items()]
+
+
+def _claims(paper: Paper, evaluation: Evaluation, rows: Sequence[dict[str, Any]]) -> str:
+    shown = [
+        {
+            **row,
+            "unit": claim.unit,
+            "what": claim.what,
+        }
+        for claim, row in zip(paper.claims, rows, strict=True)
+    ]
+    further = {name: label(name) for name in evaluation.columns}
+    return table(shown, {**CLAIM, **further, **CLAIM_TEXT}, {"error_percent": "+.1f"}, "pinned")
+
+
+def _constants(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
+    return table(rows, columns) if rows else "<p>None.</p>"
+
+
+def _sections(sections: Sequence[Section]) -> list[PagePart]:
+    """Parts of the page; a section without a title belongs to the part before it."""
+    parts: list[PagePart] = []
+    for section in sections:
+        if section.title or not parts:
+            parts.append(PagePart(section.title or "Values", _content(section)))
+        else:
+            parts[-1] = PagePart(parts[-1].title, parts[-1].content + _content(section))
+    return parts
+
+
 def _content(section: Section) -> str:
-    if section.picture is not None:
-        return as_svg(section.picture)
-    return _table(section.rows, section.columns) if section.value is None else _json(section.value)
+    if section.chart is not None:
+        return chart_element(section.chart, section.title)
+    if section.value is not None:
+        return values_table(section.value)
+    return table(section.rows, {name: label(name) for name in section.columns})
+
+
+def _reproduce(results: Sequence[PaperResult]) -> PagePart:
+    """Commands that print the page's values."""
+    said = (
+        "Minutes are the wall-clock time of the paper's whole evaluation when this page was made; a command that "
+        "prints a part of it takes less, and the first run also compiles kernels. Tolerance is the largest error "
+        "that the model explains: claims beyond it are among the reasons. Calibrated and contradicting values "
+        "have none."
+    )
+    parts = [
+        PagePart(each.paper.title, table(reproduction_rows(each), REPRODUCE, {"minutes": ".1f"}, "commands"))
+        for each in results
+    ]
+    return PagePart("Reproduce", f"<p>{said}</p>", parts)
+
+
+def reproduction_rows(result: PaperResult) -> list[dict[str, Any]]:
+    """Commands of a paper's computed claims and sections, by column of REPRODUCE."""
+    shows: dict[tuple[str, str], list[str]] = {}
+    for claim, row in zip(result.paper.claims, judge(result.paper, result.evaluation)["rows"], strict=True):
+        if claim.kind in COMPUTED:
+            limit = f"{MAX_POINTS:g} points" if claim.unit == "%" else f"{MAX_PERCENT:g} %"
+            tolerance = limit if claim.kind in FOLLOWS else "-"
+            shows.setdefault((row["command"], tolerance), []).append(claim.id)
+    for section in result.evaluation.sections:
+        if section.command:
+            shows.setdefault((section.command, "-"), []).append(section.title)
+    minutes = result.evaluation_s / 60
+    return [
+        {"command": command, "minutes": minutes, "tolerance": tolerance, "shows": ", ".join(names)}
+        for (command, tolerance), names in shows.items()
+    ]
 
 
 def _versions() -> dict[str, str]:
-    packages = ("vcsd", "numpy", "numba", "torch", "transformers")
-    return {name: version(name) for name in packages} | {"python": platform.python_version()}
+    from plotly.offline import get_plotlyjs_version
 
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    def cell(value: Any) -> str:
-        if isinstance(value, str):
-            return f'<td class="text">{html.escape(value)}</td>'
-        return f"<td>{'-' if value is None else f'{value:,.4g}'}</td>"
-
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    lines = "".join("<tr>" + "".join(cell(row[column]) for column in columns) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{lines}</table>"
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return f"<pre>{html.escape(json.dumps(values, indent=1))}</pre>"
+    packages = ("vcsd", "numpy", "numba", "torch", "transformers", "plotly")
+    found = {name: version(name) for name in packages}
+    return found | {"plotly.js": get_plotlyjs_version(), "python": platform.python_version()}

@@ -21,8 +21,7 @@ from eval.papers.dual_blade.systems import (
 )
 from eval.papers.dual_blade.wear import waf
 from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper, Section
-from eval.plot import lines
+from eval.papers.paper import Chart, Evaluation, Paper, Section
 from vcsd.progress import status
 
 SSDS = ("A", "B")  # Samsung PM9D3a and 990 PRO
@@ -216,12 +215,11 @@ def _rows(runs: InferenceRuns, limits: Sequence[int]) -> list[dict[str, Any]]:
 def _sections(runs: InferenceRuns) -> list[Section]:
     """Decode over the limit, as in figure 10."""
     rows = _rows(runs, LIMITS_GIB)
+    units = {"limit_gib": "memory limit, GiB", "decode_s": "decode time, s"}
+    by_ssd = {ssd: [row for row in rows if row["ssd"] == ssd] for ssd in SSDS}
     return [
-        Section(
-            f"Decode, SSD {ssd}",
-            lines([row for row in rows if row["ssd"] == ssd], "limit_gib", "decode_s", "system"),
-        )
-        for ssd in SSDS
+        Section(f"Decode, SSD {ssd}", Chart("lines", found, "limit_gib", ("decode_s",), "system", units))
+        for ssd, found in by_ssd.items()
     ] + [Section("", rows=rows, columns=("ssd", "system", "limit_gib", "decode_s", "cached_share"))]
 
 
