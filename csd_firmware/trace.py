@@ -33,8 +33,8 @@ class CommandTrace:
         layer: Layer of the model; -1 if the command has none.
         path: Critical path, without gaps from submission to completion.
         flash: Page reads, programs and erases.
-        units: Work of the engine by stream; empty in the serial schedule, where the path has it.
-        completion: The completion; None if the command was rejected.
+        units: Work of the engine by stream; empty in the serial schedule, since its path has it.
+        completion: The completion; None until the command completes.
     """
 
     name: str

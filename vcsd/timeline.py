@@ -7,7 +7,6 @@ their commands alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,7 @@ from host_driver.driver import Driver
 from host_driver.first_steps import FirstSteps
 from vcsd.progress import note
 from vcsd.timeline_picture import SUFFIXES, draw
-from vcsd.tracks import Slice, Tracks, bounded, events_of, joined
-
-MAX_EVENTS = 80_000  # of a file, about 15 MiB; adjacent slices are merged beyond it
+from vcsd.tracks import Slice, Tracks, count_slices, joined, write_trace
 
 
 @dataclass(slots=True)
@@ -111,20 +108,11 @@ class StepRecorder:
         check_timeline_path(path)
         if self.last is None:
             raise ValueError(f"{path}: no decode step was run: ask for at least 2 new tokens")
-        processes = tracks_of(self.last, self._specs)
-        count = sum(len(track) for tracks in processes.values() for track in tracks.values())
-        processes = {
-            name: bounded(tracks, MAX_EVENTS / count, ("channel", "engine")) for name, tracks in processes.items()
-        }
-        kept = sum(len(track) for tracks in processes.values() for track in tracks.values())
-        step_ns = self.last.end_ns - self.last.begin_ns
-        told = {"step_ns": step_ns, "slices": kept, "merged_slices": count - kept}
+        processes, step = tracks_of(self.last, self._specs), {"step_ns": self.last.end_ns - self.last.begin_ns}
         if path.suffix == ".json":
-            events = list(events_of(processes))
-            path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}))
-        else:
-            draw(processes, path)
-        return told
+            return write_trace(path, processes, ("channel", "engine"), step)
+        draw(processes, path)
+        return step | {"slices": count_slices(processes), "merged_slices": 0}
 
 
 def check_timeline_path(path: Path) -> None:

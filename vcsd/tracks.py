@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
+
+MAX_EVENTS = 80_000  # of a file, about 15 MiB; neighbouring slices are merged beyond it
 
 
 class Slice(NamedTuple):
@@ -11,7 +15,7 @@ class Slice(NamedTuple):
 
     Attributes:
         name: What happens.
-        begin_ns, end_ns: Simulated time since the step began.
+        begin_ns, end_ns: Simulated time since the begin of the timeline.
         pages: Pages that it stands for; 0: none.
         nbytes: Bytes that it moves.
         details: More values to show.
@@ -38,13 +42,40 @@ def joined(track: list[Slice], gap_ns: int = 0) -> Iterator[Slice]:
             continue
         if last:
             yield last
-        last = each if last is None or each.begin_ns >= last.end_ns else each._replace(begin_ns=last.end_ns)
+        begin_ns = max(each.begin_ns, last.end_ns) if last else each.begin_ns
+        last = each._replace(begin_ns=begin_ns, end_ns=max(each.end_ns, begin_ns))
     if last:
         yield last
 
 
-def bounded(tracks: Tracks, share: float, merged: tuple[str, ...]) -> Tracks:
-    """Tracks with about `share` of their slices; tracks that begin with `merged` have neighbours as one slice."""
+def count_slices(processes: Mapping[str, Tracks]) -> int:
+    """Number of slices of all tracks."""
+    return sum(len(track) for tracks in processes.values() for track in tracks.values())
+
+
+def write_trace(
+    path: Path, processes: dict[str, Tracks], merged: tuple[str, ...], more: dict[str, Any]
+) -> dict[str, Any]:
+    """Write a trace for Perfetto of bounded size.
+
+    Args:
+        path: The file.
+        processes: Tracks by process.
+        merged: Beginnings of names of the tracks whose neighbouring slices may become one.
+        more: Further values of the file's description.
+
+    Returns:
+        The description: `more`, the number of slices, and how many of them were merged.
+    """
+    whole = count_slices(processes)
+    kept = {name: _bounded(tracks, MAX_EVENTS / max(1, whole), merged) for name, tracks in processes.items()}
+    told = more | {"slices": count_slices(kept), "merged_slices": whole - count_slices(kept)}
+    path.write_text(json.dumps({"traceEvents": list(_events_of(kept)), "displayTimeUnit": "ns", "otherData": told}))
+    return told
+
+
+def _bounded(tracks: Tracks, share: float, merged: tuple[str, ...]) -> Tracks:
+    """Tracks with about `share` of their slices."""
     if share >= 1:
         return tracks
     found = dict(tracks)
@@ -55,7 +86,7 @@ def bounded(tracks: Tracks, share: float, merged: tuple[str, ...]) -> Tracks:
     return found
 
 
-def events_of(processes: dict[str, Tracks]) -> Iterator[dict[str, Any]]:
+def _events_of(processes: dict[str, Tracks]) -> Iterator[dict[str, Any]]:
     """Events of the trace format; times are in us with three decimals, thus exact to the nanosecond."""
     for pid, (process, tracks) in enumerate(processes.items()):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}

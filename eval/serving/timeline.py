@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from kv_cache.event_timer import EventTimer
-from vcsd.timeline import MAX_EVENTS
-from vcsd.tracks import Slice, Tracks, bounded, events_of
+from vcsd.tracks import Slice, Tracks, write_trace
 
 ALONE = {"compute": "device", "drives": "drives"}  # track of activities that do not overlap
 
@@ -38,11 +36,4 @@ class PolicyTimeline:
 
     def write(self, path: Path) -> dict[str, Any]:
         """Write a trace for Perfetto; returns the number of slices, and how many were merged."""
-        whole = self.tracks()
-        count = sum(map(len, whole.values()))
-        kept = bounded(whole, MAX_EVENTS / max(1, count), ("copy", "device", "drives"))
-        slices = sum(map(len, kept.values()))
-        told = {"slices": slices, "merged_slices": count - slices}
-        events = list(events_of({"host": kept}))
-        path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}))
-        return told
+        return write_trace(path, {"host": self.tracks()}, ("copy", "device", "drives"), {})

@@ -76,9 +76,8 @@ def whatif(
 ) -> Outcome:
     """Compare variants of a drive, its methods, layouts and networks; print the Pareto front."""
     check_picture(where.plot)
-    for path in filter(None, (where.csv_out, where.plot)):
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"{path}: there is no folder {path.parent}: create it")
+    if where.csv_out and not where.csv_out.absolute().parent.is_dir():
+        raise ValueError(f"{where.csv_out}: there is no folder {where.csv_out.parent}: create it")
     spec = DRIVES.get(drive) or load_drive(Path(drive))
     known = asdict(spec)
     fixed = {name: values[0] for name, values in _varied(asked.set or (), known)}

@@ -17,7 +17,7 @@ from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
 from host_driver.random_decode import SHIPPED_SHAPE, random_decode
-from vcsd import timeline
+from vcsd import tracks as module
 from vcsd.timeline import StepRecorder, check_timeline_path
 from vcsd.tracks import Slice, joined
 from vcsd.transport import open_drives
@@ -100,7 +100,7 @@ def test_step_of_32_layers_is_at_most_20_mib(tmp_path, monkeypatch):
     path = tmp_path / "step.json"
     times, told = decode(path, method="sparf", shape=MANY_LAYERS, prompt=1900)
     assert path.stat().st_size <= 20 << 20 and told["step_ns"] == times[-1]
-    monkeypatch.setattr(timeline, "MAX_EVENTS", 2000)
+    monkeypatch.setattr(module, "MAX_EVENTS", 2000)
     _, fewer = decode(path, method="sparf", shape=MANY_LAYERS, prompt=1900)
     assert fewer["merged_slices"] > 0 and fewer["slices"] + fewer["merged_slices"] == told["slices"]
     layers = tracks_in(path)["host", "micro-batch 0"]
