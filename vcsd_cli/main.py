@@ -14,6 +14,8 @@ import vcsd
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.lazy import LazyGroup
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
+
 INTERRUPTED = 130  # exit code of typer after an interrupt
 COMPLETE = "_VCSD_COMPLETE"  # environment variable of shell completion
 GRACE_S = 1.2  # time from Ctrl-C until the process is ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,8 +39,6 @@ from vcsd.timeline import StepRecords, check_timeline_path
 from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import TierOptions
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of all others
 
 if TYPE_CHECKING:
     import torch

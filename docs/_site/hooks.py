@@ -14,7 +14,7 @@ from mkdocs.utils import get_relative_url
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_pages import MADE  # noqa: E402
+from site_pages import MADE, report  # noqa: E402
 
 # Pages of the site that are files of the repository elsewhere
 PAGES = {
@@ -25,6 +25,7 @@ PAGES = {
     "checkpoint.md": "vcsd/shipped/checkpoint/README.md",
 }
 MERMAID = "assets/mermaid.min.js"
+REPORT = "papers/report/index.html"
 OTHER_FILES = "files"  # folder of the site for linked files that are not pages
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
@@ -109,7 +110,9 @@ def mermaid() -> Path | None:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add pages from elsewhere, the files to which pages link, and the script of diagrams."""
+    """Add pages from elsewhere, the files to which pages link, the script of diagrams, and the papers' report."""
+    if report(ROOT).is_file():
+        files.append(File.generated(config, REPORT, content=report(ROOT).read_bytes()))
     if script := mermaid():
         files.append(File.generated(config, MERMAID, content=script.read_bytes()))
     for uri, source in PAGES.items():

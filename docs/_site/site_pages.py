@@ -170,4 +170,21 @@ def drive(root: Path) -> str:
     return "\n\n".join(text)
 
 
-MADE: dict[str, Callable[[Path], str]] = {"commands": commands, "serve-file": serve_file, "drive": drive}
+def report(root: Path) -> Path:
+    """The page that `./dev docs --report` writes with `vcsd report`."""
+    return root / "build" / "report" / "index.html"
+
+
+def report_link(root: Path) -> str:
+    """A link to the papers' report, or the command that adds it to the site."""
+    if report(root).is_file():
+        return "[All papers' claims and charts on one page](report/index.html), as `vcsd report` writes it."
+    return "`./dev docs --report` adds the page that `vcsd report` writes to this site."
+
+
+MADE: dict[str, Callable[[Path], str]] = {
+    "commands": commands,
+    "serve-file": serve_file,
+    "drive": drive,
+    "report": report_link,
+}

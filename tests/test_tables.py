@@ -1,0 +1,148 @@
+"""Tables of the documentation are those of their recorded results, and short simulated ones are run again.
+
+`docs/_tables/tables.py` is the command.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "_tables" / "tables.py"
+
+
+def module():
+    spec = importlib.util.spec_from_file_location("doc_tables", FILE)
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules["doc_tables"] = loaded  # where pydantic looks up types
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+TABLES = module()
+LONGEST_S = 10.0  # of a command that is run again here
+RECORDED = TABLES.read_recorded()
+
+
+def short_runs():
+    """Simulated runs that take little time, each command once."""
+    runs = {}
+    for name in TABLES.names():
+        for run, known in RECORDED.get(name, {}).items():
+            if known.seconds <= LONGEST_S and not TABLES.load(name).runs[run].measured:
+                runs.setdefault(known.command, (name, run))
+    return list(runs.values())
+
+
+@pytest.mark.parametrize("name", TABLES.names())
+def test_page_has_table_as_recorded(name):
+    table = TABLES.load(name)
+    page = (ROOT / table.page).read_text()
+    assert TABLES.with_table(page, name, TABLES.render(table, RECORDED[name])) == page
+
+
+def test_every_place_in_docs_has_its_table():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    places = [line for page in pages for line in page.read_text().splitlines() if line.startswith("<!-- table: ")]
+    assert sorted(places) == [f"<!-- table: {name} -->" for name in TABLES.names()]
+
+
+def test_recorded_has_no_other_runs():
+    assert {name: set(runs) for name, runs in RECORDED.items()} == {
+        name: set(TABLES.load(name).runs) for name in TABLES.names()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "run"), short_runs(), ids=lambda part: part)
+def test_short_simulated_run_gives_recorded_values(name, run):
+    declared = TABLES.load(name).runs[run]
+    assert TABLES.evaluate(declared, TABLES.execute(declared)) == RECORDED[name][run].values
+
+
+MADE = """\
+page: page.md
+runs:
+  errors:
+    command: python tell.py
+    values: {worst: rows | map(attribute="error") | max, share: "rows[0].error / n"}
+text: |
+  | worst | share |
+  |---|---|
+  | {errors.worst:.1f} | {errors.share:.3f} |
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A folder with one table, `made`, and a page for it."""
+    monkeypatch.setattr(TABLES, "FOLDER", tmp_path)
+    monkeypatch.setattr(TABLES, "ROOT", tmp_path)
+    monkeypatch.setattr(TABLES, "RECORDED", tmp_path / "recorded.json")
+    result = {"rows": [{"id": "a", "error": 2.5}, {"id": "b", "error": 7.25}], "n": 2}
+    (tmp_path / "tell.py").write_text(f"import json\nprint(json.dumps({result}))\n")
+    (tmp_path / "made.yaml").write_text(MADE)
+    (tmp_path / "page.md").write_text("# Page\n\n<!-- table: made -->\n<!-- /table -->\n\nEnd.\n")
+    return tmp_path
+
+
+def run_command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["tables", *words])
+    TABLES.main()
+
+
+def test_command_writes_values_into_page(made, monkeypatch):
+    run_command(monkeypatch)
+    page = (made / "page.md").read_text()
+    assert "\n| 7.2 | 1.250 |\n\n<!-- /table -->\n\nEnd.\n" in page
+    run_command(monkeypatch, "made", "--missing")
+    assert (made / "page.md").read_text() == page
+
+
+def test_missing_runs_nothing_that_is_recorded(made, monkeypatch):
+    run_command(monkeypatch)
+    monkeypatch.setattr(TABLES, "execute", lambda run: pytest.fail("it ran again"))
+    run_command(monkeypatch, "--missing")
+
+
+def test_changed_expression_is_run_again(made, monkeypatch):
+    run_command(monkeypatch)
+    table = made / "made.yaml"
+    table.write_text(table.read_text().replace("rows[0].error", "rows[1].error"))
+    assert list(TABLES.missing(TABLES.load("made"), TABLES.read_recorded()["made"])) == ["errors"]
+    run_command(monkeypatch, "--missing")
+    assert "| 7.2 | 3.625 |" in (made / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rows[0].error", "rows[9].error", "has no element 9"),
+        ("errors.share", "errors.shares", "no attribute 'shares'"),
+        ("rows[0].error", "rows[0", "unexpected end"),
+        ("python tell.py", "python -c exit(3)", "exit code 3"),
+        ("page: page.md", "page: page.md\nmore: 1", "Extra inputs"),
+    ],
+)
+def test_wrong_table_is_refused_with_reason(made, monkeypatch, old, new, message):
+    table = made / "made.yaml"
+    table.write_text(table.read_text().replace(old, new))
+    with pytest.raises(SystemExit, match=message):
+        run_command(monkeypatch)
+
+
+def test_unknown_table_and_page_without_place_are_refused(made, monkeypatch):
+    with pytest.raises(SystemExit, match="no such table; there are made"):
+        run_command(monkeypatch, "other")
+    (made / "page.md").write_text("# Page\n")
+    with pytest.raises(SystemExit, match="needs one place"):
+        run_command(monkeypatch)
+
+
+def test_list_has_date_and_seconds(made, monkeypatch, capsys):
+    run_command(monkeypatch)
+    run_command(monkeypatch, "--list")
+    name, date, seconds, _ = capsys.readouterr().out.strip().split("\t")
+    assert name == "made" and len(date) == 10 and seconds.endswith(" s")
