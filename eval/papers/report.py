@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.papers.charts import chart_element, chart_scripts
-from eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
-from eval.papers.compare import PAPERS, load
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.page import PagePart, label, table, values_table, whole_page
-from eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
 from vcsd.progress import note
+from vcsd_eval.papers.charts import chart_element, chart_scripts
+from vcsd_eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
+from vcsd_eval.papers.compare import PAPERS, load
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.page import PagePart, label, table, values_table, whole_page
+from vcsd_eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
 
 TITLE = "Papers' results compared with vcsd's model"
 CLOSE_PERCENT = 10.0  # error of claims that the summary counts

@@ -11,12 +11,12 @@ from csd_spec import AttentionConfig, DriveSpec, ModelShape
 from csd_spec.layouts import resolve
 from csd_spec.model import FP16_BYTES
 from csd_spec.network import network_named
-from eval.lifetime.energy import BOUNDS, constants
-from eval.papers.instinfer.constants import PAGES
-from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.profiles import Model
 from ftl import OutOfSpaceError
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.lifetime.energy import BOUNDS, constants
+from vcsd_eval.papers.instinfer.constants import PAGES
+from vcsd_eval.papers.instinfer.simulate import SimulatedDrive
+from vcsd_eval.papers.profiles import Model
 
 SUMS_BYTES = 8  # m and l of a query head
 Row = dict[str, Any]

@@ -10,10 +10,10 @@ from functools import lru_cache
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.layouts import layout_named, resolve
 from csd_spec.presets import PCIE3_X4_P2P
-from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.instinfer.systems import InStorageSystem, Setup
 from ftl import maps_of
 from host_driver.sharding import assign_heads
+from vcsd_eval.papers.instinfer.simulate import SimulatedDrive
+from vcsd_eval.papers.instinfer.systems import InStorageSystem, Setup
 
 SAMPLED_PAGES = 1_000_000  # stored by the sequences that are simulated, at most; the others take the same time
 MOST_PAGES = 160_000_000  # the same if all layers are simulated, so that a worker has memory for them

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
-from eval.partial_results import ResultCache
-from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 
 WORKER_BYTES = 5 << 30  # memory of one worker: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
 Key = tuple[InStorageSystem, int, int]  # system, batch, drives

@@ -14,14 +14,14 @@ from importlib.metadata import version
 import pytest
 from plotly.offline import get_plotlyjs
 
-from eval.papers import report
-from eval.papers.charts import DARK, LIGHT, chart_styles
-from eval.papers.instinfer import figures
-from eval.papers.instinfer.evaluate import PAPER, evaluate_on
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.page import MAX_SHOWN_VALUES, as_text, label, table, values_table
-from eval.papers.paper import FOLLOWS, Chart, judge
 from tests.eval.papers.instinfer.setups import small_setup
+from vcsd_eval.papers import report
+from vcsd_eval.papers.charts import DARK, LIGHT, chart_styles
+from vcsd_eval.papers.instinfer import figures
+from vcsd_eval.papers.instinfer.evaluate import PAPER, evaluate_on
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.page import MAX_SHOWN_VALUES, as_text, label, table, values_table
+from vcsd_eval.papers.paper import FOLLOWS, Chart, judge
 
 SCHEMES = {"dark": 0, "light": 1}  # numbers of Chromium
 LISTENER = "<script>const errors = []; addEventListener('error', event => errors.push(event.message));</script>"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer import runs as simulation
-from eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
-from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
-from eval.partial_results import ResultCache
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
+from vcsd_eval.papers.instinfer import runs as simulation
+from vcsd_eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
+from vcsd_eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
+from vcsd_eval.partial_results import ResultCache
 
 CASES = [
     InStorageCase((DENSE, SPARF, PAGED), 2, 1),
