@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -109,9 +110,9 @@ def simulate(point: DesignPoint, tick: Tick = no_tick) -> Row:
     params = attention.at(point.context, shape.head_dim)
     share = 1.0 if attention.method == "dense" else point.page_share
     try:
-        drive = SimulatedDrive(point.spec, shape, point.batch, point.context + 1, attention.layout)
-        drive.grow(point.context)
-        seconds = drive.step(attention.method, params, share, point.spec.engine.schedule)
+        with closing(SimulatedDrive(point.spec, shape, point.batch, point.context + 1, attention.layout)) as drive:
+            drive.grow(point.context)
+            seconds = drive.step(attention.method, params, share, point.spec.engine.schedule)
     except OutOfSpaceError as error:
         tick(None)
         return {"step_ms": None, "error": f"drives do not hold the sequences: {error}"}

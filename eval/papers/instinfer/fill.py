@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -117,14 +118,14 @@ def _simulated(
     """The mean step of these sequences and layers alone. lengths: the prompt, those of the steps, and the last one."""
     assert system.page_share is not None and system.compression is not None
     prompt, *decoded, context = lengths
-    drive = SimulatedDrive(spec, shape, sequences, context, layout)
-    program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
-    pages = 0
-    for length in decoded:
-        drive.grow(length)
-        params, before = system.budget(system.compression, length, shape.head_dim), drive.ftl.counters.read
-        units.update(drive.step(system.method, params, system.page_share, system.schedule))
-        pages += drive.ftl.counters.read - before
-    factor = sum(units.values()) / (time.perf_counter() - began)
+    with closing(SimulatedDrive(spec, shape, sequences, context, layout)) as drive:
+        program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
+        pages = 0
+        for length in decoded:
+            drive.grow(length)
+            params, before = system.budget(system.compression, length, shape.head_dim), drive.ftl.counters.read
+            units.update(drive.step(system.method, params, system.page_share, system.schedule))
+            pages += drive.ftl.counters.read - before
+        factor = sum(units.values()) / (time.perf_counter() - began)
     mean_s = {unit: seconds / len(decoded) for unit, seconds in units.items()}
     return Steps(mean_s, pages / len(decoded), program_s, factor, sequences)
