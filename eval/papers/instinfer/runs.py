@@ -126,9 +126,9 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
     return finish(setup, system.name, fill.batch, fill.drives, prefill_s, step, **more)
 
 
-def default_workers() -> int:
+def default_workers(worker_bytes: int = WORKER_BYTES) -> int:
     """Number of cores, limited by memory."""
     memory = Path("/proc/meminfo")
     lines = memory.read_text().splitlines() if memory.exists() else []
-    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)
-    return max(1, min(cores(), free // WORKER_BYTES))
+    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), worker_bytes)
+    return max(1, min(cores(), free // worker_bytes))

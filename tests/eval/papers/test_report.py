@@ -15,6 +15,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from tests.eval.papers.instinfer.setups import small_setup
+from vcsd import progress
 from vcsd_eval.papers import report
 from vcsd_eval.papers.charts import DARK, LIGHT, chart_styles
 from vcsd_eval.papers.instinfer import figures
@@ -225,6 +226,16 @@ def test_report_command_evaluates_papers_writes_page(result, tmp_path, monkeypat
     shown = Elements((tmp_path / "new" / "index.html").read_text())
     assert len(shown.charts()) == 4
     assert ["plotly", version("plotly")] in shown.tables[-1]
+
+
+def test_papers_in_processes_have_the_same_results(monkeypatch, capsys):
+    monkeypatch.setattr(report, "PAPERS", ["tierkv", "tutti"])
+    monkeypatch.setattr(progress, "PERIOD_S", 0.2)
+    one, two = (report.evaluate_papers(MachineOptions(), Simulated(workers=workers)) for workers in (1, 2))
+    assert [each.paper.name for each in two] == ["tierkv", "tutti"]
+    assert [each.evaluation for each in one] == [each.evaluation for each in two]
+    shown = capsys.readouterr().err
+    assert re.search("papers: 0 of 2; (tierkv|tutti)", shown)
 
 
 def test_failed_report_keeps_previous_page(page, result, monkeypatch):
