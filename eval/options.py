@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from csd_io.medium import Kind
-from eval.plot import check_format
+from vcsd_eval.plot import check_format
 
 MAX_NUMBER = 1 << 20  # limit of each number in a list: batch sizes, drives, compressions
 Picture = Annotated[Path | None, typer.Option(help="picture to draw: png, svg or pdf")]

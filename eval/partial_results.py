@@ -19,7 +19,7 @@ SOURCES = (
     "host_driver",
     "nvmevirt_config",
     "vcsd",
-    "eval",
+    "vcsd_eval",
 )
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from eval.accuracy.data import find
 from kv_cache.trace import Trace, load
+from vcsd_eval.accuracy.data import find
 
 TracePath = Annotated[
     Path | None,

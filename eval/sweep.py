@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from csd_io.parent_death import end_with_parent
-from eval.partial_results import ResultCache
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.partial_results import ResultCache
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -5,9 +5,9 @@ Any policy works that `vcsd eval policies --policy` takes, such as `examples/pol
 
 import sys
 
-from eval.serving.machines import COSTS
 from kv_cache import AdmissionConfig, generate, simulate, summary
 from kv_cache.policies import policy_of
+from vcsd_eval.serving.machines import COSTS
 
 cost = COSTS["a6000"]  # Llama-3-8B
 trace = generate(60, rate=0.4, input_tokens=(1000, 6000), output_tokens=(50, 300))

@@ -55,6 +55,15 @@ def test_import_cycle_is_found_in_any_scope(tmp_path, monkeypatch, block):
     assert code_limits.import_cycles() == [["ours/a.py", "ours/b.py", "ours/c.py"]]
 
 
+def test_import_cycle_is_found_in_folder_of_another_name(tmp_path, monkeypatch):
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "vcsd_eval").symlink_to("eval")
+    for name, text in (("__init__", ""), ("a", "import vcsd_eval.b"), ("b", "from vcsd_eval import a")):
+        (tmp_path / "eval" / f"{name}.py").write_text(text)
+    monkeypatch.setattr(code_limits, "ROOT", tmp_path)
+    assert code_limits.import_cycles() == [["eval/a.py", "eval/b.py"]]
+
+
 def test_kernels_are_exempt_from_function_limits(tmp_path, monkeypatch):
     many = ", ".join(f"a{number}" for number in range(9))
     (tmp_path / "file.py").write_text(

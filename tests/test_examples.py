@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from eval.serving.policies import PolicyOptions, experiment
 from kv_cache import Trace
 from kv_cache.cost import CostModel, ServingCost
 from kv_cache.limits import TierLimits
@@ -24,6 +23,7 @@ from tests.host_driver.hf.test_cache import llama, sharpen
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.serving import ServingConfig, serve
 from vcsd.tiered import TierConfig
+from vcsd_eval.serving.policies import PolicyOptions, experiment
 
 FILE = Path("examples/policy_30_lines.py")
 ENDPOINT = Path("examples/endpoint_and_client.py")

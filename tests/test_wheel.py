@@ -1,10 +1,15 @@
-"""The wheel works outside of the repository: modules, data files, the command line and type information."""
+"""The wheel works outside of the repository: modules, data files, the command line and type information.
+
+So does an editable install. Both are in environments of their own, which have the packages of this one but not the
+project.
+"""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -12,55 +17,114 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-RUN = "from vcsd_cli.main import main; main()"
+PACKAGES = {
+    "attention_engine",
+    "csd_firmware",
+    "csd_io",
+    "csd_link",
+    "csd_spec",
+    "fleet",
+    "ftl",
+    "host_driver",
+    "kv_cache",
+    "nvmevirt_config",
+    "vcsd",
+    "vcsd_cli",
+    "vcsd_eval",
+}
+WHERE = f"import {', '.join(sorted(PACKAGES))}\nfor each in ({', '.join(sorted(PACKAGES))}): print(each.__file__)"
+CLAIMS = """
+import sys
+from vcsd_cli.main import main
+try:
+    main()
+finally:
+    print(*sorted(name for name in sys.modules if name.partition(".")[0] == "eval"), file=sys.stderr)
+"""
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The project's wheel, built from a copy of its files."""
+def source(tmp_path_factory):
+    """A copy of the project's files."""
+    source = tmp_path_factory.mktemp("project") / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs", "report")
+    shutil.copytree(ROOT, source, ignore=ignored, symlinks=True)
+    return source
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs")
-    shutil.copytree(ROOT, source, ignore=ignored)
     subprocess.run([*PIP, "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder], check=True)
     (found,) = folder.glob("vcsd-*.whl")
     return found
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """Function that runs Python with the wheel in place of the checkout, in an empty folder."""
-    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
-    subprocess.run([*PIP, "install", "--no-deps", "--target", site, wheel], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(site)}
+def environment(folder, *words):
+    """Function that runs a program of a new environment in an empty folder; words: what pip installs in it.
 
-    def run(code, *words):
-        command = [sys.executable, "-c", code, *words]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False), site
+    A path file has this environment's packages, and Python does not read the path files there: an editable install of
+    the project stays here.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python, elsewhere = folder / "venv" / "bin" / "python", folder / "elsewhere"
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    install = ["install", "--no-deps", "--ignore-installed", "--no-build-isolation", *words]
+    subprocess.run([*PIP, "--python", python, *install], check=True)
+    elsewhere.mkdir()
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NUMBA_CACHE_DIR")}
+
+    def run(program, *words):
+        command = [python.with_name(program), *words]
+        return subprocess.run(command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
 
     return run
 
 
-def test_wheel_has_no_tests_and_is_typed(wheel):
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "vcsd/py.typed" in names and not any(name.startswith(("tests/", "docs/")) for name in names)
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Environment with the wheel."""
+    return environment(tmp_path_factory.mktemp("installed"), wheel)
+
+
+def test_wheel_has_the_listed_packages_alone(wheel):
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == PACKAGES
+    assert not tops & {"eval", "serving", "tests", "docs"}  # names of other distributions
+
+
+def test_wheel_has_every_file_of_the_packages(source, wheel):
+    found = {str(path.relative_to(source)) for package in PACKAGES for path in (source / package).rglob("*.*")}
+    assert {"vcsd/py.typed", "vcsd_eval/papers/hilos/predictions.csv", "attention_engine/rtl/sparf_engine.sv"} < found
+    assert found - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 def test_installed_packages_are_the_wheels(installed):
-    packages = (
-        "attention_engine, csd_firmware, csd_io, csd_link, csd_spec, eval, fleet, ftl, host_driver, kv_cache, vcsd"
-    )
-    done, site = installed(f"import {packages}\nfor each in ({packages}): print(each.__file__)")
+    done = installed("python", "-c", WHERE)
     assert done.returncode == 0, done.stderr
-    assert all(line.startswith(str(site)) for line in done.stdout.splitlines())
+    assert len(done.stdout.splitlines()) == len(PACKAGES)
+    assert all("/venv/lib/" in line for line in done.stdout.splitlines())
 
 
 @pytest.mark.slow
 def test_installed_command_runs_a_model_and_a_sweep(installed):
-    done, _ = installed(RUN, "run", "--max-new-tokens", "2", "-o", "json")
+    done = installed("vcsd", "run", "--max-new-tokens", "2", "-o", "json")
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["agreement"]["top1_match_rate"] > 0
     small = ("--set", "context=256", "--set", "batch=1", "--set", "sampled_layers=1")
-    done, _ = installed(RUN, "whatif", "instcsd-overlapped", "--vary", "channels=4,8", *small, "-o", "json")
+    done = installed("vcsd", "whatif", "instcsd-overlapped", "--vary", "channels=4,8", *small, "-o", "json")
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["points"] == 2
+
+
+@pytest.mark.slow
+def test_editable_install_imports_no_module_twice(source, tmp_path):
+    run = environment(tmp_path, "-e", source)
+    done = run("python", "-c", WHERE)
+    assert done.returncode == 0, done.stderr
+    assert all(line.startswith(str(source)) for line in done.stdout.splitlines())
+    done = run("python", "-c", CLAIMS, "eval", "claims", "--paper", "orbitflow", "-o", "json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["rows"] and done.stderr.splitlines()[-1] == ""

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 Tick = Callable[[object], None]  # called when a part is done; the argument is ignored
+Send = Callable[[str], None]
 
 err = Console(stderr=True)
 COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # delay of its first line, seconds
 PERIOD_S, RARER = 10.0, 0.05  # interval of lines: seconds, or this fraction of the elapsed time if longer
+_send: Send | None = None  # for texts that are not shown here
 
 
 def no_tick(_: object) -> None:
@@ -25,15 +27,48 @@ def no_tick(_: object) -> None:
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Tick]:
     """Show how many of `total` parts are done; call the yielded function for each. The bar appears with the first."""
+    if _send:
+        yield _sent_count(_send, what, total)
+        return
     with _bar(what, total) if err.is_terminal else _counted(what, total) as tick:
         yield tick
 
 
 @contextmanager
-def status(what: str) -> Iterator[None]:
-    """Show `what` while a long block runs."""
-    with err.status(_SpinnerText(what)) if err.is_terminal else _lines(lambda: what):
+def status(what: str | Callable[[], str]) -> Iterator[None]:
+    """Show `what`, or the text that it returns, while a long block runs."""
+    text = what if callable(what) else lambda: what
+    if _send:
+        _send(text())
         yield
+        return
+    with err.status(_SpinnerText(text)) if err.is_terminal else _lines(text):
+        yield
+
+
+@contextmanager
+def progress_to(send: Send) -> Iterator[None]:
+    """Pass the text of every `progress` and `status` of a block to a function instead of showing it.
+
+    So a worker process reports to the process that shows the progress of all workers.
+    """
+    global _send
+    before, _send = _send, send
+    try:
+        yield
+    finally:
+        _send = before
+
+
+def _sent_count(send: Send, what: str, total: int) -> Tick:
+    done: list[object] = []
+
+    def tick(part: object) -> None:
+        done.append(part)
+        send(f"{what}: {len(done)} of {total}")
+
+    send(f"{what}: 0 of {total}")
+    return tick
 
 
 def note(line: str) -> None:
@@ -44,11 +79,11 @@ def note(line: str) -> None:
 class _SpinnerText:
     """Text of a spinner, evaluated for each frame."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, text: Callable[[], str]) -> None:
+        self.text = text
 
     def __rich__(self) -> str:
-        return COMPILING if _is_compiling() else self.what
+        return COMPILING if _is_compiling() else self.text()
 
 
 def _is_compiling() -> bool:

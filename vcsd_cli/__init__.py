@@ -1,1 +1,1 @@
-"""Command line: one module per group of commands. Experiments are modules of eval, listed in `experiments.py`."""
+"""Command line: one module per group of commands. `experiments.py` lists the experiments, modules of `vcsd_eval`."""

@@ -43,7 +43,7 @@ def llama2c(
     if out.exists():
         raise ValueError(f"{out} exists already: choose another folder")
     with status("converting"):
-        from eval.model.llama2c import convert_model
+        from vcsd_eval.model.llama2c import convert_model
 
         shape = convert_model(model, tokenizer, out)
     show(f"Written to {out}", shape, output)

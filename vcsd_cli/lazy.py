@@ -16,11 +16,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from eval.experiment import Outcome
 from vcsd.progress import note
 from vcsd_cli.renamed import new_command
 from vcsd_cli.shared import Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.strict import StrictCommand
+from vcsd_eval.experiment import Outcome
 
 _NEXT_STATEMENT = re.compile(r"\n(?=[^\s)])")
 

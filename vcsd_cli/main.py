@@ -43,8 +43,8 @@ app = LazyGroup(
     "Emulate computational storage drives that run LLM attention next to the flash.",
     {
         "run": "vcsd_cli.run:run",
-        "report": "eval.papers.report:report",
-        "whatif": "eval.whatif.whatif:whatif",
+        "report": "vcsd_eval.papers.report:report",
+        "whatif": "vcsd_eval.whatif.whatif:whatif",
         "id-ctrl": "vcsd_cli.drive:id_ctrl",
         "id-ns": "vcsd_cli.drive:id_ns",
         "fsck": "vcsd_cli.fsck:fsck",

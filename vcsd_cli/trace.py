@@ -22,7 +22,7 @@ def trace_replay(
 ) -> None:
     """Print simulated latencies of a trace on a conventional SSD."""
     from csd_spec.presets import BLOCK_SSDS
-    from eval.bench.block_trace import replay_file
+    from vcsd_eval.bench.block_trace import replay_file
 
     if preset not in BLOCK_SSDS:
         raise ValueError(f"preset = {preset!r}: must be one of {', '.join(BLOCK_SSDS)}")
@@ -39,7 +39,7 @@ def trace_record(
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Record the flash requests of a drive while a sequence decodes."""
-    from eval.bench.block_trace import record
+    from vcsd_eval.bench.block_trace import record
 
     with status("decoding"):
         result = record(file, tokens, steps, attention, compression)

@@ -10,12 +10,12 @@ import numpy as np
 import typer
 
 from attention_engine import load_methods
-from eval.experiment import Outcome
-from eval.options import Drives, Picture, check_picture, numbers
-from eval.plot import new_figure, save_figure
 from vcsd.options import MAX_SEED, MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Drives, Picture, check_picture, numbers
+from vcsd_eval.plot import new_figure, save_figure
 
 ConventionOption = Literal["both", "bytes", "paper"]  # as `plan.ConventionChoice`, which is imported with the model
 
@@ -85,11 +85,11 @@ def experiment(
     compressions = numbers("compression", field.compression, float)
     check_picture(plot)
     with status("loading the model"):
-        from eval.accuracy.measure import BATCH, measure_accuracy
-        from eval.accuracy.plan import MeasurementPlan, contenders, default_samples
         from host_driver.hf.shape import placement
         from host_driver.sharding import assign_heads
         from vcsd.loading import CHECKPOINT, load
+        from vcsd_eval.accuracy.measure import BATCH, measure_accuracy
+        from vcsd_eval.accuracy.plan import MeasurementPlan, contenders, default_samples
 
         chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)

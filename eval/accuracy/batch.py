@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import vcsd
 from csd_spec import CompressionBudget
-from eval.accuracy.compared_methods import Trial
-from eval.accuracy.plan import DENSE, Counts, Turn
-from eval.accuracy.prefilled import HostPrefill, Prefilled
-from eval.accuracy.rows import REFERENCE
-from eval.accuracy.tasks import Sample, Task
+from vcsd_eval.accuracy.compared_methods import Trial
+from vcsd_eval.accuracy.plan import DENSE, Counts, Turn
+from vcsd_eval.accuracy.prefilled import HostPrefill, Prefilled
+from vcsd_eval.accuracy.rows import REFERENCE
+from vcsd_eval.accuracy.tasks import Sample, Task
 
 
 class BatchRun:

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from attention_engine import METHODS, Methods, load_methods
-from eval.accuracy.compared_methods import Trial, contenders, trials
-from eval.accuracy.errors import Row, measured
-from eval.accuracy.scenarios import SCENARIOS, scenario
-from eval.accuracy.selectors import chosen
-from eval.experiment import Outcome
-from eval.options import numbers
 from vcsd.options import MAX_SEED, MethodsFile
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.accuracy.compared_methods import Trial, contenders, trials
+from vcsd_eval.accuracy.errors import Row, measured
+from vcsd_eval.accuracy.scenarios import SCENARIOS, scenario
+from vcsd_eval.accuracy.selectors import chosen
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import numbers
 
 WORST = 12  # rows that are shown
 

@@ -13,13 +13,13 @@ from attention_engine import METHODS, DecodeStep, Queries
 from attention_engine.reference import sparf, token_scores
 from csd_spec import LAYOUTS, CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy import texts
-from eval.accuracy.recorded import Recorded, record
-from eval.experiment import Outcome, flat
 from ftl import Ftl
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MAX_COMPRESSION, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
+from vcsd_eval.accuracy import texts
+from vcsd_eval.accuracy.recorded import Recorded, record
+from vcsd_eval.experiment import Outcome, flat
 
 TIE = 1e-5  # relative to the k-th score, the sum of weights: tokens that are nearer to it may be chosen in any order
 

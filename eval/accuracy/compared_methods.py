@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attention_engine import METHODS, Methods
 from csd_spec import NAMED, CompressionBudget
 from csd_spec.sparf import BudgetConvention
-from eval.accuracy.published import PUBLISHED
+from vcsd_eval.accuracy.published import PUBLISHED
 
 DENSE = ("dense", "kivi", "kivi-2")  # attend to all tokens, without a budget
 IDEAL = ("sparq", "sparq-logits", "top-k-oracle")

@@ -17,12 +17,12 @@ from csd_spec import CompressionBudget
 from csd_spec.arrays import F16, F32, F64
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.compared_methods import Contender, Trial
-from eval.accuracy.layers import Layer
-from eval.accuracy.published import PUBLISHED
-from eval.accuracy.published.streams import Streams
 from ftl import Ftl
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.accuracy.compared_methods import Contender, Trial
+from vcsd_eval.accuracy.layers import Layer
+from vcsd_eval.accuracy.published import PUBLISHED
+from vcsd_eval.accuracy.published.streams import Streams
 
 TOLERANCE = 1.02  # of a budget: channels and tokens are whole
 VOTERS = 32  # of a prompt's last queries, which published methods may look at

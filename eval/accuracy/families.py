@@ -19,14 +19,14 @@ import transformers
 import typer
 
 from csd_io.parent_death import end_with_parent
-from eval.accuracy.family import Row, try_family
-from eval.accuracy.tiny import architectures
-from eval.experiment import Outcome
 from kv_cache.policies import POLICIES, moves_blocks
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.accuracy.family import Row, try_family
+from vcsd_eval.accuracy.tiny import architectures
+from vcsd_eval.experiment import Outcome
 
-PRELOADED = ["eval.accuracy.family"]  # imported once, then forked
+PRELOADED = ["vcsd_eval.accuracy.family"]  # imported once, then forked
 IN_TIERS = list(filter(moves_blocks, POLICIES))
 COLUMNS = ("model type", "outcome", "logits", "control", "reason")
 PAGE = """# Served architectures

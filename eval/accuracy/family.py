@@ -12,10 +12,10 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 import vcsd
-from eval.accuracy.refusals import confirmed
-from eval.accuracy.tiny import VOCABULARY, build
 from host_driver.hf.shape import FULL, kinds_in_tiers, placement
 from vcsd.tiered import TierConfig, TierReport
+from vcsd_eval.accuracy.refusals import confirmed
+from vcsd_eval.accuracy.tiny import VOCABULARY, build
 
 PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
 MORE, AGAIN = 5, 8  # of a second turn: fed, and generated

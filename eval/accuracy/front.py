@@ -13,20 +13,20 @@ import typer
 
 from attention_engine import METHODS, Methods, load_methods
 from attention_engine.methods.progressive import progressive
-from eval.accuracy import texts
-from eval.accuracy.compared_methods import OURS_BEGIN, Trial, contenders, trials
-from eval.accuracy.errors import Row, label, measured
-from eval.accuracy.layers import Layer, Passages, record_layers
-from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import kept_results, memory
-from eval.experiment import Outcome
-from eval.options import Picture, check_picture, numbers
-from eval.partial_results import ResultCache
-from eval.plot import new_figure, save_figure
 from vcsd.loading import CHECKPOINT, load
 from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd.tables import table
+from vcsd_eval.accuracy import texts
+from vcsd_eval.accuracy.compared_methods import OURS_BEGIN, Trial, contenders, trials
+from vcsd_eval.accuracy.errors import Row, label, measured
+from vcsd_eval.accuracy.layers import Layer, Passages, record_layers
+from vcsd_eval.accuracy.recorded import TEXT
+from vcsd_eval.accuracy.selectors import kept_results, memory
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, check_picture, numbers
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.plot import new_figure, save_figure
 
 COLUMNS = (
     "name",

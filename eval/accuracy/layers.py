@@ -12,8 +12,8 @@ import typer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec.arrays import F32, F64, I32, I64
-from eval.accuracy.recorded import Recorded, record
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.accuracy.recorded import Recorded, record
 
 WINDOW = 256  # tokens among which pages are shared out
 FEW_LAYERS = 12  # of a model with more every third is recorded by default

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec.checked import from_json
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.accuracy.batch import BatchRun
-from eval.accuracy.data import find
-from eval.accuracy.plan import MeasurementPlan, Turn
-from eval.accuracy.rows import REFERENCE, reference, rows
-from eval.accuracy.tasks import TASKS, Room, Sample
-from eval.partial_results import ResultCache, fingerprint
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.accuracy.batch import BatchRun
+from vcsd_eval.accuracy.data import find
+from vcsd_eval.accuracy.plan import MeasurementPlan, Turn
+from vcsd_eval.accuracy.rows import REFERENCE, reference, rows
+from vcsd_eval.accuracy.tasks import TASKS, Room, Sample
+from vcsd_eval.partial_results import ResultCache, fingerprint
 
 BATCH = 8  # samples that are decoded together
 
@@ -41,7 +41,7 @@ def measure_accuracy(
     Args:
         model: Decoder in FP32 on the CPU, or in its own dtype elsewhere.
         tokenizer: The model's.
-        plan: The measurement. Without `data` the task's file is looked for, see `eval.accuracy.data`.
+        plan: The measurement. Without `data` the task's file is looked for, see `vcsd_eval.accuracy.data`.
         progress_dir: Folder in which a run that was killed left its turns; they are used if nothing has changed.
         tick: Called after each trial on each batch.
 

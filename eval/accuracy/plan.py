@@ -12,8 +12,8 @@ from csd_spec import CompressionBudget
 from csd_spec.checked import frozen_value
 from csd_spec.layouts import layout_named
 from csd_spec.sparf import BudgetConvention
-from eval.accuracy.compared_methods import Contender, Trial, on_drives
-from eval.accuracy.tasks import TASKS
+from vcsd_eval.accuracy.compared_methods import Contender, Trial, on_drives
+from vcsd_eval.accuracy.tasks import TASKS
 
 ConventionChoice = Literal["both", "bytes", "paper"]
 DENSE, SPARF = "dense", "sparf"

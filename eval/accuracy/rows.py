@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64
-from eval.accuracy.compared_methods import Trial
-from eval.accuracy.intervals import Shape, bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
-from eval.accuracy.plan import MeasurementPlan, Turn
-from eval.accuracy.tasks import TASKS
+from vcsd_eval.accuracy.compared_methods import Trial
+from vcsd_eval.accuracy.intervals import Shape, bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
+from vcsd_eval.accuracy.plan import MeasurementPlan, Turn
+from vcsd_eval.accuracy.tasks import TASKS
 
 REFERENCE = "reference_bits_per_byte"  # a count of dense turns, by plain transformers
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.layers import Layer
-from eval.accuracy.recorded import Recorded
+from vcsd_eval.accuracy.layers import Layer
+from vcsd_eval.accuracy.recorded import Recorded
 
 HEADS = 2  # KV heads
 Rows = tuple[F32, F32, F32]

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from csd_spec.checked import from_json
-from eval.accuracy.data import NAMES, VARIABLE, find
-from eval.accuracy.recorded import TEXT
 from vcsd.options import check_text
+from vcsd_eval.accuracy.data import NAMES, VARIABLE, find
+from vcsd_eval.accuracy.recorded import TEXT
 
 CODE_CHARS = 400_000  # of the library's files
 

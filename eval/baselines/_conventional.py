@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from csd_io.compiled import njit
 from csd_spec import BlockSsdSpec
 from csd_spec.arrays import I32, I64
-from eval.baselines._prefetch import prefetch
+from vcsd_eval.baselines._prefetch import prefetch
 
 SLOTS = 1 << 15  # of a calendar: 131 ms ahead of the earliest request
 USED_BITS = 12  # a calendar cell is slot number << USED_BITS | units used

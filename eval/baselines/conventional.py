@@ -9,7 +9,7 @@ import numpy as np
 
 from csd_spec import BlockSsdSpec
 from csd_spec.arrays import I64
-from eval.baselines._conventional import READ, SLOTS, WRITE, ConventionalState, Params, run_closed_loop, run_replay
+from vcsd_eval.baselines._conventional import READ, SLOTS, WRITE, ConventionalState, Params, run_closed_loop, run_replay
 
 __all__ = ["READ", "WRITE", "ConventionalSsd"]
 

@@ -19,12 +19,12 @@ import typer
 from attention_engine import METHODS, DecodeStep, Memory, Queries
 from attention_engine._dot4 import WAY
 from csd_spec import NAMED, AttentionConfig
-from eval.bench.kernel_cases import Contest, Size
-from eval.experiment import Outcome, flat
-from eval.plot import check_format, new_figure, save_figure
 from vcsd.options import LayoutOption
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.bench.kernel_cases import Contest, Size
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.plot import check_format, new_figure, save_figure
 
 ROUNDS = 9
 SCRATCH_TOKENS = 1536

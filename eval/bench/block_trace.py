@@ -22,9 +22,9 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, I64, U32
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.baselines.conventional import READ, ConventionalSsd
-from eval.bench._trace_lines import FIELDS, MAX_DEVICE, MAX_LBA, MAX_NS, MAX_SECTORS, parse_lines
-from eval.bench.ftl import latency_keys
+from vcsd_eval.baselines.conventional import READ, ConventionalSsd
+from vcsd_eval.bench._trace_lines import FIELDS, MAX_DEVICE, MAX_LBA, MAX_NS, MAX_SECTORS, parse_lines
+from vcsd_eval.bench.ftl import latency_keys
 
 SECTOR_BYTES = 512
 SHORTEST = 10  # bytes, including the line end

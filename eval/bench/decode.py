@@ -23,15 +23,15 @@ from transformers.cache_utils import Cache, DynamicCache, QuantizedCache
 import vcsd
 from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.baselines import caches, llamacpp
-from eval.bench.kernel_cases import read_rate
-from eval.experiment import Outcome
 from host_driver.hf.cache import CsdCache
 from host_driver.hf.staging import stage
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.baselines import caches, llamacpp
+from vcsd_eval.bench.kernel_cases import read_rate
+from vcsd_eval.experiment import Outcome
 
 PREALLOCATED = ("preallocated", "preallocated, repeated")  # the faster one counts
 IN_DRIVES = {"dense": ("dense", "sparf"), "ours": ("ours",)}  # attention methods that share a drive, by fill method

@@ -20,11 +20,11 @@ from csd_firmware.schedule import SCHEDULES, StepResources
 from csd_spec import LAYOUTS, DriveSpec, Geometry, KvSlotView
 from csd_spec.arrays import I32, I64
 from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH
-from eval.baselines.conventional import ConventionalSsd
-from eval.experiment import Outcome, flat
 from ftl import Ftl, Nand, OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
+from vcsd_eval.baselines.conventional import ConventionalSsd
+from vcsd_eval.experiment import Outcome, flat
 
 Picks = tuple[I32, I32]  # tokens (heads, k) and channels (heads, r), ascending
 

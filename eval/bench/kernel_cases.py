@@ -20,8 +20,8 @@ from csd_spec import NAMED, AttentionConfig, KvSlotView, SparFParams
 from csd_spec.arrays import F16, F32
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.baselines._prefetch import prefetch
 from ftl import Ftl, PagePlan
+from vcsd_eval.baselines._prefetch import prefetch
 
 CHUNK = 4096  # tokens of one append, as in a prefill
 AHEAD = 32  # rows prefetched

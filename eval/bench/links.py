@@ -1,7 +1,7 @@
 """Round trips and bandwidth of the links to a drive that does no work: shared-memory window, NVMe/TCP, plain TCP
 socket.
 
-`python -m eval.bench.links FOLDER PARENT` is the process at the other end of all three.
+`python -m vcsd_eval.bench.links FOLDER PARENT` is the process at the other end of all three.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure_links(trips: int) -> dict[str, float]:
     """
     with tempfile.TemporaryDirectory(prefix="links-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
-        server = subprocess.Popen([sys.executable, "-m", "eval.bench.links", scratch, str(os.getpid())])
+        server = subprocess.Popen([sys.executable, "-m", "vcsd_eval.bench.links", scratch, str(os.getpid())])
         try:
             window = _awaited(partial(connect, folder / "window"))
             ports = (int((folder / name).read_text()) for name in ("nvme", "socket"))

@@ -21,12 +21,12 @@ import typer
 from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import pid_path
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench import mooncake_guest
-from eval.experiment import Outcome, flat
 from vcsd.guest import GuestDecodeTest
 from vcsd.guest_fabric import GuestWork, answer_over_fabric
 from vcsd.options import MAX_SEED
 from vcsd.progress import status
+from vcsd_eval.bench import mooncake_guest
+from vcsd_eval.experiment import Outcome, flat
 
 MEMORY_BYTES = 2 << 30  # of the guest
 BOOTS_S, BETWEEN_S = 40.0, 25.0  # from start until the guest uses the drive; between two kills

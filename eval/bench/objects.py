@@ -17,9 +17,9 @@ from csd_firmware import Firmware, InProcessDrive
 from csd_io.medium import Medium
 from csd_spec import LAYOUTS, Command, Completion, Flush, KvAppend, KvFree, KvGather, SeqCreate, SeqFork, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.offload import forget
-from eval.experiment import Outcome, flat
 from vcsd.progress import Tick, progress
+from vcsd_eval.bench.offload import forget
+from vcsd_eval.experiment import Outcome, flat
 
 MIB = 1 << 20
 HEADS, HEAD_DIM, BLOCK_TOKENS = 8, 128, 64  # 128 KiB of K

@@ -27,12 +27,12 @@ from csd_io.cgroup import Cgroup, temporary_cgroup
 from csd_spec import Flush, KvAppend, SeqCreate, Status
 from csd_spec.attention import NAMED, AttentionConfig
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench import child
-from eval.bench.offload_child import RAW, RIVALS, SPARSE, OffloadJob, SequenceShape, rows_of
-from eval.experiment import Outcome
 from ftl import Medium
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.bench import child
+from vcsd_eval.bench.offload_child import RAW, RIVALS, SPARSE, OffloadJob, SequenceShape, rows_of
+from vcsd_eval.experiment import Outcome
 
 MIB = 1 << 20
 LAYOUTS = {"fp16": AttentionConfig().kv_layout.code, "ours": NAMED["ours"].kv_layout.code}
@@ -196,7 +196,7 @@ def forget(folder: Path) -> None:
 def _child(job: OffloadJob, group: Cgroup | None) -> dict[str, Any]:
     """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
-        return child.done("eval.bench.offload_child", json.dumps(asdict(job)) + "\n", group, CHILD_S)
+        return child.done("vcsd_eval.bench.offload_child", json.dumps(asdict(job)) + "\n", group, CHILD_S)
     except OSError as error:
         raise OSError(f"{job.way}: {error}") from error
 

@@ -25,8 +25,8 @@ from csd_io.direct import open_queue
 from csd_io.queue import IoRequest, aligned, carry_out
 from csd_spec import Attend, AttentionConfig, Status
 from csd_spec.arrays import F16
-from eval.bench.cyclic import kernel_bytes
 from ftl import Medium
+from vcsd_eval.bench.cyclic import kernel_bytes
 
 SPARSE = {"sparf-8": ("sparf", 8.0), "sparf-32": ("sparf", 32.0)}
 RAW = "kv.bin"

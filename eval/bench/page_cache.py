@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from csd_io.cgroup import Cgroup, temporary_cgroup
-from eval.bench import child
-from eval.bench.cyclic import CyclicRead, as_text
-from eval.experiment import Outcome
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.bench import child
+from vcsd_eval.bench.cyclic import CyclicRead, as_text
+from vcsd_eval.experiment import Outcome
 
 POLICIES = {"baseline": False, "dual-blade": True}  # direct I/O for tensors that do not fit
 MOST_BASELINE_HITS, MOST_OFF = 0.05, 0.03
@@ -93,7 +93,7 @@ def bench_page_cache(load: PageCacheLoad, tick: Tick = no_tick) -> dict[str, Any
 def _child(job: CyclicRead, group: Cgroup | None) -> dict[str, Any]:
     """Run a job in a process of a group; raises OSError if it exits without figures."""
     try:
-        return child.done("eval.bench.cyclic", as_text(job), group, CHILD_S)
+        return child.done("vcsd_eval.bench.cyclic", as_text(job), group, CHILD_S)
     except OSError as error:
         raise OSError(f"reading in {job.folder}: {error}") from error
 

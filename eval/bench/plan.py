@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from eval.experiment import Outcome
-from eval.serving.machines import A5000
 from kv_cache.planner.ilp import SolverMissingError, solve
 from kv_cache.planner.local_search import local_search
 from kv_cache.planner.problem import BLOCK_TOKENS, Offload, PlacementProblem, PlacementResult, spread, strides
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.serving.machines import A5000
 
 SIZES = ((32, 4), (32, 8), (40, 16), (80, 8))  # layers, requests
 SEARCHED = (40, 8)  # largest instance of the search: larger ones can take minutes

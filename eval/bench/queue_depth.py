@@ -14,9 +14,9 @@ from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome
-from eval.options import numbers
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import numbers
 
 Read = Callable[[int, int], int]  # (offset, submission time) -> completion time
 

@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal
 import typer
 
 from csd_io.cgroup import Cgroup
-from eval.bench import child
-from eval.bench.offload import MIB, forget, group_of_limit
-from eval.bench.reopen_drive import HEAD_DIM, RecoveryJob
-from eval.experiment import Outcome, flat
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
+from vcsd_eval.bench import child
+from vcsd_eval.bench.offload import MIB, forget, group_of_limit
+from vcsd_eval.bench.reopen_drive import HEAD_DIM, RecoveryJob
+from vcsd_eval.experiment import Outcome, flat
 
-MODULE = "eval.bench.reopen_drive"
+MODULE = "vcsd_eval.bench.reopen_drive"
 CACHE = 1 / 8  # page cache of a direct medium, as a fraction of the memory limit
 FILES = 1.6  # size of a drive's files over that of the KV data, largest layout
 GROUP_TOKENS = 64

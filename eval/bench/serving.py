@@ -23,8 +23,6 @@ from transformers import PreTrainedModel
 from csd_link.driveset import DriveSetConfig
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome, flat
-from eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, ProcessUsage, by_tenth, growth, own_run_dir, steady_memory
 from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
@@ -41,6 +39,8 @@ from vcsd.sampling import SamplingParams
 from vcsd.server import RequestHandle, RequestRejectedError, Server
 from vcsd.serving import ServingConfig, default_performance_model, serve
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, ProcessUsage, by_tenth, growth, own_run_dir, steady_memory
 
 MIB = 1 << 20
 POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # the oracle is a bound in simulated time

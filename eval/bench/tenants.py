@@ -23,10 +23,10 @@ from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import SHARED, ServedDrive
 from csd_spec import Attend, Command, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench import child
-from eval.experiment import Outcome, flat
 from vcsd.progress import progress
 from vcsd.transport import FACTORY
+from vcsd_eval.bench import child
+from vcsd_eval.experiment import Outcome, flat
 
 VICTIM, HOSTILE = "victim", "hostile"
 HEADS, HEAD_DIM, CHUNK = 8, 128, 256  # tokens of an append
@@ -124,7 +124,7 @@ def measured(load: TenantLoad) -> tuple[dict[str, Any], list[str]]:
         victim = Victim(undo.enter_context(closing(attach())), load)
         victim.fill()
         job = json.dumps({"window": str(window_path(drive.name, HOSTILE))}) + "\n"
-        hostile = undo.enter_context(child.started("eval.bench.tenants_child", job, None))
+        hostile = undo.enter_context(child.started("vcsd_eval.bench.tenants_child", job, None))
         _await_pause(hostile)
         tick = undo.enter_context(progress("rounds", 2 * load.rounds))
         for _ in range(load.rounds):

@@ -23,11 +23,11 @@ from csd_link.run_dir import private_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec import Attend, Command, Drive, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.links import measure_links
-from eval.experiment import Outcome, flat
 from ftl.flash.memory import reserve_zeros
 from vcsd.progress import status
 from vcsd.transport import FACTORY
+from vcsd_eval.bench.links import measure_links
+from vcsd_eval.experiment import Outcome, flat
 
 TOKENS, KV_HEADS, GROUP, CHANNELS = 1024, 8, 4, 128  # shape of an Attend command
 TURNS = 10  # drives take turns, so that a busy machine is busy for both

@@ -22,17 +22,17 @@ from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench import vllm_child
-from eval.experiment import Outcome
 from vcsd.loading import CHECKPOINT
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
 from vcsd.transport import FACTORY
+from vcsd_eval.bench import vllm_child
+from vcsd_eval.experiment import Outcome
 
 ROOT = Path(__file__).parents[2]
 BLOCK, PROMPT, PREFIX = 64, 600, 576  # tokens of a vLLM block, a prompt, the common prefix
 NEW = 16  # tokens of an answer
-PASSAGE = ROOT / "eval" / "accuracy" / "passage.txt"
+PASSAGE = Path(__file__).parents[1] / "accuracy" / "passage.txt"
 STOP_S = 60.0
 BEFORE_KILL_S = 1.0  # until a load that the drive does not answer is in flight
 

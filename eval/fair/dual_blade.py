@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from eval.fair.headline import Headline, HeadlineFigure
-from eval.papers.dual_blade.evaluate import HALF, SSDS, InferenceRuns
-from eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, DualBladeSystem
 from vcsd.progress import Tick
+from vcsd_eval.fair.headline import Headline, HeadlineFigure
+from vcsd_eval.papers.dual_blade.evaluate import HALF, SSDS, InferenceRuns
+from vcsd_eval.papers.dual_blade.systems import SPLIT_BY_STEP, SYSTEMS, DualBladeSystem
 
 COMMAND = "vcsd eval fair --only dual-blade"
 LIMITS_GIB = range(2, 12)

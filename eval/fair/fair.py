@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.accuracy import texts
-from eval.accuracy.data import find
-from eval.experiment import Outcome
-from eval.fair import dual_blade, instinfer, orbitflow, recorded, tierkv, tutti
-from eval.fair.headline import CONDITIONS, Headline, HeadlineFigure
-from eval.papers.dual_blade import evaluate as dual_blade_paper
-from eval.papers.instinfer.options import setup_of
-from eval.papers.instinfer.page_shares import trained
-from eval.papers.options import MachineOptions, Simulated
 from vcsd.loading import CHECKPOINT
 from vcsd.options import check_model
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
+from vcsd_eval.accuracy import texts
+from vcsd_eval.accuracy.data import find
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.fair import dual_blade, instinfer, orbitflow, recorded, tierkv, tutti
+from vcsd_eval.fair.headline import CONDITIONS, Headline, HeadlineFigure
+from vcsd_eval.papers.dual_blade import evaluate as dual_blade_paper
+from vcsd_eval.papers.instinfer.options import setup_of
+from vcsd_eval.papers.instinfer.page_shares import trained
+from vcsd_eval.papers.options import MachineOptions, Simulated
 
 
 @dataclass(frozen=True, slots=True)

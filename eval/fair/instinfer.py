@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from eval.fair.headline import Headline, HeadlineFigure, Ranged, Varied, varied_drive
-from eval.fair.plain_ssd import RANDOM_READS_PER_S, plain_rate, plain_ssds
-from eval.fair.points import CSD, GB, PLAIN, SYSTEMS, Point
-from eval.fair.recorded import SPARF_BUDGET, RecordedRows, default_c
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.runs import run
-from eval.papers.instinfer.systems import OURS, SPARF, InStorageSystem, Result, Setup
-from eval.papers.profiles import Model
+from vcsd_eval.fair.headline import Headline, HeadlineFigure, Ranged, Varied, varied_drive
+from vcsd_eval.fair.plain_ssd import RANDOM_READS_PER_S, plain_rate, plain_ssds
+from vcsd_eval.fair.points import CSD, GB, PLAIN, SYSTEMS, Point
+from vcsd_eval.fair.recorded import SPARF_BUDGET, RecordedRows, default_c
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.runs import run
+from vcsd_eval.papers.instinfer.systems import OURS, SPARF, InStorageSystem, Result, Setup
+from vcsd_eval.papers.profiles import Model
 
 BATCH, DRIVES = 256, 1
 COMMAND = "vcsd eval fair --only instinfer"

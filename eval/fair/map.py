@@ -10,9 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.fair.map_picture import picture
-from eval.fair.points import (
+from nvmevirt_config import load_drive
+from vcsd.progress import Tick, progress
+from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.fair.map_picture import picture
+from vcsd_eval.fair.points import (
     METHODS,
     RIVALS,
     SYSTEMS,
@@ -24,15 +27,12 @@ from eval.fair.points import (
     points_of_work,
     rates,
 )
-from eval.options import Picture, check_picture
-from eval.papers.instinfer.systems import Constants, Setup
-from eval.papers.options import cell
-from eval.papers.profiles import Gpu, Host, Model, Ssd
-from eval.plot import save_figure
-from eval.serving.machines import CALL_S
-from nvmevirt_config import load_drive
-from vcsd.progress import Tick, progress
-from vcsd.tables import table
+from vcsd_eval.options import Picture, check_picture
+from vcsd_eval.papers.instinfer.systems import Constants, Setup
+from vcsd_eval.papers.options import cell
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.plot import save_figure
+from vcsd_eval.serving.machines import CALL_S
 
 
 @dataclass(frozen=True, slots=True)

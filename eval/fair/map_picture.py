@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from eval.fair.points import BATCHES, CONTEXTS, GB, LINKS, RATES, SYSTEMS, Point, Row, tie_with_ssds
-from eval.plot import new_figure
+from vcsd_eval.fair.points import BATCHES, CONTEXTS, GB, LINKS, RATES, SYSTEMS, Point, Row, tie_with_ssds
+from vcsd_eval.plot import new_figure
 
 LEVELS = (0.25, 0.5, 0.8, 1.25, 2, 4, 8, 16)
 

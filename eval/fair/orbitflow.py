@@ -10,9 +10,6 @@ from typing import Any
 
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.fair.headline import Headline, Ranged, Varied, varied_drive
-from eval.serving import machines
-from eval.serving.serving import TraceLoad
 from kv_cache.cost import ServingCost
 from kv_cache.metrics import summary
 from kv_cache.policies.orbitflow import OrbitFlow
@@ -20,6 +17,9 @@ from kv_cache.scheduler import Policy
 from kv_cache.simulation import simulate
 from kv_cache.trace import Trace
 from vcsd.progress import Tick
+from vcsd_eval.fair.headline import Headline, Ranged, Varied, varied_drive
+from vcsd_eval.serving import machines
+from vcsd_eval.serving.serving import TraceLoad
 
 COMMAND = "vcsd eval fair --only orbitflow"
 LOAD, SCALE = 2.0, 1.5  # of OrbitFlow's public trace, and of its objective

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from eval.papers.instinfer import steps
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import Breakdown, InStorageSystem, Result, Setup, finish
 from kv_cache import CSD
 from kv_cache.transfer.simulated import LayerTime
+from vcsd_eval.papers.instinfer import steps
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.systems import Breakdown, InStorageSystem, Result, Setup, finish
 
 RANDOM_READS_PER_S = 1e6  # of 4 KiB by a plain SSD, queue depth 128: data sheet of the Samsung 980 PRO, 2 TB
 PAGE_READ_BYTES = 4096  # of such a read

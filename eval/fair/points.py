@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from csd_spec.layouts import layout_named
-from eval.fair.plain_ssd import plain_rate, plain_ssds
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.runs import run
-from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorageSystem, Setup, paged, room_of
-from eval.papers.profiles import Gpu
 from ftl import maps_of
+from vcsd_eval.fair.plain_ssd import plain_rate, plain_ssds
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.runs import run
+from vcsd_eval.papers.instinfer.systems import BATCHED_DENSE, OURS, InStorageSystem, Setup, paged, room_of
+from vcsd_eval.papers.profiles import Gpu
 
 GB = 1e9
 METHODS: Mapping[str, InStorageSystem] = {"ours": OURS, "dense": BATCHED_DENSE}

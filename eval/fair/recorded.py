@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.accuracy import texts
-from eval.accuracy.compared_methods import Trial, contenders
-from eval.accuracy.errors import measured
-from eval.accuracy.layers import Passages, record_layers
-from eval.papers.instinfer.page_shares import page_shares
-from eval.papers.instinfer.systems import OURS
 from vcsd.loading import load
 from vcsd.progress import Tick
+from vcsd_eval.accuracy import texts
+from vcsd_eval.accuracy.compared_methods import Trial, contenders
+from vcsd_eval.accuracy.errors import measured
+from vcsd_eval.accuracy.layers import Passages, record_layers
+from vcsd_eval.papers.instinfer.page_shares import page_shares
+from vcsd_eval.papers.instinfer.systems import OURS
 
 SPARF_BUDGET = 8.0  # 1/8 of the tokens, the budget that the paper's systems are timed at
 BUDGETS = (5.0, 5.5, 6.0, 6.5, 7.0, 8.0)  # our budgets, 1/c of the bytes
@@ -66,7 +66,7 @@ def record(
 
     Args:
         model: Folder of the model.
-        text: A file or a name of `eval.accuracy.texts`; None for the shipped one.
+        text: A file or a name of `vcsd_eval.accuracy.texts`; None for the shipped one.
         tokens_of_page: Tokens of K or V in a page of the modelled drive.
         tick: Called after each part.
         budgets: Compressions at which ours is tried.

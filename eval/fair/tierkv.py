@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eval.fair.headline import Headline, HeadlineFigure
-from eval.papers.profiles import Gpu, Host, Model, Ssd
-from eval.papers.tierkv.tiers import LITERAL, MENDED, REACTIVE, Row, machine, requests, served
 from vcsd.progress import Tick
+from vcsd_eval.fair.headline import Headline, HeadlineFigure
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.papers.tierkv.tiers import LITERAL, MENDED, REACTIVE, Row, machine, requests, served
 
 COMMAND = "vcsd eval fair --only tierkv"
 ROOMS_GB, SLICE, COUNT, SEED = (4.0, 8.0, 16.0, 32.0, 64.0, 96.0, 128.0), 20, 135, 1

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.fair.headline import Headline, Ranged, Varied, varied_drive
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.constants import FEW_TOKENS
-from eval.papers.tutti.evaluate import DRIVES, TUTTI
-from eval.papers.tutti.in_drives import Drives
-from eval.papers.tutti.reading import GpuReading, Path
+from vcsd_eval.fair.headline import Headline, Ranged, Varied, varied_drive
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.constants import FEW_TOKENS
+from vcsd_eval.papers.tutti.evaluate import DRIVES, TUTTI
+from vcsd_eval.papers.tutti.in_drives import Drives
+from vcsd_eval.papers.tutti.reading import GpuReading, Path
 
 COMMAND = "vcsd eval fair --only tutti"
 PREFIX, NEWS = 128 * 1024, (1, 4, 16, 64, 256)

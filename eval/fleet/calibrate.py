@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from csd_spec import DriveSpec, ModelShape
-from eval.fleet.drive_model import Coefficients, DriveRates
-from eval.fleet.emulated import EmulatedDrive
 from kv_cache.trace import Request
+from vcsd_eval.fleet.drive_model import Coefficients, DriveRates
+from vcsd_eval.fleet.emulated import EmulatedDrive
 
 LAYERS, REQUESTS = 4, 50
 DRIVES = (1, 4, 8)  # compared

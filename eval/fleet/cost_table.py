@@ -17,11 +17,11 @@ import numpy as np
 import typer
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.fleet.drive_model import SHIPPED, DriveRates, coefficients
-from eval.fleet.fleet import NO_NETWORK, checked_gpu, checked_model, port_of
-from eval.fleet.machine import FleetHost, Scheme
 from vcsd.tables import flat_table, table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.fleet.drive_model import SHIPPED, DriveRates, coefficients
+from vcsd_eval.fleet.fleet import NO_NETWORK, checked_gpu, checked_model, port_of
+from vcsd_eval.fleet.machine import FleetHost, Scheme
 
 FORMAT = "vcsd-cost-table/1"
 LEAST_TOKENS = 256

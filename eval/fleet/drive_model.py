@@ -5,7 +5,7 @@
 flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): time of
 one head of sequence i on one kernel after its last page has arrived: the sum of its values, and the part of its logits
 that the transfer of its values does not hide. Both follow from the data sheet; command_s and transfer are fitted to the
-full emulator (`eval.fleet.calibrate`).
+full emulator (`vcsd_eval.fleet.calibrate`).
 """
 
 from __future__ import annotations

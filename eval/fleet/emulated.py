@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from csd_spec import DriveSpec, ModelShape, SparFParams
-from eval.papers.instinfer.simulate import TimedDrive
+from vcsd_eval.papers.instinfer.simulate import TimedDrive
 
 LAYOUT, METHOD = "plain", "dense"
 OLD_SEQUENCES, OLD_TOKENS = 8, 4096  # at most, stored and dropped before: drives do not begin at the same lane

@@ -5,7 +5,7 @@ the next prefill: neither waits for the other for long. A decode step takes the 
 and that of the slowest group, one after the other, or in two half batches that take turns. Simulated time advances step
 by step, since a step is a sum over the batch.
 
-`eval.fleet.simulation` owns these arrays. Latencies are counted in histograms, so memory does not grow with time.
+`vcsd_eval.fleet.simulation` owns these arrays. Latencies are counted in histograms, so memory does not grow with time.
 """
 
 from __future__ import annotations

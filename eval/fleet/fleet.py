@@ -13,20 +13,20 @@ import yaml
 
 from csd_spec.network import NETWORKS, Network, network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.fleet.calibrate import REQUESTS, CalibrationBench, calibrate
-from eval.fleet.drive_model import SHIPPED, Coefficients, coefficients
-from eval.fleet.events import IDLE, RESOURCES, TPOT, TTFT
-from eval.fleet.jobs import BACKLOG_REQUESTS, FleetJob, run_jobs
-from eval.fleet.machine import FleetHost, PrefixReuse, Scheme
-from eval.fleet.simulation import Served
-from eval.fleet.workload import period_s
-from eval.options import RayAddress
-from eval.papers.profiles import Gpu, Model
-from eval.public_trace import TracePath, public_trace
 from kv_cache.trace import Trace
 from vcsd.options import MAX_SEED
 from vcsd.tables import flat_table, table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.fleet.calibrate import REQUESTS, CalibrationBench, calibrate
+from vcsd_eval.fleet.drive_model import SHIPPED, Coefficients, coefficients
+from vcsd_eval.fleet.events import IDLE, RESOURCES, TPOT, TTFT
+from vcsd_eval.fleet.jobs import BACKLOG_REQUESTS, FleetJob, run_jobs
+from vcsd_eval.fleet.machine import FleetHost, PrefixReuse, Scheme
+from vcsd_eval.fleet.simulation import Served
+from vcsd_eval.fleet.workload import period_s
+from vcsd_eval.options import RayAddress
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.public_trace import TracePath, public_trace
 
 SWEEP_HOURS = 1.0
 MAX_DRIVES, EXTRAPOLATED = 1024, 1 << 16  # drives of an option, and of the sweep while scaling has not ended

@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from eval.fleet.machine import FleetHost
-from eval.fleet.simulation import Served, serve
-from eval.fleet.workload import Arrivals, backlog, periods
-from eval.sweep import cores, sweep, sweep_on_ray
 from kv_cache.trace import Trace
 from vcsd.progress import Tick, no_tick, progress
+from vcsd_eval.fleet.machine import FleetHost
+from vcsd_eval.fleet.simulation import Served, serve
+from vcsd_eval.fleet.workload import Arrivals, backlog, periods
+from vcsd_eval.sweep import cores, sweep, sweep_on_ray
 
 BACKLOG_REQUESTS = 1 << 16  # drawn for a host that is never idle
 

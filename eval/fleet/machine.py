@@ -10,11 +10,11 @@ import numpy as np
 from csd_spec import DriveSpec
 from csd_spec.arrays import F64
 from csd_spec.network import Network
-from eval.fleet.drive_model import FP16_BYTES, Coefficients, DriveRates
-from eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs, DriveStep
-from eval.papers.instinfer.systems import crossing_s, output_bytes
-from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import CostModel
+from vcsd_eval.fleet.drive_model import FP16_BYTES, Coefficients, DriveRates
+from vcsd_eval.fleet.events import COPIED, LOCAL, NO_PREFIXES, Costs, DriveStep
+from vcsd_eval.papers.instinfer.systems import crossing_s, output_bytes
+from vcsd_eval.papers.profiles import Gpu, Model
 
 PREFILL_GRID = 32  # tokens between the rows of prefill tables
 MERGE_BYTES_PER_S = 25e9  # assumed: partial outputs are merged at the rate of one channel of DDR4-3200

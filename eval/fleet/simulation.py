@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_spec.arrays import F64, I64
-from eval.fleet.events import (
+from vcsd_eval.fleet.events import (
     BUCKETS,
     BUCKETS_OF_E,
     LEAST_S,
@@ -24,7 +24,7 @@ from eval.fleet.events import (
     finish,
     run,
 )  # fmt: skip
-from eval.fleet.workload import Arrivals
+from vcsd_eval.fleet.workload import Arrivals
 
 
 @dataclass(frozen=True, slots=True)

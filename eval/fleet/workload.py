@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_spec.arrays import F64, I64
-from eval.lifetime.workload import conversations
 from kv_cache.trace import Request, Trace
+from vcsd_eval.lifetime.workload import conversations
 
 MAX_REQUESTS = 1 << 24
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.arrays import U32
-from eval.lifetime.workload import Day, Visit
 from ftl.facade import Ftl
 from ftl.flash.nand import Nand
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.lifetime.workload import Day, Visit
 
 WARM = 0.25  # fraction of the day in which the drive fills, and nothing is counted
 YEAR_DAYS = 365.25

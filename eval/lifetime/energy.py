@@ -13,9 +13,9 @@ from pydantic import Field
 
 from csd_spec import DriveSpec
 from csd_spec.checked import frozen_value
-from eval.lifetime.drive import DriveCounts
-from eval.papers.profiles import Model
 from nvmevirt_config.document import read_yaml
+from vcsd_eval.lifetime.drive import DriveCounts
+from vcsd_eval.papers.profiles import Model
 
 Bound = Literal["low", "value", "high"]
 BOUNDS: tuple[Bound, ...] = ("low", "value", "high")

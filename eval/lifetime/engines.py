@@ -9,10 +9,10 @@ from itertools import chain
 import numpy as np
 
 from csd_spec.arrays import I64
-from eval.lifetime.drive import DayReplay, DriveTraffic
-from eval.lifetime.patterns import FILL, WritePattern
-from eval.lifetime.workload import Key, Visit
 from ftl.flash.placement import Writer
+from vcsd_eval.lifetime.drive import DayReplay, DriveTraffic
+from vcsd_eval.lifetime.patterns import FILL, WritePattern
+from vcsd_eval.lifetime.workload import Key, Visit
 
 _SPREAD = 0x9E3779B1  # an odd number that mixes keys over drives
 

@@ -11,21 +11,21 @@ import typer
 
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.lifetime.drive import WARM, YEAR_DAYS, DriveCounts, DriveTraffic, counted_days, dwpd, scaled, years
-from eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, ReplayWork, constants, decoded_bytes, dollars, joules
-from eval.lifetime.engines import EngineReplay
-from eval.lifetime.ours import OurReplay
-from eval.lifetime.patterns import FILL, PATTERNS
-from eval.lifetime.workload import Day, make_day
-from eval.options import numbers
-from eval.papers.profiles import Model
-from eval.public_trace import TracePath, public_trace
-from eval.sweep import cores, sweep
 from ftl.errors import OutOfSpaceError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.lifetime.drive import WARM, YEAR_DAYS, DriveCounts, DriveTraffic, counted_days, dwpd, scaled, years
+from vcsd_eval.lifetime.energy import BOUNDS, PROGRESSIVE, Prices, ReplayWork, constants, decoded_bytes, dollars, joules
+from vcsd_eval.lifetime.engines import EngineReplay
+from vcsd_eval.lifetime.ours import OurReplay
+from vcsd_eval.lifetime.patterns import FILL, PATTERNS
+from vcsd_eval.lifetime.workload import Day, make_day
+from vcsd_eval.options import numbers
+from vcsd_eval.papers.profiles import Model
+from vcsd_eval.public_trace import TracePath, public_trace
+from vcsd_eval.sweep import cores, sweep
 
 LAYOUTS = ("plain", "fp16", "int4", PROGRESSIVE)
 OURS = "ours"

@@ -10,11 +10,11 @@ import numpy as np
 
 from csd_spec import LAYOUTS
 from csd_spec.view import in_flash
-from eval.lifetime.drive import DayReplay, DriveTraffic
-from eval.lifetime.patterns import FILL
-from eval.lifetime.workload import Key, Visit
 from ftl.errors import OutOfSpaceError
 from ftl.kv.layouts import maps_of
+from vcsd_eval.lifetime.drive import DayReplay, DriveTraffic
+from vcsd_eval.lifetime.patterns import FILL
+from vcsd_eval.lifetime.workload import Key, Visit
 
 
 @dataclass(slots=True, eq=False)

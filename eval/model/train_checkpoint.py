@@ -1,4 +1,4 @@
-"""Train the shipped byte-level checkpoint: `python -m eval.model.train_checkpoint --out vcsd/shipped/checkpoint`.
+"""Train the shipped byte-level checkpoint: `python -m vcsd_eval.model.train_checkpoint --out vcsd/shipped/checkpoint`.
 
 A Llama-style decoder with grouped queries, whose attention begins as `eval/model/circuits.py` has it, learns to
 continue documentation text, to copy passages that it has seen and to recall facts by key. Restartable: a killed run
@@ -27,8 +27,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from csd_spec.arrays import F32
-from eval.model.circuits import THETA, WIDTH, make_louder, write_circuits
-from eval.model.corpus import load_corpus
+from vcsd_eval.model.circuits import THETA, WIDTH, make_louder, write_circuits
+from vcsd_eval.model.corpus import load_corpus
 
 CONTEXT = 4096
 MATCH, TRUST = 16, 20  # bytes that identify a position; loss weight of the byte predicted by a match

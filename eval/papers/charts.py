@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from eval.papers.paper import Chart
+from vcsd_eval.papers.paper import Chart
 
 LIGHT = (
     *("#1b6ca8", "#d1495b", "#2e8b57", "#b8741a", "#6a4c93", "#0f8b8d", "#c2559d", "#6b705c"),

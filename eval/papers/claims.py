@@ -101,7 +101,7 @@ COLUMNS = ("id", "page", "quote", "what", "value", "unit", "bound", "kind", "sou
 
 @cache
 def claims_of(paper: str) -> tuple[Claim, ...]:
-    """Claims of a paper of `eval.papers.compare.PAPERS`, in the order of its file."""
+    """Claims of a paper of `vcsd_eval.papers.compare.PAPERS`, in the order of its file."""
     return read_claims(FOLDER / paper.replace("-", "_") / "claims.csv")
 
 

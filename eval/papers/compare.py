@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.experiment import Outcome
-from eval.papers.leave_one_out import leave_one_out as leave_one_out_of
-from eval.papers.leave_one_out import ticks
-from eval.papers.options import MachineOptions, Simulated, cell
-from eval.papers.paper import Evaluation, Paper, judge
 from vcsd.progress import progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.papers.leave_one_out import leave_one_out as leave_one_out_of
+from vcsd_eval.papers.leave_one_out import ticks
+from vcsd_eval.papers.options import MachineOptions, Simulated, cell
+from vcsd_eval.papers.paper import Evaluation, Paper, judge
 
 PAPERS = {  # modules with a `PAPER`, imported when it is requested
-    "instinfer": "eval.papers.instinfer.evaluate",
-    "dual-blade": "eval.papers.dual_blade.evaluate",
-    "tierkv": "eval.papers.tierkv.evaluate",
-    "orbitflow": "eval.papers.orbitflow.evaluate",
-    "tutti": "eval.papers.tutti.evaluate",
+    "instinfer": "vcsd_eval.papers.instinfer.evaluate",
+    "dual-blade": "vcsd_eval.papers.dual_blade.evaluate",
+    "tierkv": "vcsd_eval.papers.tierkv.evaluate",
+    "orbitflow": "vcsd_eval.papers.orbitflow.evaluate",
+    "tutti": "vcsd_eval.papers.tutti.evaluate",
 }
-PREDICTED = {"hilos": "eval.papers.hilos.predict"}  # modules with `predict`: papers whose results were not read
+PREDICTED = {"hilos": "vcsd_eval.papers.hilos.predict"}  # modules with `predict`: papers whose results were not read
 ALL = "all"
 Name = StrEnum("Name", [(name, name) for name in (*PAPERS, *PREDICTED, ALL)])  # type: ignore[misc]
 

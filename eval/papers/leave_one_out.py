@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64
-from eval.papers import paper as papers
-from eval.papers.claims import ClaimKind
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Paper
-from eval.sweep import cores
 from vcsd.progress import Tick
+from vcsd_eval.papers import paper as papers
+from vcsd_eval.papers.claims import ClaimKind
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Paper
+from vcsd_eval.sweep import cores
 
 STEP = 0.05
 FITTED = (ClaimKind.CALIBRATED, ClaimKind.PREDICTED)

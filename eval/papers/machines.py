@@ -14,12 +14,12 @@ import typer
 from pydantic import Field
 
 from csd_spec.checked import frozen_value
-from eval.experiment import Outcome
-from eval.papers.paper import FACTORS, Constant
-from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import BASE, CostModel, Overlay
 from nvmevirt_config.document import read_yaml
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.papers.paper import FACTORS, Constant
+from vcsd_eval.papers.profiles import Gpu, Model
 
 FOLDER = Path(__file__).parent
 ALONE = {  # name of an entry: the field of Overlay that it sets, and the conversion

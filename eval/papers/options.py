@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.papers.profiles import Gpu, Host, Model
+from vcsd_eval.papers.profiles import Gpu, Host, Model
 
 SAMPLED_LAYERS = 2
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eval.papers.paper import Rows
+from vcsd_eval.papers.paper import Rows
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c1e21; --back: #fff; --line: #d5d8dd; --quiet: #5b6470; --link: #0b5cad; }

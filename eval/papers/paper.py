@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from eval.papers.claims import MAX_PERCENT, Claim, ClaimKind, Source
-from eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.claims import MAX_PERCENT, Claim, ClaimKind, Source
+from vcsd_eval.papers.options import MachineOptions, Simulated
 
 FOLLOWS = (ClaimKind.DERIVED, ClaimKind.PREDICTED)
 Rows = Sequence[Mapping[str, Any]]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -14,15 +15,19 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.papers.charts import chart_element, chart_scripts
-from eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
-from eval.papers.compare import PAPERS, load
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.page import PagePart, label, table, values_table, whole_page
-from eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
-from vcsd.progress import note
+from vcsd.progress import Tick, note, progress_to, status
+from vcsd_eval.papers.charts import chart_element, chart_scripts
+from vcsd_eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
+from vcsd_eval.papers.compare import PAPERS, load
+from vcsd_eval.papers.instinfer.runs import WORKER_BYTES, default_workers
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.page import PagePart, label, table, values_table, whole_page
+from vcsd_eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
+from vcsd_eval.sweep import sweep
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of other papers
 TITLE = "Papers' results compared with vcsd's model"
+PAPER_BYTES = 2 << 30  # memory of a paper's process: recording attention for InstInfer takes 1.2 GB
 CLOSE_PERCENT = 10.0  # error of claims that the summary counts
 SUMMARY = {
     "paper": "paper",
@@ -60,14 +65,50 @@ def report(
     out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
     """Papers' claims with our values, and the charts for them, as one page that needs no network."""
-    page = write_report([_evaluated(load(name), machine, simulated) for name in PAPERS], out)
+    page = write_report(evaluate_papers(machine, simulated), out)
     note(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 
 
-def _evaluated(paper: Paper, machine: MachineOptions, simulated: Simulated) -> PaperResult:
+@dataclass(frozen=True, slots=True)
+class _PaperJob:
+    """A paper's name, and the arguments of its evaluation."""
+
+    name: str
+    machine: MachineOptions
+    simulated: Simulated
+
+
+def evaluate_papers(machine: MachineOptions, simulated: Simulated) -> list[PaperResult]:
+    """Evaluate all papers with their figures, in processes if there are several workers; show the progress of each."""
+    workers = simulated.workers or default_workers(WORKER_BYTES if simulated.all_layers else PAPER_BYTES)
+    own = replace(simulated, workers=max(1, workers - len(PAPERS) + 1))  # workers that are left are those of one paper
+    jobs = [_PaperJob(name, machine, own) for name in PAPERS]
+    running: dict[str, str] = {}
+    ended: list[int] = []
+
+    def tick(part: Any) -> None:
+        running[part[0]] = part[1]
+
+    def done(number: int, _: object) -> None:
+        running.pop(jobs[number].name, None)
+        ended.append(number)
+
+    def text() -> str:
+        parts = [f"{name}: {part}" if part else name for name, part in running.copy().items()]
+        return "; ".join([f"papers: {len(ended)} of {len(jobs)}", *parts])
+
+    with status(text):
+        answers = sweep(_evaluated, jobs, workers, tick, done)
+    return [PaperResult(load(job.name), *answer) for job, answer in zip(jobs, answers, strict=True)]
+
+
+def _evaluated(job: _PaperJob, tick: Tick) -> tuple[Evaluation, float]:
+    """A paper's evaluation and its duration in seconds. Texts of its progress are ticks, with its name."""
     start_s = time.perf_counter()
-    evaluation = paper.evaluate(machine, simulated, True)
-    return PaperResult(paper, evaluation, time.perf_counter() - start_s)
+    tick((job.name, ""))
+    with progress_to(lambda text: tick((job.name, text))):
+        evaluation = load(job.name).evaluate(job.machine, job.simulated, True)
+    return evaluation, time.perf_counter() - start_s
 
 
 def write_report(results: Sequence[PaperResult], folder: Path) -> Path:

@@ -21,14 +21,14 @@ from attention_engine.rtl import SOURCES
 from attention_engine.rtl.golden_progressive import digit_scores
 from attention_engine.rtl.params import ProgressiveShape
 from csd_spec.arrays import F16, I64, U8
-from eval.accuracy.recorded import TEXT, record
-from eval.experiment import Outcome
-from eval.rtl.measured import MEASURED
-from eval.rtl.synth import LABEL, PAPER
 from ftl.kv.layouts.coarse import begin_scores, put_scores
 from vcsd.loading import CHECKPOINT, load
 from vcsd.progress import progress
 from vcsd.tables import table
+from vcsd_eval.accuracy.recorded import TEXT, record
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.rtl.measured import MEASURED
+from vcsd_eval.rtl.synth import LABEL, PAPER
 
 COUNTED = (
     "the paper counts attention kernels, argtopk and filters on a Zynq 7045, by Vivado; ours are units for d = 64 "
@@ -130,7 +130,7 @@ def simulated(
             log_file=folder / "build.log",
         )
         runner.test(
-            test_module="eval.rtl.dut",
+            test_module="vcsd_eval.rtl.dut",
             hdl_toplevel="digit_scores",
             test_dir=folder,
             extra_env={

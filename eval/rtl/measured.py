@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.rtl.synth import Measured
+from vcsd_eval.rtl.synth import Measured
 
 MEASURED = {
     "digit_dots": Measured(1668, 888, 0.0, 0, 236.4, "g_row[2].terms to g_row[2].fours"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 from csd_spec import DriveSpec
 from csd_spec.layouts import layout_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Host, Model
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.planner.problem import BLOCK_TOKENS
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Host, Model
 
 CALL_S = 20e-6  # assumed: of a command to drives, and its completion
 LONGEST = 1 << 17  # tokens of a sequence

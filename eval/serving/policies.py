@@ -9,9 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.experiment import Outcome
-from eval.serving.machines import COSTS, drives
-from eval.serving.timeline import PolicyTimeline
 from kv_cache import trace as traces
 from kv_cache.admission import AdmissionConfig
 from kv_cache.block_table import PolicyError
@@ -30,6 +27,9 @@ from kv_cache.transfer.sequences import Level
 from vcsd.progress import Tick, progress
 from vcsd.tables import table
 from vcsd.timeline import check_timeline_path
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.serving.machines import COSTS, drives
+from vcsd_eval.serving.timeline import PolicyTimeline
 
 INPUT, OUTPUT, PER_S = (96, 6144), (8, 64), 0.5  # tokens and rate of generated requests
 EVERY = "all"

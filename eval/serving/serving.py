@@ -10,14 +10,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from eval.experiment import Outcome
-from eval.options import RayAddress, check_picture
-from eval.partial_results import ResultCache, fingerprint
-from eval.plot import lines, save_figure
-from eval.serving.machines import COSTS
-from eval.serving.pages_error import output_error
-from eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
-from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from kv_cache import trace as traces
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
@@ -25,6 +17,14 @@ from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.trace import Request, Trace
 from vcsd.progress import progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import RayAddress, check_picture
+from vcsd_eval.partial_results import ResultCache, fingerprint
+from vcsd_eval.plot import lines, save_figure
+from vcsd_eval.serving.machines import COSTS
+from vcsd_eval.serving.pages_error import output_error
+from vcsd_eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
+from vcsd_eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 
 LENGTHS = (96, 9216)  # tokens of generated requests
 GENERATED_PER_S = 0.01  # at load 1

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eval.serving.machines import drives
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import ServingCost
 from kv_cache.metrics import summary
@@ -16,6 +15,7 @@ from kv_cache.scheduler import Policy
 from kv_cache.simulation import simulate
 from kv_cache.trace import Trace
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.serving.machines import drives
 
 PARTS = 20  # of a run, that are told of
 

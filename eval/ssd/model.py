@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from csd_spec import BlockSsdSpec
-from eval.baselines.conventional import ConventionalSsd
-from eval.ssd.profile import PublishedFigure, SsdProfile, shared
-from eval.ssd.workload import WORKLOADS, Workload
+from vcsd_eval.baselines.conventional import ConventionalSsd
+from vcsd_eval.ssd.profile import PublishedFigure, SsdProfile, shared
+from vcsd_eval.ssd.workload import WORKLOADS, Workload
 
 SIMULATED_BYTES = 12 << 30  # with the drive's planes, over-provisioning and rates, and fewer pages to a block
 LINES = 512

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from csd_spec.checked import frozen_value
-from eval.ssd.workload import WORKLOADS
 from nvmevirt_config.document import read_yaml
+from vcsd_eval.ssd.workload import WORKLOADS
 
 FOLDER = Path(__file__).parent
 DRIVE = {

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from csd_spec.presets import NVMEVIRT_970PRO
-from eval.baselines.conventional import ConventionalSsd
-from eval.experiment import Outcome
-from eval.ssd.model import simulate
-from eval.ssd.profile import PublishedFigure, SsdProfile, drives, shared, with_sources
-from eval.ssd.workload import WORKLOADS
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
+from vcsd_eval.baselines.conventional import ConventionalSsd
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.ssd.model import simulate
+from vcsd_eval.ssd.profile import PublishedFigure, SsdProfile, drives, shared, with_sources
+from vcsd_eval.ssd.workload import WORKLOADS
 
 NVMEVIRT = {1: 15_803, 16: 195_959, 32: 283_532, 256: 379_975}  # depth: IOPS of NVMeVirt, 4 KiB random reads of 32 GiB
 NVMEVIRT_SOURCE = "NVMeVirt, commit 61c90f7, SAMSUNG_970PRO: the times that its code gives for the same requests"

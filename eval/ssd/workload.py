@@ -1,4 +1,4 @@
-"""Workloads of data sheets and reviews, as requests to `eval.baselines.conventional.ConventionalSsd`."""
+"""Workloads of data sheets and reviews, as requests to `vcsd_eval.baselines.conventional.ConventionalSsd`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from csd_firmware import InProcessDrive
 from csd_firmware.folder import encode_description
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.papers.profiles import FOLDER
+from vcsd_eval.papers.profiles import FOLDER
 
 DRIVE: DriveSpec = replace(
     INSTCSD_ZYNQ7045_8CH,

@@ -27,16 +27,16 @@ import torch
 import typer
 
 from csd_io.parent_death import end_with_parent
-from eval import sweep
-from eval.experiment import Outcome, flat
-from eval.verify.cli_files import make_folder
-from eval.verify.cli_inputs import Input, make_input
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd_eval import sweep
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.verify.cli_files import make_folder
+from vcsd_eval.verify.cli_inputs import Input, make_input
 
 CUT = (
-    "eval.papers.instinfer.options:simulate",  # steps at full scale
-    "eval.papers.dual_blade.evaluate:infer",  # and whole inferences
+    "vcsd_eval.papers.instinfer.options:simulate",  # steps at full scale
+    "vcsd_eval.papers.dual_blade.evaluate:infer",  # and whole inferences
     "vcsd.guest:run_guest",  # boots a VM
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted
@@ -44,29 +44,29 @@ CUT = (
     "fleet.cluster:start",
     "vcsd.drive_metrics:serve_metrics",  # serves until interrupted
     "vcsd_cli.serve_model:http_server",
-    "eval.verify.cli_fuzz:bench_cli_fuzz",  # recursion
-    "eval.bench.transport:bench_transport",  # mounts, and minutes of fio
-    "eval.bench.page_cache:bench_page_cache",  # control groups, and the requested amount of disk space
-    "eval.bench.attention:sweep",  # this and the next ones: minutes
-    "eval.verify.flips:bench_flips",  # in processes of their own
-    "eval.verify.exceptions:bench_exceptions",
-    "eval.verify.signals:bench_signals",
-    "eval.verify.mixed_files:bench_mixed_files",
-    "eval.verify.soak:bench_soak",
-    "eval.verify.simulation.simulate:bench_simulate",
-    "eval.bench.vllm:bench_vllm",
-    "eval.accuracy.families:sweep",
-    "eval.ssd.ssd:row_of",
-    "eval.lifetime.lifetime:sweep",
-    "eval.fleet.fleet:calibrate",
-    "eval.fleet.fleet:run_jobs",
-    "eval.fair.map:rates",
-    "eval.fair.recorded:record",
-    "eval.fair.orbitflow:headline",
-    "eval.fair.tierkv:headline",
-    "eval.fair.dual_blade:headline",
+    "vcsd_eval.verify.cli_fuzz:bench_cli_fuzz",  # recursion
+    "vcsd_eval.bench.transport:bench_transport",  # mounts, and minutes of fio
+    "vcsd_eval.bench.page_cache:bench_page_cache",  # control groups, and the requested amount of disk space
+    "vcsd_eval.bench.attention:sweep",  # this and the next ones: minutes
+    "vcsd_eval.verify.flips:bench_flips",  # in processes of their own
+    "vcsd_eval.verify.exceptions:bench_exceptions",
+    "vcsd_eval.verify.signals:bench_signals",
+    "vcsd_eval.verify.mixed_files:bench_mixed_files",
+    "vcsd_eval.verify.soak:bench_soak",
+    "vcsd_eval.verify.simulation.simulate:bench_simulate",
+    "vcsd_eval.bench.vllm:bench_vllm",
+    "vcsd_eval.accuracy.families:sweep",
+    "vcsd_eval.ssd.ssd:row_of",
+    "vcsd_eval.lifetime.lifetime:sweep",
+    "vcsd_eval.fleet.fleet:calibrate",
+    "vcsd_eval.fleet.fleet:run_jobs",
+    "vcsd_eval.fair.map:rates",
+    "vcsd_eval.fair.recorded:record",
+    "vcsd_eval.fair.orbitflow:headline",
+    "vcsd_eval.fair.tierkv:headline",
+    "vcsd_eval.fair.dual_blade:headline",
 )
-PRELOADED = ("vcsd.session", "vcsd.generate", "vcsd.loading", "eval.accuracy.measure", "eval.model.llama2c")
+PRELOADED = ("vcsd.session", "vcsd.generate", "vcsd.loading", "vcsd_eval.accuracy.measure", "vcsd_eval.model.llama2c")
 HANG_S = 60.0  # CPU time: on a busy machine, compiling kernels takes longer than this in wall-clock time
 WAIT_S = 5 * HANG_S  # wall-clock time
 TRACEBACK = 70

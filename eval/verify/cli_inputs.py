@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from typer.core import TyperOption
 
-from eval.verify.cli_files import DOCUMENTS, NAMES, READ, SHORT
+from vcsd_eval.verify.cli_files import DOCUMENTS, NAMES, READ, SHORT
 
 WRONG_NUMBERS = (
     "",

@@ -20,11 +20,6 @@ from csd_io.medium import Kind
 from csd_spec import KvSlotView
 from csd_spec.arrays import F16, U8
 from csd_spec.view import BANK_SHIFT, UNMAPPED, in_flash
-from eval.experiment import Outcome, flat
-from eval.options import MediumOption
-from eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
-from eval.verify.simulation.disk import Killed
-from eval.verify.tested_storage import Place, place
 from ftl import Ftl, FtlError, Nand, UncorrectableReadError
 from ftl.flash.operations import Erase, Operation, Program
 from ftl.flash.spare import SPARE
@@ -34,6 +29,11 @@ from ftl.kv.layouts.group_map import PackedMap
 from ftl.kv.values import VALUES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.options import MediumOption
+from vcsd_eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
+from vcsd_eval.verify.simulation.disk import Killed
+from vcsd_eval.verify.tested_storage import Place, place
 
 MISSED = {
     2: 0.5,

@@ -15,15 +15,15 @@ import typer
 
 from csd_io.medium import KINDS
 from csd_spec import LAYOUTS, Flush, GetLog, KvCrop, KvRead, LogPage, SeqCreate, Status
-from eval.experiment import Outcome
-from eval.sweep import sweep
-from eval.verify.injector import ROOT, Event, InjectedInterrupt, Injector
-from eval.verify.interrupted import CASES, LAYERS, InterruptedDrives, Observed, PowerCycle, observe
-from eval.verify.random_host import DIM
 from ftl import FtlError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.sweep import sweep
+from vcsd_eval.verify.injector import ROOT, Event, InjectedInterrupt, Injector
+from vcsd_eval.verify.interrupted import CASES, LAYERS, InterruptedDrives, Observed, PowerCycle, observe
+from vcsd_eval.verify.random_host import DIM
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,13 +23,13 @@ from csd_link.driveset import DriveSetConfig
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
 from csd_spec import AttentionConfig, CompressionBudget
-from eval.experiment import Outcome, flat
-from eval.options import MediumOption
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.session import AttachConfig, attach_with
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.options import MediumOption
 
 CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
 MAX_PAUSE_S = 0.4  # between two kills

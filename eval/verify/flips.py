@@ -15,12 +15,12 @@ import typer
 from csd_firmware import InProcessDrive
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
-from eval import sweep
-from eval.experiment import Outcome, flat
-from eval.verify.random_host import DRIVE, RandomHost, is_stored
 from ftl import Ftl, Nand, UncorrectableReadError
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
+from vcsd_eval import sweep
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.verify.random_host import DRIVE, RandomHost, is_stored
 
 FLIPS_A_DRIVE = 250
 VERBS = 80  # before the flush whose state is compared

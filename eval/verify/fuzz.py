@@ -42,13 +42,13 @@ from csd_spec import (
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, SequenceAccess
-from eval.experiment import Outcome, flat
-from eval.options import MediumOption
-from eval.verify.coverage import Coverage
-from eval.verify.fuzz_values import FuzzedValues
-from eval.verify.tested_storage import Place, place
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.options import MediumOption
+from vcsd_eval.verify.coverage import Coverage
+from vcsd_eval.verify.fuzz_values import FuzzedValues
+from vcsd_eval.verify.tested_storage import Place, place
 
 HANG_S = 10.0  # longer than compiling a kernel that no valid command has used
 LAYOUTS_USED = tuple(LAYOUTS[name].code for name in ("fp16", "progressive", "progressive4-exact"))

@@ -37,10 +37,10 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, keys_of
 from csd_spec.layouts import layout_named
-from eval.verify.random_host import DIM, DRIVE, HEADS
-from eval.verify.tested_storage import CACHE_BYTES
 from ftl import Nand
 from ftl.flash.files import NandFiles
+from vcsd_eval.verify.random_host import DIM, DRIVE, HEADS
+from vcsd_eval.verify.tested_storage import CACHE_BYTES
 
 LAYERS, SEQUENCES, GROUP, PAGES = 1, 3, 2, 16
 KEYS = [bytes([number]) * 16 for number in range(1, 5)]

@@ -23,13 +23,13 @@ from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.run_dir import pid_path
 from csd_spec import AttentionConfig, CompressionBudget, DriveError
-from eval.experiment import Outcome
 from vcsd.generate import Inputs, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.session import AttachConfig, attach_with
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
 
 DRIVES, NODES = 4, 2
 FILLED_S = 60.0  # within which a replacement is filled

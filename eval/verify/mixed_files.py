@@ -17,13 +17,13 @@ from csd_firmware import InProcessDrive
 from csd_firmware.logs import smart
 from csd_io.medium import KINDS, Kind, Medium
 from csd_spec import LAYOUTS, Command, Completion, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
-from eval.experiment import Outcome
-from eval.verify.random_host import DIM, DRIVE, HEADS, LAYERS
-from eval.verify.tested_storage import CACHE_BYTES
 from ftl.flash.files import data_sizes
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.verify.random_host import DIM, DRIVE, HEADS, LAYERS
+from vcsd_eval.verify.tested_storage import CACHE_BYTES
 
 LAYOUTS_USED = "fp16", "fp8", "progressive"
 FILES = tuple(data_sizes(DRIVE.geometry))

@@ -31,8 +31,6 @@ from csd_link.run_dir import port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive
 from csd_spec import AttentionConfig, Command, Completion, CompressionBudget, DriveError, GetLog, LogPage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome, flat
-from eval.verify.faulty_proxy import FAULTS, FaultyProxy
 from vcsd.administer import admin_window, read_log
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
@@ -40,6 +38,8 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import FACTORY
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.verify.faulty_proxy import FAULTS, FaultyProxy
 
 DIGESTS = Digests(header=True, data=True)
 MOST_BYTES = 4 << 20  # between two faults of a drive

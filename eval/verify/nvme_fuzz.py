@@ -34,12 +34,12 @@ from csd_link.served_drive import ServedDrive
 from csd_link.window import WindowLayout
 from csd_spec import KvAppend, KvExist, KvName, KvRead, SeqCreate
 from csd_spec.arrays import KEY
-from eval.experiment import Outcome, flat
-from eval.verify.fuzz import DRIVE, Findings
-from eval.verify.nvme_mutants import OWN_LBA, STATES, Attacker, exchange, statuses
 from ftl import Nand
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.verify.fuzz import DRIVE, Findings
+from vcsd_eval.verify.nvme_mutants import OWN_LBA, STATES, Attacker, exchange, statuses
 
 SETTLE_S = 10.0
 HANG_S = 30.0  # limit for closing a connection after its host has closed its direction

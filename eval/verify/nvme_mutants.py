@@ -37,7 +37,7 @@ from csd_link.nvmeof.sequences import ATTACHED, Op
 from csd_link.wire import WireRequest, encode, pack_entry
 from csd_spec import KvAppend
 from csd_spec.verbs import VERBS
-from eval.verify.fuzz import ODD, ODD_WIDE, mutated
+from vcsd_eval.verify.fuzz import ODD, ODD_WIDE, mutated
 
 STATES = ("connected", "initialized", "discovery", "admin", "blocks", "transfer", "sequences")
 OWN_LBA = 16  # blocks from here on are the attacker's

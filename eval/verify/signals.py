@@ -37,13 +37,13 @@ from csd_spec import (
     SeqFork,
     Status,
 )
-from eval.experiment import Outcome
-from eval.sweep import sweep
-from eval.verify.random_host import DIM, DRIVE, HEADS
-from eval.verify.tested_storage import CACHE_BYTES
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.sweep import sweep
+from vcsd_eval.verify.random_host import DIM, DRIVE, HEADS
+from vcsd_eval.verify.tested_storage import CACHE_BYTES
 
 SIGNALS = signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT
 COMMANDS = 40  # of a life

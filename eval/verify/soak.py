@@ -50,7 +50,6 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome, flat
 from vcsd.administer import admin_window, copy_drive, read_log
 from vcsd.generate import Inputs, OnToken, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
@@ -58,6 +57,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, progress
 from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import open_drives
+from vcsd_eval.experiment import Outcome, flat
 
 WAYS = "inproc", "process", "fuse"
 # Small, so that all of its flash is reused repeatedly: 128 MiB

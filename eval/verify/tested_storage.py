@@ -13,9 +13,9 @@ from csd_io import medium
 from csd_io.folder import DiskFolder
 from csd_io.medium import Kind, Medium
 from csd_spec import Geometry
-from eval.verify.simulation.disk import MirroredDisk, SimDisk
 from ftl import Nand
 from ftl.flash.files import BLOCK, NandFiles, data_sizes, entry
+from vcsd_eval.verify.simulation.disk import MirroredDisk, SimDisk
 
 CACHE_BYTES = 4 * medium.BLOCK  # few, so that pages are evicted and reloaded
 

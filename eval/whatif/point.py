@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,12 +12,12 @@ from csd_spec import AttentionConfig, DriveSpec, ModelShape
 from csd_spec.layouts import resolve
 from csd_spec.model import FP16_BYTES
 from csd_spec.network import network_named
-from eval.lifetime.energy import BOUNDS, constants
-from eval.papers.instinfer.constants import PAGES
-from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.profiles import Model
 from ftl import OutOfSpaceError
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.lifetime.energy import BOUNDS, constants
+from vcsd_eval.papers.instinfer.constants import PAGES
+from vcsd_eval.papers.instinfer.simulate import SimulatedDrive
+from vcsd_eval.papers.profiles import Model
 
 SUMS_BYTES = 8  # m and l of a query head
 Row = dict[str, Any]
@@ -109,9 +110,9 @@ def simulate(point: DesignPoint, tick: Tick = no_tick) -> Row:
     params = attention.at(point.context, shape.head_dim)
     share = 1.0 if attention.method == "dense" else point.page_share
     try:
-        drive = SimulatedDrive(point.spec, shape, point.batch, point.context + 1, attention.layout)
-        drive.grow(point.context)
-        seconds = drive.step(attention.method, params, share, point.spec.engine.schedule)
+        with closing(SimulatedDrive(point.spec, shape, point.batch, point.context + 1, attention.layout)) as drive:
+            drive.grow(point.context)
+            seconds = drive.step(attention.method, params, share, point.spec.engine.schedule)
     except OutOfSpaceError as error:
         tick(None)
         return {"step_ms": None, "error": f"drives do not hold the sequences: {error}"}

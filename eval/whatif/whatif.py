@@ -20,16 +20,16 @@ import yaml
 from csd_spec import DriveSpec
 from csd_spec.checked import from_values
 from csd_spec.presets import DRIVES
-from eval.experiment import Outcome
-from eval.options import Picture, RayAddress, check_picture
-from eval.papers.profiles import Model
-from eval.partial_results import ResultCache, fingerprint
-from eval.plot import new_figure, save_figure
-from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
-from eval.whatif.point import DesignPoint, Row, simulate
 from nvmevirt_config import load_drive
 from vcsd.progress import progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, RayAddress, check_picture
+from vcsd_eval.papers.profiles import Model
+from vcsd_eval.partial_results import ResultCache, fingerprint
+from vcsd_eval.plot import new_figure, save_figure
+from vcsd_eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
+from vcsd_eval.whatif.point import DesignPoint, Row, simulate
 
 USES = ("method", "layout", "network", "drives", "compression", "context", "batch", "page_share", "sampled_layers")
 """What can be varied besides the drive's fields."""

@@ -15,9 +15,9 @@ from csd_firmware import InProcessDrive
 from csd_firmware.fsck import fsck
 from csd_io.undo_log import INDEX, OLD
 from csd_spec import KvRead, Status
-from eval.verify.flips import FlushedFolder, judge
-from eval.verify.random_host import is_stored
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.verify.flips import FlushedFolder, judge
+from vcsd_eval.verify.random_host import is_stored
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 

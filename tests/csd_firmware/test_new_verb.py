@@ -20,8 +20,8 @@ from csd_link.window import BLOCK_BYTES, Identity, WindowLayout
 from csd_link.wire import WireError, decode, encode
 from csd_spec import Completion, KvAppend, SeqCreate, Status
 from csd_spec.verbs import VERBS, Array, ArrayType, CommandSpec, Scalar, SequenceAccess
-from eval.verify import fuzz
-from eval.verify.tested_storage import place
+from vcsd_eval.verify import fuzz
+from vcsd_eval.verify.tested_storage import place
 
 H, D, TOKENS = 2, 16, 30
 

@@ -7,8 +7,8 @@ from attention_engine import METHODS
 from csd_firmware.state import DriveState
 from csd_firmware.step import Firmware
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvFree, SeqCreate, Status
-from eval.verify.random_host import DRIVE
 from ftl import Ftl, Nand, journal, record
+from vcsd_eval.verify.random_host import DRIVE
 
 HEADS, DIM, LAYERS = 2, 16, 2
 

@@ -122,7 +122,7 @@ def test_functions_of_plain_file_are_cached(tmp_path):
 
 def test_all_kernels_use_the_cached_decorator():
     """numba's own decorator would keep stale code."""
-    folders = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
+    folders = {path.parent.resolve() for path in ROOT.glob("*/__init__.py")} - {ROOT / "tests"}
     files = [file for folder in folders for file in folder.rglob("*.py") if file.name != "compiled.py"]
     assert len(files) > 100
     assert not [file for file in files if re.search(r"^from numba import .*\bnjit\b", file.read_text(), re.MULTILINE)]

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from csd_io.extents import Extent, Extents, translate
 from csd_io.queue import aligned, carry_out
-from eval.verify.simulation.disk import SECTOR, SimDisk
-from eval.verify.simulation.queue import SimQueue
 from tests.properties import examples
+from vcsd_eval.verify.simulation.disk import SECTOR, SimDisk
+from vcsd_eval.verify.simulation.queue import SimQueue
 
 BLOCKS = 64
 

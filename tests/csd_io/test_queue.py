@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from csd_io.queue import BufferPool, IoRequest, aligned, carry_out, check, pieces
-from eval.verify.simulation.disk import SECTOR, SimDisk
-from eval.verify.simulation.queue import SimQueue
+from vcsd_eval.verify.simulation.disk import SECTOR, SimDisk
+from vcsd_eval.verify.simulation.queue import SimQueue
 
 SIZE = 256 * SECTOR
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.plot import check_format, lines, save_figure, stack
+from vcsd_eval.plot import check_format, lines, save_figure, stack
 
 ROWS = [
     {"system": "a", "batch": 4, "rate": 1.0, "kv": 0.25, "other": 0.75},

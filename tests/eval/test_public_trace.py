@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.public_trace import public_trace
 from kv_cache.trace import Request, Trace
+from vcsd_eval.public_trace import public_trace
 
 
 def test_missing_trace_error_has_remedy(monkeypatch):
@@ -15,7 +15,7 @@ def test_missing_trace_error_has_remedy(monkeypatch):
 
 
 def test_arrivals_in_steps_are_refused(monkeypatch):
-    monkeypatch.setattr("eval.public_trace.load", lambda path: Trace(name="made", requests=[], unit="steps"))
+    monkeypatch.setattr("vcsd_eval.public_trace.load", lambda path: Trace(name="made", requests=[], unit="steps"))
     with pytest.raises(ValueError, match="arrivals must be in seconds"):
         public_trace(Path("made.json"))
 

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from eval.partial_results import ResultCache
-from eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.sweep import cores, sweep, sweep_on_ray, sweep_rest
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from csd_spec import LAYOUTS, DriveSpec, PageFormat
 from csd_spec.view import in_flash
-from eval.verify.crash import embedding_rows
 from ftl import FaultPlan, Ftl, Nand, OutOfSpaceError, ReadOnlyError, UnknownSequenceError
 from ftl.flash import tag
 from ftl.flash.tag import MAX_GROUPS, PageKind
 from tests.properties import examples
+from vcsd_eval.verify.crash import embedding_rows
 
 HEADS, LAYERS, DIM = 2, 2, 8
 

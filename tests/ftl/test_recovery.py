@@ -11,8 +11,6 @@ import pytest
 from csd_io.folder import DiskFolder
 from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED
-from eval.verify import random_host
-from eval.verify.crash import DRIVE, bench_crash, embedding_rows
 from ftl import Ftl, Nand
 from ftl.flash import tag
 from ftl.flash.collect import GarbageCollector
@@ -22,6 +20,8 @@ from ftl.flash.placement import Placement
 from ftl.kv.map import KvMap
 from ftl.kv.prefix_index import PrefixIndex
 from ftl.recovery import TagIndex
+from vcsd_eval.verify import random_host
+from vcsd_eval.verify.crash import DRIVE, bench_crash, embedding_rows
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 16, 4)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.papers.machines import machine_of, overlay, papers
-from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import BASE, CostModel, DenseDecoder, Overlay, ServingCost
 from kv_cache.hardware import H100
+from vcsd_eval.papers.machines import machine_of, overlay, papers
+from vcsd_eval.papers.profiles import Gpu, Model
 
 LLAMA, SPARSE, WINDOWED = (Model.load(name) for name in ("llama-3-8b", "deepseek-v3", "gemma-3-27b"))
 F = 384e12  # operations/s that the base reaches on an H100

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from eval.serving.machines import drives
 from kv_cache import HOST, Policy, PolicyError, SchedulerOutput, SchedulerState
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, ServingCost
@@ -15,6 +14,7 @@ from kv_cache.metrics import summary
 from kv_cache.policies import POLICIES, policy_of
 from kv_cache.simulation import engine_for, levels_of, simulate
 from kv_cache.trace import Request, Trace, generate
+from vcsd_eval.serving.machines import drives
 
 COST = ServingCost(
     name="small",

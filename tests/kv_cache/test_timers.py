@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.serving.machines import COSTS, drives
 from kv_cache import Offload, Policy, SchedulerOutput
 from kv_cache.block_table import BlockKey
 from kv_cache.cost import CostModel, ServingCost
 from kv_cache.event_timer import PART, EventTimer, machine_of
 from kv_cache.transfer.chain import decode_s
+from vcsd_eval.serving.machines import COSTS, drives
 
 STEPS = 4
 SAME = 1e-6

@@ -23,11 +23,11 @@ from csd_link import wire
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.layouts import layout_named, layouts, load_layouts, table
 from csd_spec.tables import Tables
-from eval.verify import random_host
-from eval.verify.crash import bench_crash
 from ftl import Ftl, round_to_codec, token_bytes
 from tests.host_driver.hf.test_storage import decode, llama
 from tests.layouts import int6
+from vcsd_eval.verify import random_host
+from vcsd_eval.verify.crash import bench_crash
 
 FILE = Path(int6.__file__)
 H, D, G = 2, 16, 2

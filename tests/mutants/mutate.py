@@ -70,10 +70,10 @@ class Stage:
     def run(self) -> bool:
         """Whether all is well; in a process of its own, since it has changed the product's code."""
         if self.name == "crash":
-            crash = import_module("eval.verify.crash").bench_crash(CUTS, 0)
+            crash = import_module("vcsd_eval.verify.crash").bench_crash(CUTS, 0)
             return not (crash["lost"] or crash["wrong"])
         if self.name == "simulate":
-            simulate = import_module("eval.verify.simulation.world").simulate
+            simulate = import_module("vcsd_eval.verify.simulation.world").simulate
             return not any(simulate(seed, STEPS).failed for seed in range(SEEDS))
         with tempfile.TemporaryDirectory(prefix="vcsd-mutant-") as folder:
             # The product is loaded before pytest can rewrite the assertions of plugins that it uses too

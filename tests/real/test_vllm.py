@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.bench.vllm import PREFIX, VllmLoad, experiment
+from vcsd_eval.bench.vllm import PREFIX, VllmLoad, experiment
 
 
 @pytest.mark.usefixtures("own_run_dir")

@@ -14,7 +14,6 @@ import torch
 
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, CompressionBudget
-from eval.accuracy.recorded import TEXT, record
 from host_driver.driver import Driver
 from host_driver.in_guest import arguments
 from host_driver.passthrough import Layers
@@ -25,6 +24,7 @@ from vcsd.guest import GuestDecodeTest
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
 from vcsd.transport import open_drives
+from vcsd_eval.accuracy.recorded import TEXT, record
 
 
 def record_layers(file):

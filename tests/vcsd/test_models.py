@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from eval.accuracy.compared_methods import contenders, trials
-from eval.accuracy.errors import measured
-from eval.accuracy.layers import Passages, record_layers
-from eval.accuracy.selectors import chosen
 from tests.vcsd_cli.test_main import vcsd
 from vcsd import gguf, models
 from vcsd.loading import load
 from vcsd.models import Pretrained, find_model, get_model
+from vcsd_eval.accuracy.compared_methods import contenders, trials
+from vcsd_eval.accuracy.errors import measured
+from vcsd_eval.accuracy.layers import Passages, record_layers
+from vcsd_eval.accuracy.selectors import chosen
 
 
 def wheel(folder: Path, part: str, content: bytes) -> tuple[str, str]:

@@ -48,6 +48,22 @@ def test_status_shows_compilation_by_numba(capsys, monkeypatch, compiles, expect
     assert expected in said
 
 
+def test_progress_of_worker_is_sent_not_shown(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PERIOD_S", 0.001)
+    sent = []
+    with progress.progress_to(sent.append):
+        with progress.status("loading"):
+            time.sleep(0.01)
+        with progress.progress("steps", 2) as tick:
+            tick(None)
+            tick(None)
+    assert sent == ["loading", "steps: 0 of 2", "steps: 1 of 2", "steps: 2 of 2"]
+    assert capsys.readouterr().err == ""
+    with progress.status(lambda: f"{len(sent)} texts"):
+        time.sleep(0.05)
+    assert "4 texts, 0 s" in capsys.readouterr().err
+
+
 def test_is_compiling_new_function_true_while_numba_compiles():
     seen = []
 

@@ -16,13 +16,13 @@ from csd_firmware import InProcessDrive
 from csd_link.driveset import DriveSetConfig
 from csd_spec import Attend, Completion, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.serving import POLICIES, WITH_DRIVES
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3
 from vcsd.serving import ServingConfig, serve
+from vcsd_eval.bench.serving import POLICIES, WITH_DRIVES
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
 LONGEST = 72

@@ -16,7 +16,6 @@ from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
 import vcsd
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig
-from eval.verify.soak import SPEC
 from kv_cache import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
@@ -24,6 +23,7 @@ from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
 from vcsd.serving import ServingConfig, serve
+from vcsd_eval.verify.soak import SPEC
 
 NEW, LONGEST = 14, 72
 TIERS = (DEVICE,), (CSD,), (HOST,), (DIRECT,)

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from eval.options import number, numbers
+from tests.code_limits import ROOT
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_cli.experiments import BENCH, EVAL
 from vcsd_cli.main import app
+from vcsd_eval.options import number, numbers
 
 MADE_UP = '''
 """A made-up experiment."""
@@ -23,7 +24,7 @@ from typing import Annotated
 
 import typer
 
-from eval.experiment import Outcome
+from vcsd_eval.experiment import Outcome
 from vcsd.tables import table
 
 
@@ -64,6 +65,12 @@ def test_an_experiment_is_one_file_and_one_line(capsys, monkeypatch):
     _, out, _ = vcsd(capsys, monkeypatch, "bench", "--help")
     assert "Sheep jump." in out
     assert vcsd(capsys, monkeypatch, "bench", "sheep", "--jumps", "-1") == (130, "", "vcsd: interrupted\n")
+
+
+def test_old_package_name_names_the_new_one():
+    done = subprocess.run([sys.executable, "-m", "eval.rtl.synth"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "import it as vcsd_eval" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("words", [["--help"], ["bench", "--help"], ["eval", "--help"], ["bench", "nothing"]])

@@ -103,7 +103,7 @@ def test_result_has_old_key_and_says_so(capsys, new, old):
 @pytest.mark.parametrize("new", KEYS)
 def test_new_key_is_one_that_the_code_writes(new):
     root = Path(__file__).parents[2]
-    packages = ("vcsd", "vcsd_cli", "eval", "kv_cache")
+    packages = ("vcsd", "vcsd_cli", "vcsd_eval", "kv_cache")
     files = (file for package in packages for file in (root / package).rglob("*.py") if file.name != "renamed.py")
     assert any(f'"{new}"' in file.read_text() or f"    {new}: " in file.read_text() for file in files)
 

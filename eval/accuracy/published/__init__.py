@@ -10,7 +10,7 @@ before and the weights), ShadowKV (arXiv 2410.21465: keys before RoPE, their low
 
 from __future__ import annotations
 
-from eval.accuracy.published import (
+from vcsd_eval.accuracy.published import (
     evict,
     fier,
     hadamard,
@@ -26,7 +26,7 @@ from eval.accuracy.published import (
     retroinfer,
     turboquant,
 )
-from eval.accuracy.published.streams import Method, Published, StreamOutput, Streams
+from vcsd_eval.accuracy.published.streams import Method, Published, StreamOutput, Streams
 
 __all__ = ["PUBLISHED", "Method", "Published", "StreamOutput", "Streams"]
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.streams import StreamOutput, Streams, softmax
-from eval.accuracy.published.tokens import (
+from vcsd_eval.accuracy.published.streams import StreamOutput, Streams, softmax
+from vcsd_eval.accuracy.published.tokens import (
     MIN_TOKENS,
     SINKS,
     Mask,

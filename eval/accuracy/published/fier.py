@@ -11,9 +11,9 @@ together.
 
 from __future__ import annotations
 
-from eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_top, group_scores, logits
+from vcsd_eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
+from vcsd_eval.accuracy.published.streams import StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_top, group_scores, logits
 
 GROUP = 32  # tokens of a channel that share a scale
 

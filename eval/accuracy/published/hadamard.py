@@ -12,9 +12,9 @@ the largest power of two that divides d.
 from __future__ import annotations
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import SCALE_BYTES, hadamard, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_all
+from vcsd_eval.accuracy.published.codes import SCALE_BYTES, hadamard, packed_bytes, uniform_in_groups
+from vcsd_eval.accuracy.published.streams import StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_all
 
 BITS, GROUP, CLIP = 4, 128, 0.95
 

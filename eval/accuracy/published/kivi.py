@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
-from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_all
+from vcsd_eval.accuracy.published.codes import SCALE_BYTES, packed_bytes, uniform_in_groups
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_all
 
 GROUP, RESIDUAL = 32, 128
 

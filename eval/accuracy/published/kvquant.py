@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import SCALE_BYTES, lloyd_max, nearest, packed_bytes, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_all
+from vcsd_eval.accuracy.published.codes import SCALE_BYTES, lloyd_max, nearest, packed_bytes, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_all
 
 OUTLIERS = 0.01
 OUTLIER_BYTES = VALUE_BYTES + 2  # a value and its index in the vector

@@ -20,9 +20,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.published.codes import to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import (
+from vcsd_eval.accuracy.published.codes import to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import (
     MIN_TOKENS,
     attend,
     attend_top,

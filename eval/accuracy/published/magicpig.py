@@ -18,9 +18,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32, U16
-from eval.accuracy.published.codes import gaussian_matrix, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
-from eval.accuracy.published.tokens import (
+from vcsd_eval.accuracy.published.codes import gaussian_matrix, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
+from vcsd_eval.accuracy.published.tokens import (
     LOCAL,
     SINKS,
     Mask,

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F32, U8
-from eval.accuracy.published.codes import packed_bytes, random_hadamard, sphere_codebook, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import MIN_TOKENS, affordable_tokens, attend_top, recent_bytes
+from vcsd_eval.accuracy.published.codes import packed_bytes, random_hadamard, sphere_codebook, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import MIN_TOKENS, affordable_tokens, attend_top, recent_bytes
 
 BLOCK, CODE_BITS = 8, 4
 TIERS = 0.05, 0.15, 0.30, 0.50, 0.75, 1.0

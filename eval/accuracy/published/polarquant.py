@@ -18,9 +18,9 @@ from functools import cache
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import lloyd_max, nearest, random_orthogonal, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_all
+from vcsd_eval.accuracy.published.codes import lloyd_max, nearest, random_orthogonal, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_all
 
 BLOCK = 16
 LEVEL_BITS = 4, 2, 2, 2

@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.published.codes import SEED, cluster_sums, packed_bytes, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_top, group_scores
+from vcsd_eval.accuracy.published.codes import SEED, cluster_sums, packed_bytes, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_top, group_scores
 
 PARTS, BITS = 2, 6
 ITERATIONS = 15

@@ -15,9 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import packed_bytes, random_orthogonal, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_top, group_scores
+from vcsd_eval.accuracy.published.codes import packed_bytes, random_orthogonal, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_top, group_scores
 
 Codes = tuple[F32, F32, F32, F32, F32]
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from csd_spec.arrays import F32, I64
-from eval.accuracy.published.codes import SEED, cluster_sums, to_half
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
-from eval.accuracy.published.tokens import LOCAL, SINKS, affordable_tokens, group_scores, logits, token_bytes
+from vcsd_eval.accuracy.published.codes import SEED, cluster_sums, to_half
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import LOCAL, SINKS, affordable_tokens, group_scores, logits, token_bytes
 
 CLUSTER, SEGMENT = 16, 8192  # tokens
 ESTIMATED = 0.232

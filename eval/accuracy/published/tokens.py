@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, StreamOutput, Streams, softmax
 
 MIN_TOKENS = 16  # tokens of the prompt that are attended even if codes alone exceed the budget
 SINKS = 4  # first tokens, attended always by methods that keep attention sinks

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from csd_spec.arrays import F32
-from eval.accuracy.published.codes import (
+from vcsd_eval.accuracy.published.codes import (
     SEED,
     gaussian_matrix,
     nearest,
@@ -28,8 +28,8 @@ from eval.accuracy.published.codes import (
     sphere_codebook,
     to_half,
 )
-from eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
-from eval.accuracy.published.tokens import attend_all
+from vcsd_eval.accuracy.published.streams import VALUE_BYTES, Method, StreamOutput, Streams
+from vcsd_eval.accuracy.published.tokens import attend_all
 
 
 def norms_of(rows: F32) -> F32:

@@ -1,10 +1,10 @@
 """The tasks by which methods are told apart."""
 
-from eval.accuracy.tasks.copying import PASSKEY, REPETITION
-from eval.accuracy.tasks.language import CODE, SHAREGPT, WIKITEXT
-from eval.accuracy.tasks.qa import SQUAD, TRIVIAQA
-from eval.accuracy.tasks.ruler import RULER
-from eval.accuracy.tasks.task import Room, Sample, Task
+from vcsd_eval.accuracy.tasks.copying import PASSKEY, REPETITION
+from vcsd_eval.accuracy.tasks.language import CODE, SHAREGPT, WIKITEXT
+from vcsd_eval.accuracy.tasks.qa import SQUAD, TRIVIAQA
+from vcsd_eval.accuracy.tasks.ruler import RULER
+from vcsd_eval.accuracy.tasks.task import Room, Sample, Task
 
 TASKS = {
     "squad": SQUAD,

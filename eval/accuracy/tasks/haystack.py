@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from eval.accuracy.tasks.files import read_text
-from eval.accuracy.tasks.task import Room
+from vcsd_eval.accuracy.tasks.files import read_text
+from vcsd_eval.accuracy.tasks.task import Room
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."  # RULER's
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of a needle, as shares of the haystack

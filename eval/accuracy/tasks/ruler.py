@@ -14,8 +14,8 @@ from functools import partial
 from itertools import pairwise, product
 from pathlib import Path
 
-from eval.accuracy.tasks.haystack import DEPTHS, NOISE, cyclic, fitted, hidden, passage
-from eval.accuracy.tasks.task import Room, Sample, Score, Task
+from vcsd_eval.accuracy.tasks.haystack import DEPTHS, NOISE, cyclic, fitted, hidden, passage
+from vcsd_eval.accuracy.tasks.task import Room, Sample, Score, Task
 
 HOPS = (1, 2, 4)
 EXAMPLE_LINES = 4  # of noise in the solved example of variable tracking

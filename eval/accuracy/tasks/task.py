@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.accuracy.data import needed
+from vcsd_eval.accuracy.data import needed
 
 Encode = Callable[[str], list[int]]
 Score = dict[str, float]
@@ -65,7 +65,7 @@ class Task:
         score: (sample, text) to the figures of one sample. None: the true tokens are forced and their likelihood is
             the figure.
         over: (sample, text): no further text can change the score.
-        kind: Kind of its file, a key of `eval.accuracy.data.NAMES`; empty for a task without one.
+        kind: Kind of its file, a key of `vcsd_eval.accuracy.data.NAMES`; empty for a task without one.
         binary: Figures that are 0 or 1 in every sample.
         samples: Default number of samples: with a model of 135M parameters minutes on two cores.
     """

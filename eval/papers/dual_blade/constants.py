@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.papers.paper import Constant
+from vcsd_eval.papers.paper import Constant
 
 MEMORY_COPY = Constant(
     "memory_copy_gb_per_s",

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from eval.papers.claims import claims_of
-from eval.papers.dual_blade.constants import ASSUMED, CALIBRATED
-from eval.papers.dual_blade.machine import PRINTED, READ, WRITE, EdgeSetup, drives, machine
-from eval.papers.dual_blade.systems import (
+from vcsd.progress import status
+from vcsd_eval.papers.claims import claims_of
+from vcsd_eval.papers.dual_blade.constants import ASSUMED, CALIBRATED
+from vcsd_eval.papers.dual_blade.machine import PRINTED, READ, WRITE, EdgeSetup, drives, machine
+from vcsd_eval.papers.dual_blade.systems import (
     FED_BACK,
     SPLIT_BY_STEP,
     SYSTEMS,
@@ -19,10 +20,9 @@ from eval.papers.dual_blade.systems import (
     alone_ms,
     infer,
 )
-from eval.papers.dual_blade.wear import waf
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Chart, Evaluation, Paper, Section
-from vcsd.progress import status
+from vcsd_eval.papers.dual_blade.wear import waf
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Chart, Evaluation, Paper, Section
 
 SSDS = ("A", "B")  # Samsung PM9D3a and 990 PRO
 ALPHAS = (0.3, 0.5, 0.7)  # share of the layers in Group 1 (Table V)

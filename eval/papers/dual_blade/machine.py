@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.papers.claims import printed
-from eval.papers.dual_blade.constants import ANONYMOUS, HINDERED, MEMORY_COPY
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE, Machine, Route, SharedLink, Tier
 from kv_cache.cost import CostModel
 from kv_cache.transfer.simulated import LayerTime
+from vcsd_eval.papers.claims import printed
+from vcsd_eval.papers.dual_blade.constants import ANONYMOUS, HINDERED, MEMORY_COPY
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 
 PRINTED = printed("dual-blade")
 GIB = 2**30

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, EdgeSetup, SsdRates, machine
 from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Program
 from kv_cache.events import Events
 from kv_cache.network import LinkNetwork
@@ -16,6 +15,7 @@ from kv_cache.policies.flexgen import flexgen
 from kv_cache.policies.split import split
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from vcsd_eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, EdgeSetup, SsdRates, machine
 
 BATCH = "batch"  # one request for all sequences
 READING = ("page-cache", "evicted", "direct")  # routes to the GPU

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from statistics import geometric_mean
 
-from eval.papers.hilos.inputs import Inputs
-from eval.papers.hilos.systems import BATCH, FRACTIONS, GB, OUTPUT, SSD, HilosBatch, Systems, load_model
-from eval.papers.profiles import Gpu
+from vcsd_eval.papers.hilos.inputs import Inputs
+from vcsd_eval.papers.hilos.systems import BATCH, FRACTIONS, GB, OUTPUT, SSD, HilosBatch, Systems, load_model
+from vcsd_eval.papers.profiles import Gpu
 
 Values = dict[str, float]
 CONTEXTS = tuple(1024 * kilo for kilo in (16, 32, 64, 128))  # tokens

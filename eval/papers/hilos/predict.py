@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from eval.experiment import Outcome
-from eval.papers.hilos.inputs import FOLDER, NUMBERS, draw, rows
-from eval.papers.hilos.items import values
-from eval.papers.options import MachineOptions
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.papers.hilos.inputs import FOLDER, NUMBERS, draw, rows
+from vcsd_eval.papers.hilos.items import values
+from vcsd_eval.papers.options import MachineOptions
 
 SAMPLES, FROZEN = 400, FOLDER / "predictions.csv"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from csd_spec import ModelShape
-from eval.papers.hilos.inputs import Inputs
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache.cost import CostModel, Decoder, DenseDecoder
+from vcsd_eval.papers.hilos.inputs import Inputs
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 
 GB, GIB = 1e9, 2**30
 BATCH, OUTPUT = 16, 64  # sequences; output tokens of each

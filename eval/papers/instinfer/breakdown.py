@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eval.experiment import Outcome
-from eval.options import Picture, check_picture, numbers
-from eval.papers.instinfer.options import (
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, check_picture, numbers
+from vcsd_eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCount,
@@ -19,10 +19,10 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import InStorageCase, Runs
-from eval.papers.instinfer.systems import IN_DRIVES, Result
-from eval.papers.options import MachineOptions, Simulated
-from eval.plot import save_figure, stack
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs
+from vcsd_eval.papers.instinfer.systems import IN_DRIVES, Result
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.plot import save_figure, stack
 
 HOSTS = ("FlexGen", "FlexGen-SparQ")
 SHARES = ("kv_share", "engine_share", "other_share")

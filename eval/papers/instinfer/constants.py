@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH, PCIE3_X4_P2P, ZYNQ7045
-from eval.papers.machines import constant
-from eval.papers.paper import Constant
+from vcsd_eval.papers.machines import constant
+from vcsd_eval.papers.paper import Constant
 
 ENGINE = Constant(
     "kernel_rate",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eval.experiment import Outcome, flat
-from eval.options import Picture, check_picture, number
-from eval.papers.instinfer.options import (
+from vcsd.progress import status
+from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.options import Picture, check_picture, number
+from vcsd_eval.papers.instinfer.options import (
     BatchSizes,
     EnoughDrives,
     Rows,
@@ -15,11 +16,10 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import InStorageCase, Runs, enough
-from eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorageSystem, Setup
-from eval.papers.options import MachineOptions, Simulated
-from eval.plot import lines, save_figure
-from vcsd.progress import status
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs, enough
+from vcsd_eval.papers.instinfer.systems import DENSE, IN_DRIVES, InStorageSystem, Setup
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.plot import lines, save_figure
 
 COLUMNS = ("system", "unit", "s", "share")
 
@@ -55,7 +55,7 @@ def experiment(
     systems: tuple[InStorageSystem, ...] = IN_DRIVES
     if sparse.recorded_model:
         with status("recording attention"):
-            from eval.papers.instinfer.page_shares import recorded_system
+            from vcsd_eval.papers.instinfer.page_shares import recorded_system
 
             systems += (recorded_system(setup, sparse.recorded_model),)
     drives = drives or enough(setup, systems, batch)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from eval.papers.claims import claims_of
-from eval.papers.instinfer import figures
-from eval.papers.instinfer.constants import ASSUMED, CALIBRATED, ENGINE
-from eval.papers.instinfer.options import extent, run, setup_of
-from eval.papers.instinfer.runs import InStorageCase, Runs, simulate
-from eval.papers.instinfer.systems import (
+from vcsd.progress import status
+from vcsd_eval.papers.claims import claims_of
+from vcsd_eval.papers.instinfer import figures
+from vcsd_eval.papers.instinfer.constants import ASSUMED, CALIBRATED, ENGINE
+from vcsd_eval.papers.instinfer.options import extent, run, setup_of
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs, simulate
+from vcsd_eval.papers.instinfer.systems import (
     BATCHED_DENSE,
     DENSE,
     OURS,
@@ -21,9 +22,8 @@ from eval.papers.instinfer.systems import (
     Result,
     Setup,
 )
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper
-from vcsd.progress import status
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Evaluation, Paper
 
 
 def _over(a: Result, b: Result) -> float:
@@ -186,7 +186,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
 def evaluate_on(setup: Setup, simulated: Simulated, with_figures: bool) -> Evaluation:
     """The same on a setup."""
     with status("recording attention"):
-        from eval.papers.instinfer.page_shares import recorded_shares, scaled
+        from vcsd_eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         touched = recorded_shares(setup, [*figures.COMPRESSIONS, 8.0] if with_figures else [8.0])
     recorded, shares = touched.by_compression[8.0], scaled(setup, touched.by_compression)

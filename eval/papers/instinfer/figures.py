@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.papers.instinfer.runs import InStorageCase, Runs
-from eval.papers.instinfer.systems import SPARF
-from eval.papers.paper import Chart, Section
+from vcsd_eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs
+from vcsd_eval.papers.instinfer.systems import SPARF
+from vcsd_eval.papers.paper import Chart, Section
 
 BATCHES, BROKEN_DOWN = (4, 16, 32, 64, 128, 256), (4, 64, 256)
 UNITS = {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from csd_spec import DriveSpec, ModelShape
 from csd_spec.layouts import layout_named, resolve
 from csd_spec.presets import PCIE3_X4_P2P
-from eval.papers.instinfer.simulate import SimulatedDrive
-from eval.papers.instinfer.systems import InStorageSystem, Setup
 from ftl import maps_of
 from host_driver.sharding import assign_heads
+from vcsd_eval.papers.instinfer.simulate import SimulatedDrive
+from vcsd_eval.papers.instinfer.systems import InStorageSystem, Setup
 
 SAMPLED_PAGES = 1_000_000  # stored by the sequences that are simulated, at most; the others take the same time
 MOST_PAGES = 160_000_000  # the same if all layers are simulated, so that a worker has memory for them
@@ -117,14 +118,14 @@ def _simulated(
     """The mean step of these sequences and layers alone. lengths: the prompt, those of the steps, and the last one."""
     assert system.page_share is not None and system.compression is not None
     prompt, *decoded, context = lengths
-    drive = SimulatedDrive(spec, shape, sequences, context, layout)
-    program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
-    pages = 0
-    for length in decoded:
-        drive.grow(length)
-        params, before = system.budget(system.compression, length, shape.head_dim), drive.ftl.counters.read
-        units.update(drive.step(system.method, params, system.page_share, system.schedule))
-        pages += drive.ftl.counters.read - before
-    factor = sum(units.values()) / (time.perf_counter() - began)
+    with closing(SimulatedDrive(spec, shape, sequences, context, layout)) as drive:
+        program_s, units, began = drive.grow(prompt), Counter[str](), time.perf_counter()
+        pages = 0
+        for length in decoded:
+            drive.grow(length)
+            params, before = system.budget(system.compression, length, shape.head_dim), drive.ftl.counters.read
+            units.update(drive.step(system.method, params, system.page_share, system.schedule))
+            pages += drive.ftl.counters.read - before
+        factor = sum(units.values()) / (time.perf_counter() - began)
     mean_s = {unit: seconds / len(decoded) for unit, seconds in units.items()}
     return Steps(mean_s, pages / len(decoded), program_s, factor, sequences)

@@ -13,17 +13,17 @@ import typer
 
 from csd_spec import CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome
-from eval.options import RayAddress
-from eval.papers.instinfer.runs import InStorageCase, Runs, default_workers, plan, simulate
-from eval.papers.instinfer.systems import Setup
-from eval.papers.options import MachineOptions, Simulated, cell
-from eval.papers.profiles import Ssd
-from eval.partial_results import ResultCache, fingerprint
 from nvmevirt_config import load_drive
 from vcsd.options import MAX_COMPRESSION, check_model
 from vcsd.progress import progress
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import RayAddress
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs, default_workers, plan, simulate
+from vcsd_eval.papers.instinfer.systems import Setup
+from vcsd_eval.papers.options import MachineOptions, Simulated, cell
+from vcsd_eval.papers.profiles import Ssd
+from vcsd_eval.partial_results import ResultCache, fingerprint
 
 Rows = list[dict[str, Any]]
 _BEGAN = time.perf_counter()

@@ -11,12 +11,12 @@ import torch
 
 from attention_engine import reference
 from csd_spec import CompressionBudget
-from eval.accuracy.layers import layer_numbers
-from eval.accuracy.recorded import TEXT, Recorded, record
-from eval.papers.instinfer.options import TRAINED
-from eval.papers.instinfer.systems import SPARF, InStorageSystem, Setup
 from vcsd.loading import CHECKPOINT, load
 from vcsd.models import find_model
+from vcsd_eval.accuracy.layers import layer_numbers
+from vcsd_eval.accuracy.recorded import TEXT, Recorded, record
+from vcsd_eval.papers.instinfer.options import TRAINED
+from vcsd_eval.papers.instinfer.systems import SPARF, InStorageSystem, Setup
 
 TOKENS, PASSAGES = 1536, 3
 

@@ -15,11 +15,6 @@ import typer
 
 from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.experiment import Outcome
-from eval.options import numbers
-from eval.papers.instinfer.options import BatchSizes, DriveCounts, Rows, setup_of
-from eval.papers.instinfer.systems import Setup
-from eval.papers.options import MachineOptions, Simulated
 from host_driver.sharding import assign_heads
 from nvmevirt_config import load_drive
 from vcsd.redundancy_cost import (
@@ -35,6 +30,11 @@ from vcsd.redundancy_cost import (
     is_useful,
 )
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import numbers
+from vcsd_eval.papers.instinfer.options import BatchSizes, DriveCounts, Rows, setup_of
+from vcsd_eval.papers.instinfer.systems import Setup
+from vcsd_eval.papers.options import MachineOptions, Simulated
 
 SIZES = ("drives", "batch", "tokens", "network")
 SHOWN: tuple[tuple[Scheme, Figure, str, float], ...] = (

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
-from eval.partial_results import ResultCache
-from eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 from ftl import OutOfSpaceError
 from host_driver.sharding import assign_heads
 from vcsd.progress import Tick, no_tick
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.systems import ON_HOSTS, Breakdown, InStorageSystem, Result, Setup, finish
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.sweep import Done, cores, sweep, sweep_on_ray, sweep_rest
 
 WORKER_BYTES = 5 << 30  # memory of one worker: batch 256 of all layers of OPT-13B on one drive takes 4.4 GB
 Key = tuple[InStorageSystem, int, int]  # system, batch, drives
@@ -126,9 +126,9 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
     return finish(setup, system.name, fill.batch, fill.drives, prefill_s, step, **more)
 
 
-def default_workers() -> int:
+def default_workers(worker_bytes: int = WORKER_BYTES) -> int:
     """Number of cores, limited by memory."""
     memory = Path("/proc/meminfo")
     lines = memory.read_text().splitlines() if memory.exists() else []
-    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), WORKER_BYTES)
-    return max(1, min(cores(), free // WORKER_BYTES))
+    free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), worker_bytes)
+    return max(1, min(cores(), free // worker_bytes))

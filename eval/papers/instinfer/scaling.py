@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from csd_spec.network import NETWORKS, network_named
-from eval.experiment import Outcome
-from eval.options import Picture, check_picture, number, numbers
-from eval.papers.instinfer.options import (
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, check_picture, number, numbers
+from vcsd_eval.papers.instinfer.options import (
     BatchSizes,
     CompressionFactor,
     DriveCounts,
@@ -21,10 +21,10 @@ from eval.papers.instinfer.options import (
     rows_outcome,
     run,
 )
-from eval.papers.instinfer.runs import InStorageCase, Runs
-from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, OURS, SPARF, Result
-from eval.papers.options import MachineOptions, Simulated
-from eval.plot import lines, save_figure
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs
+from vcsd_eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, OURS, SPARF, Result
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.plot import lines, save_figure
 
 IN_DRIVES = (DENSE, SPARF, BATCHED_DENSE, OURS)
 COLUMNS = (

@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from eval.experiment import Outcome
-from eval.options import Picture, check_picture, number, numbers
-from eval.papers.instinfer.options import BatchSizes, DriveCount, RecordedModel, Rows, Work, rows_outcome, run
-from eval.papers.instinfer.runs import InStorageCase, Runs
-from eval.papers.instinfer.systems import DENSE, SPARF, InStorageSystem
-from eval.papers.options import MachineOptions, Simulated
-from eval.plot import lines, save_figure
 from vcsd.progress import status
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, check_picture, number, numbers
+from vcsd_eval.papers.instinfer.options import BatchSizes, DriveCount, RecordedModel, Rows, Work, rows_outcome, run
+from vcsd_eval.papers.instinfer.runs import InStorageCase, Runs
+from vcsd_eval.papers.instinfer.systems import DENSE, SPARF, InStorageSystem
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.plot import lines, save_figure
 
 COLUMNS = ("compression", "token_page_share", "tokens_per_s", "step_s", "reason")
 
@@ -69,7 +69,7 @@ def experiment(
     compressions: Sequence[float] = numbers("compression", compression, float)
     setup, batch = work.setup(machine, simulated), number("batch_sizes", batch_sizes)
     with status("recording attention"):
-        from eval.papers.instinfer.page_shares import recorded_shares, scaled
+        from vcsd_eval.papers.instinfer.page_shares import recorded_shares, scaled
 
         touched = recorded_shares(setup, [*compressions, 8.0], recorded_model)
         shares = scaled(setup, touched.by_compression)

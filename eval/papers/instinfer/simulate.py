@@ -109,6 +109,10 @@ class TimedDrive:
         self.layout = layout_named(layout).form(spec.geometry.page_bytes, shape.head_dim, context)
         self.pages = self.nbytes = self.macs = 0
 
+    def close(self) -> None:
+        """Release the memory of the translation layer immediately."""
+        self.ftl.close()
+
     def _count(self, work: Sequence[Read | Compute]) -> None:
         for item in work:
             if isinstance(item, Read):

@@ -20,15 +20,15 @@ from csd_spec.network import Network
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import BudgetConvention
 from csd_spec.units import ENGINE_UNITS
-from eval.papers.instinfer import steps
-from eval.papers.instinfer.constants import CACHE, COPIES, PAGES, RUNTIME
-from eval.papers.machines import overlay
-from eval.papers.options import SAMPLED_LAYERS
-from eval.papers.profiles import Gpu, Host, Model, Ssd
 from kv_cache import CSD, HOST, PAGE_CACHE
 from kv_cache.cost import CostModel
 from kv_cache.policies.flexgen import flexgen as flexgen_policy
 from kv_cache.transfer.simulated import LayerTime
+from vcsd_eval.papers.instinfer import steps
+from vcsd_eval.papers.instinfer.constants import CACHE, COPIES, PAGES, RUNTIME
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.options import SAMPLED_LAYERS
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 
 GIB = 2**30
 LENGTHS = 8  # simulated decode steps
@@ -38,7 +38,7 @@ SWAP_CLUSTER = 8 * 4096  # bytes that Linux swaps in at once (vm.page-cluster = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What `eval.papers.instinfer.constants` gives, so that it can be varied."""
+    """What `vcsd_eval.papers.instinfer.constants` gives, so that it can be varied."""
 
     sequence_layer_s: float = RUNTIME.value * 1e-6
     token_page_share: float = PAGES.value

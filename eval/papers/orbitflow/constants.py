@@ -3,7 +3,7 @@ some of them."""
 
 from __future__ import annotations
 
-from eval.papers.paper import Constant
+from vcsd_eval.papers.paper import Constant
 
 LATE = 1.0  # late tokens a step before a request pauses: alpha in section 3.3.1
 LOAD = Constant("load", 2.75, "x", "of the studies of section 5.4: the paper has one rate for all, in seconds", "o17a")

@@ -10,12 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from eval.papers.claims import claims_of, printed
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.orbitflow.constants import ASSUMED, CALIBRATED, GAP, LATE, LOAD
-from eval.papers.paper import Evaluation, Paper
-from eval.papers.profiles import Model
-from eval.serving.machines import A5000, A6000
 from kv_cache.metrics import summary
 from kv_cache.planner.problem import Offload, StepCosts, blocks_on_device, latency_s, offloaded_layers, strides
 from kv_cache.policies import POLICIES, PolicyLike
@@ -24,6 +18,12 @@ from kv_cache.scheduler import Policy
 from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace
 from vcsd.progress import Tick, progress
+from vcsd_eval.papers.claims import claims_of, printed
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.orbitflow.constants import ASSUMED, CALIBRATED, GAP, LATE, LOAD
+from vcsd_eval.papers.paper import Evaluation, Paper
+from vcsd_eval.papers.profiles import Model
+from vcsd_eval.serving.machines import A5000, A6000
 
 REQUESTS, LONGEST, SEEDS = 52, 12_000, (0, 1, 2)
 HIGH = 5.0  # load at which systems differ

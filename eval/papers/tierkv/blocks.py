@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eval.papers.profiles import Host, Model, Ssd
+from vcsd_eval.papers.profiles import Host, Model, Ssd
 
 BLOCK_TOKENS = 16
 FP16_BYTES = 2

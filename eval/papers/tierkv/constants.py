@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eval.papers.claims import printed
-from eval.papers.paper import Constant
+from vcsd_eval.papers.claims import printed
+from vcsd_eval.papers.paper import Constant
 
 PRINTED = printed("tierkv")
 

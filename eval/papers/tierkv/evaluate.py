@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from eval.papers.claims import ClaimKind, claims_of
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper
-from eval.papers.profiles import Gpu, Host, Model, Ssd
-from eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
-from eval.papers.tierkv.constants import (
+from vcsd_eval.papers.claims import ClaimKind, claims_of
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Evaluation, Paper
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
+from vcsd_eval.papers.tierkv.constants import (
     ASSUMED,
     CALIBRATED,
     COMPUTE,
@@ -34,8 +34,8 @@ from eval.papers.tierkv.constants import (
     UNIFORM,
     WINDOW,
 )
-from eval.papers.tierkv.reading import Reading
-from eval.papers.tierkv.workload import MeanIteration, served
+from vcsd_eval.papers.tierkv.reading import Reading
+from vcsd_eval.papers.tierkv.workload import MeanIteration, served
 
 Values = dict[str, float]
 MODELS_7B_UP = ("llama-3-8b", "llama-2-13b", "codellama-34b", "llama-3-70b")

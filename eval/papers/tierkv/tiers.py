@@ -10,13 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.experiment import Outcome
-from eval.options import Picture, check_picture, numbers
-from eval.papers import options
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Host, Model, Ssd
-from eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
-from eval.plot import lines, save_figure
 from kv_cache.cost import CostModel, ServingCost
 from kv_cache.engine import Engine
 from kv_cache.policies import policy_of
@@ -25,6 +18,13 @@ from kv_cache.trace import Trace, generate, load
 from kv_cache.transfer.sequences import Level, Levels, SequenceStore
 from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import Picture, check_picture, numbers
+from vcsd_eval.papers import options
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
+from vcsd_eval.plot import lines, save_figure
 
 USED = 0.9  # of the GPU's memory, for weights and KV cache; the rest is for activations
 INPUT, OUTPUT = (700, 2000), (128, 400)  # tokens of generated requests

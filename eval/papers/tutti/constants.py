@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from eval.papers.machines import constant
-from eval.papers.paper import Constant
+from vcsd_eval.papers.machines import constant
+from vcsd_eval.papers.paper import Constant
 
 FEW_TOKENS = "tutti-few-tokens"  # overlay for few tokens after a long prefix
 FLOPS = constant("tutti", "prefill_tflops")

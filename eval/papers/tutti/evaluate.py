@@ -10,12 +10,12 @@ import statistics
 from typing import Any
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.papers.claims import ClaimKind, claims_of, printed
-from eval.papers.machines import overlay
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper
-from eval.papers.profiles import Gpu, Model, Ssd
-from eval.papers.tutti.constants import (
+from vcsd_eval.papers.claims import ClaimKind, claims_of, printed
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Evaluation, Paper
+from vcsd_eval.papers.profiles import Gpu, Model, Ssd
+from vcsd_eval.papers.tutti.constants import (
     ASSUMED,
     CALIBRATED,
     DRAM_PATH,
@@ -31,9 +31,9 @@ from eval.papers.tutti.constants import (
     SSD_PATH,
     SSD_TB,
 )
-from eval.papers.tutti.event_simulation import ByEvents
-from eval.papers.tutti.in_drives import Drives, table_rows
-from eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
+from vcsd_eval.papers.tutti.event_simulation import ByEvents
+from vcsd_eval.papers.tutti.in_drives import Drives, table_rows
+from vcsd_eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 
 Values = dict[str, float]
 CLAIMS, PRINTED = claims_of("tutti"), printed("tutti")

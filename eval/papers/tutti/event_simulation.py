@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eval.papers.tutti.reading import GpuReading, Path
 from kv_cache.block_table import BlockKey
 from kv_cache.hardware import DEVICE, DIRECT, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import IterationRunner
 from kv_cache.policies.preload import preload
 from kv_cache.policies.tutti import tutti
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from vcsd_eval.papers.tutti.reading import GpuReading, Path
 
 
 @dataclass(frozen=True, slots=True)

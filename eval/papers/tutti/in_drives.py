@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from attention_engine.clock import EngineClock
 from csd_spec import DriveSpec, ModelShape
-from eval.papers.tutti.reading import GpuReading, Path
+from vcsd_eval.papers.tutti.reading import GpuReading, Path
 
 VALUE_BYTES, STATE_BYTES = 2, 8  # FP16; a row's largest logit and weight
 SHARES = 64  # parts of a prefix, each attended in drives or loaded

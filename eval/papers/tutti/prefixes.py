@@ -12,13 +12,15 @@ import typer
 from numpy.typing import NDArray
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.options import numbers
-from eval.papers import options
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.constants import SSD_TB
-from eval.papers.tutti.evaluate import (
+from kv_cache.trace import Request, Trace, load
+from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import numbers
+from vcsd_eval.papers import options
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.constants import SSD_TB
+from vcsd_eval.papers.tutti.evaluate import (
     DRAM,
     DRAM_GB,
     DRAM_GB_HOUR,
@@ -30,12 +32,10 @@ from eval.papers.tutti.evaluate import (
     SSD_GB_HOUR,
     TUTTI,
 )
-from eval.papers.tutti.in_drives import Drives
-from eval.papers.tutti.reading import GpuReading
-from eval.papers.tutti.reading import Path as Way
-from eval.papers.tutti.store import BlockStore
-from kv_cache.trace import Request, Trace, load
-from vcsd.tables import table
+from vcsd_eval.papers.tutti.in_drives import Drives
+from vcsd_eval.papers.tutti.reading import GpuReading
+from vcsd_eval.papers.tutti.reading import Path as Way
+from vcsd_eval.papers.tutti.store import BlockStore
 
 Array = NDArray[np.float64]
 USED = 0.9  # assumed: fraction of GPU memory for weights and KV cache

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import NDArray
 
-from eval.papers.profiles import Gpu, Model
 from kv_cache.cost import CostModel, Overlay
+from vcsd_eval.papers.profiles import Gpu, Model
 
 NODES = 64  # of the integral over lengths
 Array = NDArray[np.float64]

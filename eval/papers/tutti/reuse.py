@@ -10,17 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.experiment import Outcome
-from eval.options import numbers
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.constants import FEW_TOKENS, FLOPS_FEW
-from eval.papers.tutti.evaluate import TUTTI
-from eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
-from eval.papers.tutti.reading import GpuReading
-from eval.papers.tutti.reading import Path as Way
 from nvmevirt_config import load_drive
 from vcsd.tables import table
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.options import numbers
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.constants import FEW_TOKENS, FLOPS_FEW
+from vcsd_eval.papers.tutti.evaluate import TUTTI
+from vcsd_eval.papers.tutti.in_drives import LONGEST, Drives, crossover, table_rows
+from vcsd_eval.papers.tutti.reading import GpuReading
+from vcsd_eval.papers.tutti.reading import Path as Way
 
 GB = 1e9
 COLUMNS = {

@@ -19,12 +19,12 @@ from csd_link.drive_end import WindowController
 from csd_link.window import Identity, WindowLayout
 from csd_spec import Attend, Completion, KvAppend, KvCrop, KvFree, SeqCreate, SeqFork, SeqSweep, Status
 from csd_spec.arrays import F16
-from eval.verify.random_host import DIM, DRIVE, as_stored
-from eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
-from eval.verify.simulation.link import Clock, Side, SimulatedLink
 from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
+from vcsd_eval.verify.random_host import DIM, DRIVE, as_stored
+from vcsd_eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
+from vcsd_eval.verify.simulation.link import Clock, Side, SimulatedLink
 
 State = dict[int, list[tuple[F16, F16]]]  # handle -> (keys, values) of each layer
 TENANTS = ("alice", "bob")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from csd_io.folder import Bytes
 from csd_link.window import BLOCK_BYTES
-from eval.verify.simulation.disk import Killed
+from vcsd_eval.verify.simulation.disk import Killed
 
 BLOCKS = 96
 TORN_BYTES = 1000  # bytes of a torn block that arrive

@@ -10,11 +10,11 @@ import numpy as np
 from csd_link.host_end import WindowDrive
 from csd_spec import ModelShape
 from csd_spec.arrays import F16
-from eval.verify.random_host import DIM
-from eval.verify.simulation.host import HEADS_A_DRIVE, LAYERS, Wrong
 from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.store import PrefixStore
+from vcsd_eval.verify.random_host import DIM
+from vcsd_eval.verify.simulation.host import HEADS_A_DRIVE, LAYERS, Wrong
 
 BLOCK_TOKENS, MOST_BLOCKS = 8, 12
 PROMPT_BLOCKS = 5  # of a prompt, at most

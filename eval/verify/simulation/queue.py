@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from csd_io.queue import IoCompletion, IoRequest, check, outcome
-from eval.verify.simulation.disk import SECTOR, SimDisk
+from vcsd_eval.verify.simulation.disk import SECTOR, SimDisk
 
 
 class SimQueue:

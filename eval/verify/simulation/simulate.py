@@ -12,13 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from eval import sweep
-from eval.experiment import Outcome
-from eval.verify.simulation.injected_bugs import PLANTS
-from eval.verify.simulation.world import FAULTS, STEPS, Verdict, simulate
 from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import flat_table
+from vcsd_eval import sweep
+from vcsd_eval.experiment import Outcome
+from vcsd_eval.verify.simulation.injected_bugs import PLANTS
+from vcsd_eval.verify.simulation.world import FAULTS, STEPS, Verdict, simulate
 
 SHOWN = 5  # failing seeds to shorten
 

@@ -16,10 +16,10 @@ from unittest.mock import patch
 from csd_io.folder import DURABILITIES
 from csd_link.host_end import DriveLostError, WindowDrive
 from csd_spec import DriveError, Status
-from eval.verify.simulation.drive import LAYOUT, TENANTS, SimDrive
-from eval.verify.simulation.host import Inline, SimHost, Wrong
-from eval.verify.simulation.link import Clock, HostDied, Side, SimulatedLink
-from eval.verify.simulation.prefixes import PrefixHost
+from vcsd_eval.verify.simulation.drive import LAYOUT, TENANTS, SimDrive
+from vcsd_eval.verify.simulation.host import Inline, SimHost, Wrong
+from vcsd_eval.verify.simulation.link import Clock, HostDied, Side, SimulatedLink
+from vcsd_eval.verify.simulation.prefixes import PrefixHost
 
 STEPS = 40
 OWNERS = 160  # few, so that owner numbers are reused

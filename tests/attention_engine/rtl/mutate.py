@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 from rtl_bench import BUILDS, HERE, ROOT, SOURCES
 
-from eval.rtl.synth import sources
+from vcsd_eval.rtl.synth import sources
 
 MEMORY = BUILDS / "mutants.json"
 TIMEOUT_S = 400

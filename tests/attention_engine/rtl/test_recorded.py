@@ -12,8 +12,8 @@ from attention_engine import approximate, attend, best_tokens, reference, select
 from attention_engine.rtl.golden import sparf_engine
 from attention_engine.rtl.params import EngineRun, EngineShape, ProgressiveShape
 from csd_spec import LAYOUTS, CompressionBudget, KvSlotView
-from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.recorded import TEXT, record
 
 TOKENS = 400
 COMPRESSION = 8

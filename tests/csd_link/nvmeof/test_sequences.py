@@ -28,9 +28,9 @@ from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
 from csd_spec.arrays import KEY
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.verify.faulty_proxy import FaultyProxy
 from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of, target_of
 from tests.properties import examples
+from vcsd_eval.verify.faulty_proxy import FaultyProxy
 
 IDENTITY = Identity("csd0", INSTCSD_ZYNQ7045_8CH, WindowLayout(depth=4, slot_blocks=2048))
 SMALL = Limits(in_capsule_bytes=65536)

@@ -22,11 +22,11 @@ from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.target import Target
 from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_spec import Flush, KvAppend, KvFree, Status
-from eval.verify.faulty_proxy import FaultyProxy
 from tests.certificates import certificates
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, SMALL, Counting
 from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of
 from tests.served import until
+from vcsd_eval.verify.faulty_proxy import FaultyProxy
 
 
 @pytest.fixture(scope="module")

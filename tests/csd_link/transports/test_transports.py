@@ -24,13 +24,13 @@ from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
 from csd_spec import LogPage
-from eval.verify.faulty_proxy import FaultyProxy
 from tests.certificates import certificates
 from tests.served import decoder, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import admin_window, read_log
 from vcsd.report import Report
 from vcsd.transport import open_drives
+from vcsd_eval.verify.faulty_proxy import FaultyProxy
 
 PIGEON = '''
 """Drives that are reached by pigeon."""

@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from eval.accuracy.cases import WORST
-from eval.accuracy.scenarios import HEADS, SCENARIOS, scenario
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.accuracy.cases import WORST
+from vcsd_eval.accuracy.scenarios import HEADS, SCENARIOS, scenario
 
 TOKENS = 512
 

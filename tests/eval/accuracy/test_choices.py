@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from eval.accuracy import choices
-from eval.accuracy.choices import compare_choices
-from eval.accuracy.recorded import TEXT, record
 from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy import choices
+from vcsd_eval.accuracy.choices import compare_choices
+from vcsd_eval.accuracy.recorded import TEXT, record
 
 
 @pytest.fixture(scope="module")

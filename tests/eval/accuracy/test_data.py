@@ -2,8 +2,8 @@
 
 import pytest
 
-from eval.accuracy.data import NAMES, find, needed
-from eval.accuracy.tasks import TASKS
+from vcsd_eval.accuracy.data import NAMES, find, needed
+from vcsd_eval.accuracy.tasks import TASKS
 
 
 def test_find_takes_the_first_usual_name(tmp_path, monkeypatch):

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import vcsd
-from eval.accuracy import families, family
-from eval.accuracy.families import experiment, sweep
-from eval.accuracy.family import Row, try_family
-from eval.accuracy.refusals import confirmed
-from eval.accuracy.tiny import architectures, build
 from host_driver.hf import attention
 from host_driver.hf.tiers import TieredLayer
 from kv_cache.limits import TierLimits
+from vcsd_eval.accuracy import families, family
+from vcsd_eval.accuracy.families import experiment, sweep
+from vcsd_eval.accuracy.family import Row, try_family
+from vcsd_eval.accuracy.refusals import confirmed
+from vcsd_eval.accuracy.tiny import architectures, build
 
 MIXED = ("gemma2", "gpt_oss", "qwen3_next", "llama4_text", "gemma3_text")
 SERVED = (*MIXED, "llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
@@ -119,7 +119,7 @@ def test_slightly_wrong_attention_is_detected(monkeypatch):
 def test_exception_in_attach_is_a_crash(monkeypatch):
     for place in ("placement", "vcsd.attach"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"eval.accuracy.family.{place}", lambda *_, **__: 1 / 0)
+            patch.setattr(f"vcsd_eval.accuracy.family.{place}", lambda *_, **__: 1 / 0)
             assert try_family("llama").outcome == "crashed"
 
 

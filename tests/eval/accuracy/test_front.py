@@ -5,8 +5,10 @@ import json
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.compared_methods import Contender, Trial, contenders, trials
-from eval.accuracy.front import (
+from tests.vcsd_cli.test_main import vcsd
+from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.compared_methods import Contender, Trial, contenders, trials
+from vcsd_eval.accuracy.front import (
     COLUMNS,
     LEAST,
     Short,
@@ -17,11 +19,9 @@ from eval.accuracy.front import (
     report_front,
     searched,
 )
-from eval.accuracy.layers import record_layers
-from eval.accuracy.recorded import TEXT
-from eval.plot import save_figure
-from tests.vcsd_cli.test_main import vcsd
-from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.layers import record_layers
+from vcsd_eval.accuracy.recorded import TEXT
+from vcsd_eval.plot import save_figure
 
 SMALL = ("--tokens", "256", "--steps", "1", "--num-passages", "1")
 
@@ -106,7 +106,7 @@ def test_front_methods_are_measured_on_holdout_text(tmp_path):
 def test_pareto_command_prints_front(capsys, monkeypatch, tmp_path):
     """As people call it, with little to try; texts that are too short name themselves."""
     few = [Contender("dense", "dense", dense=True), Contender("progressive", "progressive", "progressive")]
-    monkeypatch.setattr("eval.accuracy.front.contenders", lambda _: few)
+    monkeypatch.setattr("vcsd_eval.accuracy.front.contenders", lambda _: few)
     other = tmp_path / "other.txt"
     other.write_text("Once more unto the breach, dear friends. " * 20)
     words = ("eval", "pareto", *SMALL, "--compression", "2", "--holdout-text", str(other))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.accuracy.intervals import bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
+from vcsd_eval.accuracy.intervals import bootstrap, clopper_pearson, mcnemar, paired_bootstrap, ratio
 
 
 @pytest.mark.parametrize(

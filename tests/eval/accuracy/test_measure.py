@@ -11,18 +11,18 @@ import torch
 
 import vcsd
 from csd_spec import CompressionBudget
-from eval.accuracy.accuracy import scores_over_compression
-from eval.accuracy.batch import _generated
-from eval.accuracy.data import find
-from eval.accuracy.measure import measure_accuracy
-from eval.accuracy.plan import MeasurementPlan, contenders
-from eval.accuracy.prefilled import Prefilled
-from eval.accuracy.recorded import TEXT
-from eval.accuracy.tasks import Sample, Task
-from eval.accuracy.tasks.language import FORCED
-from eval.partial_results import ResultCache
-from eval.plot import save_figure
 from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.accuracy import scores_over_compression
+from vcsd_eval.accuracy.batch import _generated
+from vcsd_eval.accuracy.data import find
+from vcsd_eval.accuracy.measure import measure_accuracy
+from vcsd_eval.accuracy.plan import MeasurementPlan, contenders
+from vcsd_eval.accuracy.prefilled import Prefilled
+from vcsd_eval.accuracy.recorded import TEXT
+from vcsd_eval.accuracy.tasks import Sample, Task
+from vcsd_eval.accuracy.tasks.language import FORCED
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.plot import save_figure
 
 END = 255  # a token
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two, three, four, five, six, one, two,")]

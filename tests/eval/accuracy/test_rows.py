@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from eval.accuracy.plan import MeasurementPlan, Turn, contenders
-from eval.accuracy.rows import REFERENCE, reference, rows
+from vcsd_eval.accuracy.plan import MeasurementPlan, Turn, contenders
+from vcsd_eval.accuracy.rows import REFERENCE, reference, rows
 
 
 def plan(task="passkey", methods="dense,local", convention="both", compressions=(8.0,)):

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS
-from eval.accuracy.compared_methods import OURS, Contender, Trial, contenders, trials
-from eval.accuracy.errors import measured
-from eval.accuracy.layers import Passages, gaussian, record_layers
-from eval.accuracy.recorded import TEXT
-from eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
-from eval.partial_results import ResultCache
-from eval.plot import save_figure
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.compared_methods import OURS, Contender, Trial, contenders, trials
+from vcsd_eval.accuracy.errors import measured
+from vcsd_eval.accuracy.layers import Passages, gaussian, record_layers
+from vcsd_eval.accuracy.recorded import TEXT
+from vcsd_eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
+from vcsd_eval.partial_results import ResultCache
+from vcsd_eval.plot import save_figure
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.accuracy import texts
+from vcsd_eval.accuracy import texts
 
 
 def test_text_names_are_read_from_data_folder(monkeypatch, tmp_path):

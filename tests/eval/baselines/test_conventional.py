@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import NVMEVIRT_970PRO
-from eval.baselines.conventional import READ, WRITE, ConventionalSsd
+from vcsd_eval.baselines.conventional import READ, WRITE, ConventionalSsd
 
 
 @pytest.mark.parametrize(

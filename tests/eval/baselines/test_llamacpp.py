@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from eval.baselines import llamacpp
-from eval.baselines.llamacpp import KINDS, LlamaCpp, difference, expected, kinds_of, missing
-from eval.bench.decode import DecodeLoad, bench_decode
+from vcsd_eval.baselines import llamacpp
+from vcsd_eval.baselines.llamacpp import KINDS, LlamaCpp, difference, expected, kinds_of, missing
+from vcsd_eval.bench.decode import DecodeLoad, bench_decode
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Stand-in for vLLM's process: answers as `eval.bench.vllm_child` does, with a "model" that adds up its prompt.
+"""Stand-in for vLLM's process: answers as `vcsd_eval.bench.vllm_child` does, with a "model" that adds up its prompt.
 
 $FAKE_VLLM: `wrong` returns other tokens if drives are used, `blind` finds nothing in them, `dead` exits at once.
 """

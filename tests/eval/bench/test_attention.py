@@ -7,8 +7,8 @@ import pytest
 
 from attention_engine import METHODS
 from csd_spec import NAMED, SparFParams
-from eval.bench.attention import bench_attention, scratch_mib
-from eval.bench.kernel_cases import Contest, Size
+from vcsd_eval.bench.attention import bench_attention, scratch_mib
+from vcsd_eval.bench.kernel_cases import Contest, Size
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith(("kivi", "progressive"))])

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from csd_spec import DriveError
 from csd_spec.presets import NVMEVIRT_970PRO
-from eval.baselines.conventional import ConventionalSsd
-from eval.bench.block_trace import load_trace, record, replay
 from tests.properties import examples
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.baselines.conventional import ConventionalSsd
+from vcsd_eval.bench.block_trace import load_trace, record, replay
 
 
 def test_refused_recording_leaves_no_file(tmp_path):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eval.baselines import caches, llamacpp
-from eval.bench.decode import IN_DRIVES, DecodeBench, DecodeLoad, bench_decode
+from vcsd_eval.baselines import caches, llamacpp
+from vcsd_eval.bench.decode import IN_DRIVES, DecodeBench, DecodeLoad, bench_decode
 
 WAYS = ["dynamic", "preallocated", "preallocated, repeated", "dense", "sparf", "ours"]
 

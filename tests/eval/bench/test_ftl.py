@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, read_trace
+from vcsd_eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, read_trace
 
 
 def test_attention_reads_balance_all_channels():

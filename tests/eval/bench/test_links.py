@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.bench.links import measure_links
+from vcsd_eval.bench.links import measure_links
 
 
 @pytest.mark.usefixtures("own_run_dir")

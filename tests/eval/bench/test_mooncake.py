@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from csd_link.run_dir import pid_path
-from eval.bench import mooncake, mooncake_guest
-from eval.bench.mooncake import RepeatedKiller, bench_mooncake
-from eval.bench.mooncake_guest import exercise
+from vcsd_eval.bench import mooncake, mooncake_guest
+from vcsd_eval.bench.mooncake import RepeatedKiller, bench_mooncake
+from vcsd_eval.bench.mooncake_guest import exercise
 
 
 class Store:

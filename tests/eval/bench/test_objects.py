@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eval.bench.objects import ForkLoad, experiment
+from vcsd_eval.bench.objects import ForkLoad, experiment
 
 
 def test_gather_reads_requested_bytes_from_device(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ partner of: eval/bench/offload.py, eval/bench/offload_child.py
 import pytest
 import torch
 
-from eval.bench import offload, offload_child
-from eval.bench.offload import OffloadLoad, bench_offload
-from eval.bench.offload_child import OffloadJob, SequenceShape, rows_of
+from vcsd_eval.bench import offload, offload_child
+from vcsd_eval.bench.offload import OffloadLoad, bench_offload
+from vcsd_eval.bench.offload_child import OffloadJob, SequenceShape, rows_of
 
 SMALL = {"kv_mib": 16, "limit_mib": 900, "layers": 2, "kv_heads": 4, "steps": 1, "warm": 1, "rounds": 1}
 

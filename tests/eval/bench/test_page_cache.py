@@ -8,10 +8,10 @@ import os
 import pytest
 
 from csd_io.queue import aligned
-from eval.bench import cyclic, page_cache
-from eval.bench.cyclic import Capped, CyclicRead, Mapped, cached_layers
-from eval.bench.page_cache import PageCacheLoad, bench_page_cache, off
 from tests.conftest import missing
+from vcsd_eval.bench import cyclic, page_cache
+from vcsd_eval.bench.cyclic import Capped, CyclicRead, Mapped, cached_layers
+from vcsd_eval.bench.page_cache import PageCacheLoad, bench_page_cache, off
 
 MIB = 1 << 20
 SMALL = {"layers": 8, "tensor_mib": 1, "rounds": 2}

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from eval.bench.plan import PlannerLoad, exhaustive, experiment, instance
 from kv_cache.planner.problem import PlacementProblem
+from vcsd_eval.bench.plan import PlannerLoad, exhaustive, experiment, instance
 
 
 def test_exhaustive_search_visits_all_placements():
@@ -34,7 +34,7 @@ def test_plans_are_compared_and_timed():
 
 def test_wrong_plan_is_detected(monkeypatch):
     pytest.importorskip("highspy")
-    monkeypatch.setattr("eval.bench.plan.solve", lambda problem, *_: _worst(problem))
+    monkeypatch.setattr("vcsd_eval.bench.plan.solve", lambda problem, *_: _worst(problem))
     assert experiment(PlannerLoad(instances=8, timed=1)).failed
 
 

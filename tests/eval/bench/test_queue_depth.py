@@ -3,7 +3,7 @@
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.queue_depth import bench_queue_depth, closed_loop
+from vcsd_eval.bench.queue_depth import bench_queue_depth, closed_loop
 
 
 def test_flash_saturates_at_depth_4_and_link_limits_host():

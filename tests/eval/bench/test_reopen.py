@@ -6,9 +6,9 @@ partner of: eval/bench/reopen.py, eval/bench/reopen_drive.py, eval/bench/child.p
 import pytest
 
 from csd_firmware import InProcessDrive
-from eval.bench import child
-from eval.bench.reopen import RecoveryLoad, bench_reopen
-from eval.bench.reopen_drive import RecoveryJob, run
+from vcsd_eval.bench import child
+from vcsd_eval.bench.reopen import RecoveryLoad, bench_reopen
+from vcsd_eval.bench.reopen_drive import RecoveryJob, run
 
 SMALL = {"kv_mib": 16, "layers": 2, "kv_heads": 4}
 
@@ -71,4 +71,4 @@ def test_recovery_load_beyond_disk_is_refused(tmp_path):
 
 def test_failed_child_error_has_reason():
     with pytest.raises(OSError, match="JSONDecodeError"):
-        child.done("eval.bench.reopen_drive", "no job\n", None, 60.0)
+        child.done("vcsd_eval.bench.reopen_drive", "no job\n", None, 60.0)

@@ -9,8 +9,8 @@ import json
 
 import pytest
 
-from eval.bench import serving
-from eval.bench.serving import ServingLoad, experiment, requests
+from vcsd_eval.bench import serving
+from vcsd_eval.bench.serving import ServingLoad, experiment, requests
 
 FEW = {"policies": "orbitflow,ours,in-two-places,tierkv", "requests": 10, "longest": 96}
 

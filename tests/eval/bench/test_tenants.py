@@ -10,7 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from csd_spec import Command, Completion, Status
-from eval.bench.tenants import CHUNK, TenantLoad, Victim, experiment
+from vcsd_eval.bench.tenants import CHUNK, TenantLoad, Victim, experiment
 
 
 @pytest.mark.usefixtures("own_run_dir")

@@ -6,8 +6,8 @@ import pytest
 
 from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.bench.transport import WORKLOADS, bench_transport, measure_attends
 from tests.conftest import missing
+from vcsd_eval.bench.transport import WORKLOADS, bench_transport, measure_attends
 
 
 @pytest.mark.usefixtures("fuse", "own_run_dir")

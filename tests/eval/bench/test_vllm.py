@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.bench.vllm import PREFIX, VllmLoad, experiment, prompt
+from vcsd_eval.bench.vllm import PREFIX, VllmLoad, experiment, prompt
 
 CASES = ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.fair import instinfer, orbitflow, tierkv, tutti
-from eval.fair.fair import PAPERS
-from eval.fair.headline import CONDITIONS, Headline, HeadlineFigure, Ranged, Varied, varied_drive
-from eval.fair.recorded import RecordedRows
-from eval.papers.instinfer.options import setup_of
-from eval.papers.options import MachineOptions, Simulated
-from eval.serving.machines import A5000, beside_plain_ssds, drives
 from vcsd.progress import no_tick
+from vcsd_eval.fair import instinfer, orbitflow, tierkv, tutti
+from vcsd_eval.fair.fair import PAPERS
+from vcsd_eval.fair.headline import CONDITIONS, Headline, HeadlineFigure, Ranged, Varied, varied_drive
+from vcsd_eval.fair.recorded import RecordedRows
+from vcsd_eval.papers.instinfer.options import setup_of
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.serving.machines import A5000, beside_plain_ssds, drives
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
@@ -66,7 +66,7 @@ def test_a_headline_without_a_condition_is_refused():
 
 
 def test_ratio_over_sparf_falls_as_more_is_equal(monkeypatch):
-    monkeypatch.setattr("eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
+    monkeypatch.setattr("vcsd_eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
     setup = setup_of(MachineOptions(), Simulated())
     case = instinfer.InstInferCase(setup, page_share=0.5, equal_c=6.0)
     found = instinfer.ratios(case)

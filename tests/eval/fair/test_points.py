@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from eval.fair import map as fair_map
-from eval.fair.map_picture import picture
-from eval.fair.plain_ssd import plain_rate
-from eval.fair.points import (
+from vcsd_eval.fair import map as fair_map
+from vcsd_eval.fair.map_picture import picture
+from vcsd_eval.fair.plain_ssd import plain_rate
+from vcsd_eval.fair.points import (
     AXES,
     CSD,
     PLAIN,
@@ -19,8 +19,8 @@ from eval.fair.points import (
     points_of_work,
     rates,
 )
-from eval.papers.instinfer.fill import Fill
-from eval.papers.instinfer.systems import BATCHED_DENSE, OURS, SPARF
+from vcsd_eval.papers.instinfer.fill import Fill
+from vcsd_eval.papers.instinfer.systems import BATCHED_DENSE, OURS, SPARF
 
 
 def point(**given):

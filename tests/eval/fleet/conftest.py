@@ -6,10 +6,10 @@ import pytest
 
 from csd_spec.network import network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.fleet.drive_model import coefficients
-from eval.fleet.machine import FleetHost
-from eval.papers.profiles import Gpu, Model
 from kv_cache.trace import load
+from vcsd_eval.fleet.drive_model import coefficients
+from vcsd_eval.fleet.machine import FleetHost
+from vcsd_eval.papers.profiles import Gpu, Model
 
 
 @pytest.fixture(scope="session")

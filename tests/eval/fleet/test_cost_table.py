@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from eval.fleet.cost_table import FORMAT, VIDUR_COLUMNS, CostTableOptions, experiment, graded, machine_of
+from vcsd_eval.fleet.cost_table import FORMAT, VIDUR_COLUMNS, CostTableOptions, experiment, graded, machine_of
 
 SETTING = CostTableOptions(max_batch=8, max_tokens=4096)
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.fleet.calibrate import CalibrationBench, compositions, deviations, over_time
-from eval.fleet.drive_model import DriveRates, coefficients
-from eval.fleet.emulated import EmulatedDrive
-from eval.papers.profiles import Model
+from vcsd_eval.fleet.calibrate import CalibrationBench, compositions, deviations, over_time
+from vcsd_eval.fleet.drive_model import DriveRates, coefficients
+from vcsd_eval.fleet.emulated import EmulatedDrive
+from vcsd_eval.papers.profiles import Model
 
 SHAPE = Model.load("llama-3-8b").shape
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from csd_spec.network import network_named
-from eval.fleet.drive_model import DriveRates
-from eval.fleet.events import IDLE, KV_HEADS, NETWORK, TPOT, TTFT
-from eval.fleet.machine import Scheme
-from eval.fleet.simulation import _Simulation, serve
-from eval.fleet.workload import Arrivals, backlog, periods
+from vcsd_eval.fleet.drive_model import DriveRates
+from vcsd_eval.fleet.events import IDLE, KV_HEADS, NETWORK, TPOT, TTFT
+from vcsd_eval.fleet.machine import Scheme
+from vcsd_eval.fleet.simulation import _Simulation, serve
+from vcsd_eval.fleet.workload import Arrivals, backlog, periods
 
 
 def run(machine, arrivals, hosts=2, seconds=1800.0):

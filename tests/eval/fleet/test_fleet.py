@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.fleet.fleet import FleetOptions, bound_of, ends_of, experiment, machine_of, variants
-from eval.fleet.jobs import FleetJob, run_job, run_jobs
-from eval.fleet.machine import Scheme
+from vcsd_eval.fleet.fleet import FleetOptions, bound_of, ends_of, experiment, machine_of, variants
+from vcsd_eval.fleet.jobs import FleetJob, run_job, run_jobs
+from vcsd_eval.fleet.machine import Scheme
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.fleet.workload import backlog, period_s, periods
 from kv_cache.trace import Request, Trace
+from vcsd_eval.fleet.workload import backlog, period_s, periods
 
 
 def test_first_period_is_trace(trace):

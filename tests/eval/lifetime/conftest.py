@@ -6,8 +6,8 @@ import pytest
 
 from csd_spec import ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.lifetime.drive import DriveTraffic
-from eval.lifetime.workload import Day, Visit
+from vcsd_eval.lifetime.drive import DriveTraffic
+from vcsd_eval.lifetime.workload import Day, Visit
 
 BLOCK = 128  # tokens: 64 pages, a superblock
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.lifetime.drive import DriveCounts, RequestTally
-from eval.lifetime.energy import BOUNDS, Prices, ReplayWork, constants, dollars, joules, units
-from eval.papers.profiles import Model
+from vcsd_eval.lifetime.drive import DriveCounts, RequestTally
+from vcsd_eval.lifetime.energy import BOUNDS, Prices, ReplayWork, constants, dollars, joules, units
+from vcsd_eval.papers.profiles import Model
 
 TALLY = RequestTally(requests=1)
 TALLY.add(10_000, 100, 4_000)

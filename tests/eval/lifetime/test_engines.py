@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.lifetime.drive import scaled, years
-from eval.lifetime.engines import BlockCache, EngineReplay
-from eval.lifetime.patterns import PATTERNS, WritePattern
+from vcsd_eval.lifetime.drive import scaled, years
+from vcsd_eval.lifetime.engines import BlockCache, EngineReplay
+from vcsd_eval.lifetime.patterns import PATTERNS, WritePattern
 
 WHOLE = WritePattern("whole", 128, False, "a superblock")
 QUARTER = WritePattern("quarter", 32, False, "a quarter of one")

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from eval.lifetime.energy import PROGRESSIVE, Prices
-from eval.lifetime.engines import EngineReplay
-from eval.lifetime.lifetime import (
+from ftl.errors import OutOfSpaceError
+from vcsd_eval.lifetime.energy import PROGRESSIVE, Prices
+from vcsd_eval.lifetime.engines import EngineReplay
+from vcsd_eval.lifetime.lifetime import (
     LAYOUTS,
     OURS,
     LifetimeOptions,
@@ -18,8 +19,7 @@ from eval.lifetime.lifetime import (
     replay,
     runs,
 )
-from eval.lifetime.patterns import PATTERNS
-from ftl.errors import OutOfSpaceError
+from vcsd_eval.lifetime.patterns import PATTERNS
 
 
 @pytest.fixture(scope="module")

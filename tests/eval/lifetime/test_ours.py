@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.lifetime.ours import OurReplay
+from vcsd_eval.lifetime.ours import OurReplay
 
 
 def test_prompt_and_answer_are_programmed_once(day, load_of):

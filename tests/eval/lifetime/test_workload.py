@@ -2,8 +2,8 @@
 
 import pytest
 
-from eval.lifetime.workload import conversations, make_day
 from kv_cache.trace import Request, Trace
+from vcsd_eval.lifetime.workload import conversations, make_day
 
 SYSTEM = 7
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from eval.model.circuits import BACK, HOPS, LOUDER, make_louder
-from eval.model.train_checkpoint import new_model
+from vcsd_eval.model.circuits import BACK, HOPS, LOUDER, make_louder
+from vcsd_eval.model.train_checkpoint import new_model
 
 SEED = 5
 

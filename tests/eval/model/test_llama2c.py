@@ -9,10 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, CompressionBudget
-from eval.model.llama2c import convert_model
 from vcsd.generate import agreement, continue_text
 from vcsd.loading import encode
 from vcsd.session import AttachConfig
+from vcsd_eval.model.llama2c import convert_model
 
 SHAPE = (16, 24, 2, 4, 2, 300, 64)  # width, hidden, layers, heads, KV heads, vocabulary, context
 

@@ -9,8 +9,9 @@ import random
 import pytest
 import torch
 
-from eval.model.corpus import Overlap, docstrings, load_corpus
-from eval.model.train_checkpoint import (
+from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.model.corpus import Overlap, docstrings, load_corpus
+from vcsd_eval.model.train_checkpoint import (
     HELD,
     LOST,
     MATCH,
@@ -24,7 +25,6 @@ from eval.model.train_checkpoint import (
     new_model,
     schedule,
 )
-from vcsd.loading import CHECKPOINT, load
 
 CORPUS = b" ".join(b"word%d" % (n * n) for n in range(2000))
 
@@ -119,7 +119,7 @@ def test_learning_rate_warms_up_and_decays():
 
 
 def test_killed_training_continues_identically(tmp_path, monkeypatch):
-    monkeypatch.setattr("eval.model.train_checkpoint.STAGES", (Stage(64, 640, copying=0, recall=0),))
+    monkeypatch.setattr("vcsd_eval.model.train_checkpoint.STAGES", (Stage(64, 640, copying=0, recall=0),))
     plans = schedule(128)
     assert len(plans) == 5
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from eval.papers.claims import COLUMNS, FOLDER, Claim, ClaimKind, Source, claims_of, printed, read_claims
-from eval.papers.compare import PAPERS, load
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import judge
+from vcsd_eval.papers.claims import COLUMNS, FOLDER, Claim, ClaimKind, Source, claims_of, printed, read_claims
+from vcsd_eval.papers.compare import PAPERS, load
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import judge
 
 ROW = {"id": "t1a", "page": "Table 1", "what": "tokens/s", "value": "1.5", "unit": "1/s"}
 PREDICTED = ROW | {"kind": "predicted", "source": "formula"}

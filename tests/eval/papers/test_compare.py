@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from eval.papers import compare
-from eval.papers.claims import Claim, ClaimKind, Source
-from eval.papers.compare import PAPERS, Name, experiment, load
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import Evaluation, Paper
+from vcsd_eval.papers import compare
+from vcsd_eval.papers.claims import Claim, ClaimKind, Source
+from vcsd_eval.papers.compare import PAPERS, Name, experiment, load
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import Evaluation, Paper
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.papers import leave_one_out as module
-from eval.papers import paper as papers
-from eval.papers.claims import Claim, ClaimKind, Source
-from eval.papers.leave_one_out import fit, leave_one_out, values_with
-from eval.papers.machines import constant, overlay
-from eval.papers.paper import Constant, Paper
+from vcsd_eval.papers import leave_one_out as module
+from vcsd_eval.papers import paper as papers
+from vcsd_eval.papers.claims import Claim, ClaimKind, Source
+from vcsd_eval.papers.leave_one_out import fit, leave_one_out, values_with
+from vcsd_eval.papers.machines import constant, overlay
+from vcsd_eval.papers.paper import Constant, Paper
 
 
 def test_fit_follows_the_majority_of_rows():
@@ -69,7 +69,7 @@ def test_factors_reach_constants_and_overlays(monkeypatch):
     plain = overlay("tutti").mfu
     monkeypatch.setitem(papers.FACTORS, "speed", 2.0)
     monkeypatch.setitem(papers.FACTORS, "tutti.prefill_tflops", 0.5)
-    from eval.papers.machines import machine_of
+    from vcsd_eval.papers.machines import machine_of
 
     machine_of.cache_clear()
     try:

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from eval.papers import machines
-from eval.papers.machines import constant, experiment
 from nvmevirt_config.document import read_yaml
+from vcsd_eval.papers import machines
+from vcsd_eval.papers.machines import constant, experiment
 
 
 def test_machine_reports_base_and_overlay_prefill_times():

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.papers.claims import COMPUTED, Claim, ClaimKind, Source
-from eval.papers.options import MachineOptions
-from eval.papers.paper import Constant, Evaluation, Paper, judge
+from vcsd_eval.papers.claims import COMPUTED, Claim, ClaimKind, Source
+from vcsd_eval.papers.options import MachineOptions
+from vcsd_eval.papers.paper import Constant, Evaluation, Paper, judge
 
 
 def claim(name, what, value, unit, kind=ClaimKind.PREDICTED, **more):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.papers.profiles import FOLDER, Gpu, Host, Model, Ssd
+from vcsd_eval.papers.profiles import FOLDER, Gpu, Host, Model, Ssd
 
 KINDS = {"gpu": Gpu, "host": Host, "ssd": Ssd, "model": Model}
 SHIPPED = sorted(FOLDER.glob("*/*.yaml"))

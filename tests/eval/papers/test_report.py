@@ -14,14 +14,15 @@ from importlib.metadata import version
 import pytest
 from plotly.offline import get_plotlyjs
 
-from eval.papers import report
-from eval.papers.charts import DARK, LIGHT, chart_styles
-from eval.papers.instinfer import figures
-from eval.papers.instinfer.evaluate import PAPER, evaluate_on
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.page import MAX_SHOWN_VALUES, as_text, label, table, values_table
-from eval.papers.paper import FOLLOWS, Chart, judge
 from tests.eval.papers.instinfer.setups import small_setup
+from vcsd import progress
+from vcsd_eval.papers import report
+from vcsd_eval.papers.charts import DARK, LIGHT, chart_styles
+from vcsd_eval.papers.instinfer import figures
+from vcsd_eval.papers.instinfer.evaluate import PAPER, evaluate_on
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.page import MAX_SHOWN_VALUES, as_text, label, table, values_table
+from vcsd_eval.papers.paper import FOLLOWS, Chart, judge
 
 SCHEMES = {"dark": 0, "light": 1}  # numbers of Chromium
 LISTENER = "<script>const errors = []; addEventListener('error', event => errors.push(event.message));</script>"
@@ -225,6 +226,16 @@ def test_report_command_evaluates_papers_writes_page(result, tmp_path, monkeypat
     shown = Elements((tmp_path / "new" / "index.html").read_text())
     assert len(shown.charts()) == 4
     assert ["plotly", version("plotly")] in shown.tables[-1]
+
+
+def test_papers_in_processes_have_the_same_results(monkeypatch, capsys):
+    monkeypatch.setattr(report, "PAPERS", ["tierkv", "tutti"])
+    monkeypatch.setattr(progress, "PERIOD_S", 0.2)
+    one, two = (report.evaluate_papers(MachineOptions(), Simulated(workers=workers)) for workers in (1, 2))
+    assert [each.paper.name for each in two] == ["tierkv", "tutti"]
+    assert [each.evaluation for each in one] == [each.evaluation for each in two]
+    shown = capsys.readouterr().err
+    assert re.search("papers: 0 of 2; (tierkv|tutti)", shown)
 
 
 def test_failed_report_keeps_previous_page(page, result, monkeypatch):

@@ -5,9 +5,9 @@ partner of: eval/rtl/bench.py, eval/rtl/dut.py, eval/rtl/measured.py
 
 import pytest
 
-from eval.rtl import bench, synth
-from eval.rtl.bench import Rows, experiment, golden, recorded
-from eval.rtl.measured import MEASURED
+from vcsd_eval.rtl import bench, synth
+from vcsd_eval.rtl.bench import Rows, experiment, golden, recorded
+from vcsd_eval.rtl.measured import MEASURED
 
 
 def test_stored_sizes_are_of_measured_units():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.rtl import synth
+from vcsd_eval.rtl import synth
 
 
 def test_sources_include_all_submodules():

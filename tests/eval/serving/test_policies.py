@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.serving.policies import PolicyOptions, experiment
 from kv_cache.policies import POLICIES
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.serving.policies import PolicyOptions, experiment
 
 FEW = {"requests": 4, "device_gb": 1.0}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.serving.machines import A5000, A6000, COSTS, drives
-from eval.serving.pages_error import output_error
-from eval.serving.serving import AdmissionOptions, TraceLoad, experiment
-from eval.serving.systems import OTHERS, SYSTEMS, run
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.serving.machines import A5000, A6000, COSTS, drives
+from vcsd_eval.serving.pages_error import output_error
+from vcsd_eval.serving.serving import AdmissionOptions, TraceLoad, experiment
+from vcsd_eval.serving.systems import OTHERS, SYSTEMS, run
 
 PLANES2 = "progressive"
 
@@ -162,10 +162,12 @@ def test_a_killed_sweep_continues(tmp_path, monkeypatch):
         done.append(given.system)
         return run(given, tick)
 
-    monkeypatch.setattr("eval.serving.serving.run", work)
+    monkeypatch.setattr("vcsd_eval.serving.serving.run", work)
     with pytest.raises(KeyboardInterrupt):
         experiment(load)
-    monkeypatch.setattr("eval.serving.serving.run", lambda given, tick: done.append(given.system) or run(given, tick))
+    monkeypatch.setattr(
+        "vcsd_eval.serving.serving.run", lambda given, tick: done.append(given.system) or run(given, tick)
+    )
     again = experiment(load).result
     assert done == list(SYSTEMS)
     assert again == experiment(load).result and len(done) == 2 * len(SYSTEMS)  # the first one has left nothing

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from eval.serving.policies import PolicyOptions, experiment
+from vcsd_eval.serving.policies import PolicyOptions, experiment
 
 
 def slices(path):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from eval.baselines.conventional import ConventionalSsd
-from eval.ssd.model import block_ssd, link_bytes_per_s, program_ns, simulate
-from eval.ssd.profile import PublishedFigure, drives, shared
+from vcsd_eval.baselines.conventional import ConventionalSsd
+from vcsd_eval.ssd.model import block_ssd, link_bytes_per_s, program_ns, simulate
+from vcsd_eval.ssd.profile import PublishedFigure, drives, shared
 
 DRIVE = drives()["wd-sn850x-2tb"]
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from csd_spec.checked import from_values
-from eval.ssd.profile import FOLDER, SharedConstants, SsdProfile, drives, shared, with_sources
-from eval.ssd.workload import WORKLOADS
 from nvmevirt_config.document import read_yaml
+from vcsd_eval.ssd.profile import FOLDER, SharedConstants, SsdProfile, drives, shared, with_sources
+from vcsd_eval.ssd.workload import WORKLOADS
 
 
 @pytest.mark.parametrize("profile", [shared(), *drives().values(), *drives("simulators").values()])

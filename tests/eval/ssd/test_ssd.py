@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.ssd.ssd import NVMEVIRT, experiment, grouped, line_of, nvmevirt_rows, pairs, summary
+from vcsd_eval.ssd.ssd import NVMEVIRT, experiment, grouped, line_of, nvmevirt_rows, pairs, summary
 
 ROWS = [
     {"drive": "a", "workload": "random_read", "depth": 1, "published": 100, "error_percent": -20.0, "class": "client"},

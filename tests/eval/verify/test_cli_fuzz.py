@@ -15,11 +15,11 @@ import pytest
 import torch
 import typer
 
-from eval.verify import cli_fuzz
-from eval.verify.cli_files import DOCUMENTS, make_folder
-from eval.verify.cli_inputs import make_input
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_cli.main import app
+from vcsd_eval.verify import cli_fuzz
+from vcsd_eval.verify.cli_files import DOCUMENTS, make_folder
+from vcsd_eval.verify.cli_inputs import make_input
 
 INPUTS = 60
 

@@ -6,9 +6,9 @@ partner of: eval/verify/exceptions.py, eval/verify/injector.py, eval/verify/inte
 import pytest
 
 from csd_firmware import Firmware
-from eval.verify.exceptions import AllowedContents, bench_exceptions, events, judge
-from eval.verify.injector import Injector
-from eval.verify.interrupted import CASES, InterruptedDrives
+from vcsd_eval.verify.exceptions import AllowedContents, bench_exceptions, events, judge
+from vcsd_eval.verify.injector import Injector
+from vcsd_eval.verify.interrupted import CASES, InterruptedDrives
 
 
 @pytest.mark.slow

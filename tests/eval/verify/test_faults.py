@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.verify.faults import KillLoad, bench_faults
+from vcsd_eval.verify.faults import KillLoad, bench_faults
 
 
 @pytest.mark.usefixtures("own_run_dir")

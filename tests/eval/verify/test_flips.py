@@ -3,9 +3,9 @@
 partner of: eval/verify/random_host.py
 """
 
-from eval.verify.flips import FlushedFolder, bench_flips, judge
-from eval.verify.random_host import DRIVE
 from ftl.flash.files import data_sizes
+from vcsd_eval.verify.flips import FlushedFolder, bench_flips, judge
+from vcsd_eval.verify.random_host import DRIVE
 
 
 def test_bit_flips_are_never_silent_single_ones_corrected():
@@ -23,7 +23,7 @@ def test_judge_detects_silent_damage(tmp_path, monkeypatch):
     content[:size] = bytes(size)  # but for its footer
     (kept.folder / "content.bin").write_bytes(content)
     assert judge(kept) == "reported"
-    monkeypatch.setattr("eval.verify.flips.smart", lambda ftl: {"critical_warning": 0})
+    monkeypatch.setattr("vcsd_eval.verify.flips.smart", lambda ftl: {"critical_warning": 0})
     assert judge(kept) == "silent"
     kept.restore()
     assert judge(kept) == "harmless"

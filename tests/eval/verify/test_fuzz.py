@@ -8,7 +8,7 @@ import pytest
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
 from csd_firmware.values import Values
-from eval.verify.fuzz import bench_fuzz
+from vcsd_eval.verify.fuzz import bench_fuzz
 
 CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0, "values_wrong": 0}
 

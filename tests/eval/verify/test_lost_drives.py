@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.verify.lost_drives import LossOptions, bench_lost_drives
+from vcsd_eval.verify.lost_drives import LossOptions, bench_lost_drives
 
 
 @pytest.mark.usefixtures("own_run_dir")

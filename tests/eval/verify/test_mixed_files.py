@@ -7,9 +7,9 @@ import pytest
 
 from csd_firmware import InProcessDrive
 from csd_firmware.fsck import fsck
-from eval.verify.mixed_files import FILES, bench_mixed_files, judge, make
-from eval.verify.random_host import DRIVE
 from ftl.flash import nand
+from vcsd_eval.verify.mixed_files import FILES, bench_mixed_files, judge, make
+from vcsd_eval.verify.random_host import DRIVE
 
 
 def test_mixed_files_are_reported_on_every_medium():

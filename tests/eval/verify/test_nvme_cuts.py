@@ -12,10 +12,10 @@ from csd_link.nvmeof import host_queue
 from csd_link.nvmeof.pdu import Digests
 from csd_link.nvmeof.sequences import SequenceNamespace
 from csd_spec import Attend, KvFree
-from eval.verify import nvme_cuts
-from eval.verify.faulty_proxy import FAULTS, FaultyProxy
-from eval.verify.nvme_cuts import bench_nvme_cuts
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting, device_of, target_with
+from vcsd_eval.verify import nvme_cuts
+from vcsd_eval.verify.faulty_proxy import FAULTS, FaultyProxy
+from vcsd_eval.verify.nvme_cuts import bench_nvme_cuts
 
 
 @pytest.mark.usefixtures("own_run_dir")

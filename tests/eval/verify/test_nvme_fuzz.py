@@ -12,9 +12,9 @@ from csd_link.nvmeof.controllers import Controllers
 from csd_link.nvmeof.pdu import COMMON, IcResp, PduType, pack_ic
 from csd_link.nvmeof.sequences import SequenceNamespace
 from csd_link.nvmeof.stream import PduStream
-from eval.verify import nvme_fuzz
-from eval.verify.nvme_fuzz import bench_nvme_fuzz
-from eval.verify.nvme_mutants import STATES, statuses
+from vcsd_eval.verify import nvme_fuzz
+from vcsd_eval.verify.nvme_fuzz import bench_nvme_fuzz
+from vcsd_eval.verify.nvme_mutants import STATES, statuses
 
 CLEAN = {"crashes": 0, "hangs": 0, "leaks": 0, "state_changes": 0}
 PLANTED = 8000  # PDUs; a few in a thousand find a planted defect

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from csd_firmware import InProcessDrive
-from eval.verify.random_host import DRIVE
-from eval.verify.signals import SIGNALS, SignalHost, bench_signals, judge
+from vcsd_eval.verify.random_host import DRIVE
+from vcsd_eval.verify.signals import SIGNALS, SignalHost, bench_signals, judge
 
 
 @pytest.fixture

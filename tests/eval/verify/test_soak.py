@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from eval.verify import soak
-from eval.verify.soak import MAX_ANONYMOUS_BYTES, ProcessUsage, bench_soak, by_tenth, failed, growth
 from vcsd.progress import no_tick
+from vcsd_eval.verify import soak
+from vcsd_eval.verify.soak import MAX_ANONYMOUS_BYTES, ProcessUsage, bench_soak, by_tenth, failed, growth
 
 USAGE = ProcessUsage(anonymous_bytes=1 << 30, flash_bytes=1 << 25, descriptor=80, thread=30, mount=2, run_folder=6)
 

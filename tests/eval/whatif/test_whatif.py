@@ -12,13 +12,13 @@ import pytest
 from csd_firmware import InProcessDrive
 from csd_spec import AttentionConfig, CompressionBudget
 from csd_spec.presets import INSTCSD_OVERLAPPED, INSTCSD_ZYNQ7045_8CH
-from eval.papers.profiles import Model
-from eval.whatif import whatif as module
-from eval.whatif.point import DesignPoint, simulate
-from eval.whatif.whatif import FileOptions, SweepOptions, whatif
 from host_driver.driver import Driver
 from host_driver.random_decode import random_decode
 from tests.vcsd_cli.test_main import vcsd
+from vcsd_eval.papers.profiles import Model
+from vcsd_eval.whatif import whatif as module
+from vcsd_eval.whatif.point import DesignPoint, simulate
+from vcsd_eval.whatif.whatif import FileOptions, SweepOptions, whatif
 
 LLAMA = Model.load("llama-3-8b")
 SMALL = ["context=512", "batch=1", "sampled_layers=1"]

@@ -16,10 +16,10 @@ from csd_io.folder import DiskFolder
 from csd_io.medium import BLOCK
 from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
-from eval.verify.random_host import DRIVE, RandomHost
 from ftl import Ftl, Medium, Nand, UncorrectableReadError
 from ftl.flash.files import CONTENT, NandFiles
 from ftl.kv.values import is_value
+from vcsd_eval.verify.random_host import DRIVE, RandomHost
 
 HEADS, DIM = 2, 32
 FILES = [Medium("mapped"), Medium("direct", BLOCK), Medium("direct", 40 * BLOCK)]

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from csd_io.folder import DiskFolder
-from eval.verify.simulation.disk import SimDisk
 from ftl.errors import MediaFailedError
 from ftl.flash.files import (
     BLOCKS,
@@ -29,6 +28,7 @@ from ftl.flash.files import (
 from ftl.flash.nand import Nand
 from ftl.flash.spare import SPARE, build_spares, find_corrupt, keep_present_life, rows
 from ftl.flash.upgrade import is_old, upgrade
+from vcsd_eval.verify.simulation.disk import SimDisk
 
 OLD = Path(__file__).parents[2] / "csd_firmware" / "drive_of_format_1.tar.xz"
 

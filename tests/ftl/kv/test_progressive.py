@@ -11,10 +11,10 @@ import pytest
 
 from csd_spec import LAYOUTS
 from csd_spec.view import in_flash
-from eval.verify.crash import scores_agree, values_agree
-from eval.verify.random_host import as_stored
 from ftl import Ftl
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
+from vcsd_eval.verify.crash import scores_agree, values_agree
+from vcsd_eval.verify.random_host import as_stored
 
 H, D = 2, 16
 LAYOUTS_OF_ALL_KINDS = (

@@ -6,10 +6,10 @@ import torch
 from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM
 
 import vcsd
-from eval.accuracy.tiny import build
 from host_driver.hf.fill import can_fill, filled
 from host_driver.hf.shape import UnsupportedModelError, placement
 from vcsd.loading import CHECKPOINT, load
+from vcsd_eval.accuracy.tiny import build
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two,")]
 

@@ -6,10 +6,10 @@ partner of: kv_cache/planner/local_search.py
 import numpy as np
 import pytest
 
-from eval.bench.plan import instance
 from kv_cache.planner.local_search import local_search
 from kv_cache.planner.problem import blocks_on_device
 from kv_cache.policies.orbitflow import EXACT
+from vcsd_eval.bench.plan import instance
 
 
 def problems(count, layers, requests, seed=0):

@@ -10,7 +10,6 @@ from functools import cache, partial
 
 import pytest
 
-from eval.serving.machines import drives
 from kv_cache import DEVICE, HOST, PAGE_CACHE, POLICIES, Engine, IterationRunner
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, ServingCost
@@ -21,6 +20,7 @@ from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.simulation import engine_for
 from kv_cache.trace import Request, Trace
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from vcsd_eval.serving.machines import drives
 
 LAYERS, ROWS, PROMPT, OUTPUT = 16, 3, 1024, 160
 COST = ServingCost(

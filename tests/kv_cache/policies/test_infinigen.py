@@ -7,7 +7,6 @@ from math import ceil
 
 import pytest
 
-from eval.serving.machines import A5000
 from kv_cache import DEVICE, HOST, PolicyError
 from kv_cache.block_table import BlockKey, BlockTable
 from kv_cache.engine import Engine
@@ -17,6 +16,7 @@ from kv_cache.policies import moves_blocks, policy_of
 from kv_cache.policies.infinigen import WHOLE, InfiniGen
 from kv_cache.simulation import engine_for
 from kv_cache.trace import Request, Trace
+from vcsd_eval.serving.machines import A5000
 
 PROMPT, STEPS = 4000, 3
 LAYERS = A5000.layers

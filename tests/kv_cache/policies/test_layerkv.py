@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.serving.machines import A5000
 from kv_cache.admission import AdmissionConfig
 from kv_cache.limits import TierLimits
 from kv_cache.planner.problem import BLOCK_TOKENS, Offload
@@ -18,6 +17,7 @@ from kv_cache.request import SequenceState
 from kv_cache.scheduler import SchedulerState
 from kv_cache.simulation import engine_for
 from kv_cache.trace import Request, Trace
+from vcsd_eval.serving.machines import A5000
 
 PROMPT, OUTPUT, REQUESTS = 64 * BLOCK_TOKENS, 32, 6
 SHORT = replace(A5000, room_blocks=2 * 70)  # two requests of six

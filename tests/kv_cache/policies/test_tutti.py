@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti import reading
 from kv_cache import DEVICE, DIRECT, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.block_table import BlockKey
 from kv_cache.cost import BASE
 from kv_cache.policies.preload import preload
 from kv_cache.policies.tutti import _make_room, tutti
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti import reading
 
 READ, WRITE = 25.9e9, 9.8e9
 READING = reading.GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)

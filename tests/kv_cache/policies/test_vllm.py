@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from eval.serving.machines import A5000
 from kv_cache.admission import AdmissionConfig
 from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies import policy_of
 from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace
+from vcsd_eval.serving.machines import A5000
 
 LONG = 64 * BLOCK_TOKENS
 

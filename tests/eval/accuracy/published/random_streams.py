@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eval.accuracy.published import Streams
+from vcsd_eval.accuracy.published import Streams
 
 
 def draw(n=2, g=3, s=512, d=64, recent=4, window=16, seed=1):

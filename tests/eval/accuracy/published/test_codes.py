@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.published.codes import (
+from vcsd_eval.accuracy.published.codes import (
     cluster_sums,
     hadamard,
     lloyd_max,

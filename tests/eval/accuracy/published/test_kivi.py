@@ -6,9 +6,9 @@ partner of: eval/accuracy/published/fier.py
 import numpy as np
 import pytest
 
-from eval.accuracy.published import fier, kivi
-from eval.accuracy.published.codes import uniform_in_groups
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import fier, kivi
+from vcsd_eval.accuracy.published.codes import uniform_in_groups
 
 
 def looped(values, bits):

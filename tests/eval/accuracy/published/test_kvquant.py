@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.published import kvquant
-from eval.accuracy.published.codes import uniform
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import kvquant
+from vcsd_eval.accuracy.published.codes import uniform
 
 
 @pytest.mark.parametrize("axis", [1, 2])

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from eval.accuracy.published import loki
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import loki
 
 
 def test_components_are_orthogonal_and_ordered():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.accuracy.published import codes, magicpig
 from tests.eval.accuracy.published.random_streams import dense, draw, error
+from vcsd_eval.accuracy.published import codes, magicpig
 
 
 @pytest.fixture

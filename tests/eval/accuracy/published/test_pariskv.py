@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from eval.accuracy.published import pariskv
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import pariskv
 
 
 def test_votes_are_the_looped_tiers():

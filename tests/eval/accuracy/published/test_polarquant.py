@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.published import polarquant
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import polarquant
 
 
 def test_bits_are_the_papers():

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from eval.accuracy.published import pqcache
-from eval.accuracy.published.codes import SEED
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import pqcache
+from vcsd_eval.accuracy.published.codes import SEED
 
 
 def looped_kmeans(points, count):

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.accuracy.published import PUBLISHED
-from eval.accuracy.published.tokens import MIN_TOKENS
 from tests.eval.accuracy.published.random_streams import dense, draw, error
+from vcsd_eval.accuracy.published import PUBLISHED
+from vcsd_eval.accuracy.published.tokens import MIN_TOKENS
 
 TOLERANCE = 1.02
 # bits of codes that a step reads for each channel of each prompt token, without any scale: a lower bound by hand

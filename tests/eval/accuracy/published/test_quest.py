@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from eval.accuracy.published import quest
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import quest
 
 
 def test_bounds_are_upper_bounds_of_products():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from eval.accuracy.published import codes, rabitq
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import codes, rabitq
 
 
 def estimates(k, q, seed, monkeypatch):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from eval.accuracy.published import retroinfer
 from tests.eval.accuracy.published.random_streams import dense, draw, error
+from vcsd_eval.accuracy.published import retroinfer
 
 
 def test_index_has_means_and_sums():

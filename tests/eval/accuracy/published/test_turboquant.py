@@ -6,9 +6,9 @@ partner of: eval/accuracy/published/hadamard.py
 import numpy as np
 import pytest
 
-from eval.accuracy.published import hadamard, turboquant
-from eval.accuracy.published.codes import SEED, gaussian_matrix, random_orthogonal
 from tests.eval.accuracy.published.random_streams import draw
+from vcsd_eval.accuracy.published import hadamard, turboquant
+from vcsd_eval.accuracy.published.codes import SEED, gaussian_matrix, random_orthogonal
 
 # arXiv 2504.19874, Theorems 1 and 2: distortion of unit vectors at 1, 2, 3 and 4 bits
 MSE = {1: 0.36, 2: 0.117, 3: 0.03, 4: 0.009}

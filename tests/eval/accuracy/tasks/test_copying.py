@@ -2,7 +2,7 @@
 
 import pytest
 
-from eval.accuracy.tasks import PASSKEY, REPETITION, Room, Sample
+from vcsd_eval.accuracy.tasks import PASSKEY, REPETITION, Room, Sample
 
 
 def as_bytes(text):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.accuracy.tasks import CODE, SHAREGPT, WIKITEXT, Room
-from eval.accuracy.tasks.language import FORCED
+from vcsd_eval.accuracy.tasks import CODE, SHAREGPT, WIKITEXT, Room
+from vcsd_eval.accuracy.tasks.language import FORCED
 
 ROOM = Room(lambda text: list(text.encode()), 1024)
 

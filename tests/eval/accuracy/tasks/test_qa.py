@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from eval.accuracy.tasks import SQUAD, TRIVIAQA, Room, Sample
+from vcsd_eval.accuracy.tasks import SQUAD, TRIVIAQA, Room, Sample
 
 ROOM = Room(lambda text: list(text.encode()), 4096)
 

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from eval.accuracy.tasks import RULER, Room, Sample
-from eval.accuracy.tasks.haystack import DEPTHS, NOISE, cyclic, hidden, passage
-from eval.accuracy.tasks.ruler import HOPS
+from vcsd_eval.accuracy.tasks import RULER, Room, Sample
+from vcsd_eval.accuracy.tasks.haystack import DEPTHS, NOISE, cyclic, hidden, passage
+from vcsd_eval.accuracy.tasks.ruler import HOPS
 
 ROOM = Room(lambda text: list(text.encode()), 2048)
 

@@ -1,7 +1,7 @@
 """Dual-Blade's setup, and a small one."""
 
-from eval.papers.dual_blade.machine import EdgeSetup
-from eval.papers.profiles import Gpu, Host, Model
+from vcsd_eval.papers.dual_blade.machine import EdgeSetup
+from vcsd_eval.papers.profiles import Gpu, Host, Model
 
 
 def paper_setup(model="opt-6.7b", gpu="rtx5060ti-16gb"):

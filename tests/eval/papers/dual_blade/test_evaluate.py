@@ -12,12 +12,12 @@ import json
 
 import pytest
 
-from eval.papers.claims import WITH_REASON, ClaimKind
-from eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, InferenceRuns, evaluate
-from eval.papers.dual_blade.systems import SYSTEMS, WITHOUT_PIPELINE
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import judge
 from tests.eval.papers.dual_blade.setups import paper_setup
+from vcsd_eval.papers.claims import WITH_REASON, ClaimKind
+from vcsd_eval.papers.dual_blade.evaluate import NOTHING_HIT, PAPER, InferenceRuns, evaluate
+from vcsd_eval.papers.dual_blade.systems import SYSTEMS, WITHOUT_PIPELINE
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import judge
 
 LAYERS, STEPS = 32, 31
 TENSOR = 527 * 32 * 32 * 128 * 2  # tokens x batch x heads x dimensions x FP16

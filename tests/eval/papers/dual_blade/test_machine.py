@@ -2,9 +2,9 @@
 
 import pytest
 
-from eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, PRINTED, READ, drives, machine
 from kv_cache import DEVICE, DIRECT, PAGE_CACHE
 from tests.eval.papers.dual_blade.setups import paper_setup, small_setup
+from vcsd_eval.papers.dual_blade.machine import COPY, DMA, EVICTED, FAULTS, GIB, PRINTED, READ, drives, machine
 
 
 def test_rates_reproduce_their_source_latencies():

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from eval.papers.dual_blade.machine import DMA, GIB, READ, drives, machine
-from eval.papers.dual_blade.systems import SYSTEMS, alone_ms, infer
 from tests.eval.papers.dual_blade.setups import small_setup
+from vcsd_eval.papers.dual_blade.machine import DMA, GIB, READ, drives, machine
+from vcsd_eval.papers.dual_blade.systems import SYSTEMS, alone_ms, infer
 
 A = drives()["A"]
 

@@ -1,7 +1,7 @@
 """Contexts that arrive and finish: write amplification is low, and flash was full more than once."""
 
-from eval.papers.dual_blade import wear
 from ftl import Ftl
+from vcsd_eval.papers.dual_blade import wear
 
 
 def test_whole_discards_have_waf_near_1(monkeypatch):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from eval.papers.hilos.inputs import Inputs, draw
-from eval.papers.hilos.items import CONTEXTS, DRIVES
-from eval.papers.hilos.predict import FROZEN, intervals, predict, predictions
-from eval.papers.hilos.systems import GB, HilosBatch, Systems, formula_fraction, link_bytes, load_model
-from eval.papers.instinfer import steps
-from eval.papers.options import MachineOptions
 from kv_cache import HOST, BlockKey, IterationRunner
 from kv_cache.policies.flexgen import flexgen
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
+from vcsd_eval.papers.hilos.inputs import Inputs, draw
+from vcsd_eval.papers.hilos.items import CONTEXTS, DRIVES
+from vcsd_eval.papers.hilos.predict import FROZEN, intervals, predict, predictions
+from vcsd_eval.papers.hilos.systems import GB, HilosBatch, Systems, formula_fraction, link_bytes, load_model
+from vcsd_eval.papers.instinfer import steps
+from vcsd_eval.papers.options import MachineOptions
 
 OPT66 = load_model("opt-66b")
 

@@ -1,8 +1,8 @@
 """Setups of the paper's evaluation, and systems on them."""
 
-from eval.papers.instinfer.runs import InStorageCase, simulate
-from eval.papers.instinfer.systems import Setup
-from eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.papers.instinfer.runs import InStorageCase, simulate
+from vcsd_eval.papers.instinfer.systems import Setup
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 
 
 def setup_of(model="opt-13b", gpu="a6000", **more):

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from eval.papers.instinfer.evaluate import PAPER, VALUES, cases, claimed
-from eval.papers.instinfer.runs import simulate
-from eval.papers.paper import judge
 from tests.eval.papers.instinfer.setups import small_setup
+from vcsd_eval.papers.instinfer.evaluate import PAPER, VALUES, cases, claimed
+from vcsd_eval.papers.instinfer.runs import simulate
+from vcsd_eval.papers.paper import judge
 
 
 @pytest.fixture(scope="module")

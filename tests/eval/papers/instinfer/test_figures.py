@@ -14,12 +14,12 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.network import Network
-from eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
-from eval.papers.instinfer.options import Sweep, Work, extent, run, setup_of
-from eval.papers.instinfer.runs import simulate
-from eval.papers.options import MachineOptions, Simulated
 from tests.eval.papers.instinfer.setups import setup_of as paper_setup
 from tests.eval.papers.instinfer.setups import small_setup
+from vcsd_eval.papers.instinfer import breakdown, engine_breakdown, scaling, sensitivity, throughput
+from vcsd_eval.papers.instinfer.options import Sweep, Work, extent, run, setup_of
+from vcsd_eval.papers.instinfer.runs import simulate
+from vcsd_eval.papers.options import MachineOptions, Simulated
 
 
 def test_parts_add_up_to_step_and_shares_to_one():

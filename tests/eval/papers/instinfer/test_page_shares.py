@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from eval.accuracy.recorded import Recorded
-from eval.papers.instinfer.page_shares import page_shares, scaled
 from tests.eval.papers.instinfer.setups import setup_of
+from vcsd_eval.accuracy.recorded import Recorded
+from vcsd_eval.papers.instinfer.page_shares import page_shares, scaled
 
 
 def test_page_shares_equal_pages_of_the_selection():

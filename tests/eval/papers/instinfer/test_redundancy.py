@@ -5,10 +5,10 @@ import json
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from eval.papers.instinfer.redundancy import Combinations, row, verdict
 from tests.eval.papers.instinfer.setups import setup_of
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.redundancy_cost import FIGURES, Decode
+from vcsd_eval.papers.instinfer.redundancy import Combinations, row, verdict
 
 ALL = ["none", "mirror", "parity", "recompute"]
 

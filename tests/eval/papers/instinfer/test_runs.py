@@ -3,17 +3,20 @@
 partner of: eval/papers/instinfer/fill.py
 """
 
+import gc
+import weakref
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer import runs as simulation
-from eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
-from eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
-from eval.partial_results import ResultCache
 from tests.eval.papers.instinfer.setups import in_storage, setup_of, small_setup
+from vcsd_eval.papers.instinfer import runs as simulation
+from vcsd_eval.papers.instinfer.runs import InStorageCase, default_workers, plan, simulate
+from vcsd_eval.papers.instinfer.simulate import SimulatedDrive
+from vcsd_eval.papers.instinfer.systems import BATCHED_DENSE, DENSE, PAGED, SPARF
+from vcsd_eval.partial_results import ResultCache
 
 CASES = [
     InStorageCase((DENSE, SPARF, PAGED), 2, 1),
@@ -36,6 +39,23 @@ def test_results_are_the_same_in_any_number_of_processes():
     setup, ticks = small_setup(), []
     assert results(simulate(setup, CASES)) == results(simulate(setup, CASES, 2, ticks.append))
     assert len(ticks) == len(plan(setup, CASES)) == 5
+
+
+def test_simulated_drives_are_released_without_the_garbage_collector(monkeypatch):
+    stores = []
+
+    class Watched(SimulatedDrive):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            stores.append(weakref.ref(self.ftl.store))
+
+    monkeypatch.setattr("vcsd_eval.papers.instinfer.fill.SimulatedDrive", Watched)
+    gc.disable()
+    try:
+        simulate(small_setup(output=48), CASES)  # a length of its own: not one that an earlier test has simulated
+        assert [store() for store in stores] == [None] * 5
+    finally:
+        gc.enable()
 
 
 def test_simulate_on_cluster_gives_same_results(ray_cluster, monkeypatch):

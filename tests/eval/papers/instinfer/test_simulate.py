@@ -6,8 +6,8 @@ import numpy as np
 
 from csd_spec import CompressionBudget
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer.simulate import Pattern, SimulatedDrive
-from eval.papers.profiles import Model
+from vcsd_eval.papers.instinfer.simulate import Pattern, SimulatedDrive
+from vcsd_eval.papers.profiles import Model
 
 
 def test_pattern_touches_stated_fraction_of_pages():

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 
-from eval.papers.instinfer import steps
-from eval.papers.instinfer.steps import TierContents, step_s
 from kv_cache import CSD, HOST, PAGE_CACHE
 from kv_cache.policies.flexgen import flexgen
 from kv_cache.transfer.simulated import LayerTime
+from vcsd_eval.papers.instinfer import steps
+from vcsd_eval.papers.instinfer.steps import TierContents, step_s
 
 ROW, LAYERS = 10_000, 4
 LAYER = 2 * ROW

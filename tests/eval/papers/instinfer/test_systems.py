@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as PAPER
-from eval.papers.instinfer import fill
-from eval.papers.instinfer.systems import (
+from nvmevirt_config.describe import SHIPPED, load_drive
+from tests.eval.papers.instinfer.setups import in_storage, setup_of
+from vcsd_eval.papers.instinfer import fill
+from vcsd_eval.papers.instinfer.systems import (
     BATCHED_DENSE,
     DENSE,
     ON_HOSTS,
@@ -18,9 +20,7 @@ from eval.papers.instinfer.systems import (
     flexgen,
     pinned_bytes,
 )
-from eval.papers.profiles import FOLDER, Gpu, Host, Model
-from nvmevirt_config.describe import SHIPPED, load_drive
-from tests.eval.papers.instinfer.setups import in_storage, setup_of
+from vcsd_eval.papers.profiles import FOLDER, Gpu, Host, Model
 
 
 def test_dense_step_is_flash_engine_and_rest():

@@ -5,11 +5,11 @@ partner of: eval/papers/orbitflow/evaluate.py, eval/papers/orbitflow/constants.p
 
 import pytest
 
-from eval.papers.claims import ClaimKind
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.orbitflow import evaluate
-from eval.papers.orbitflow.evaluate import PAPER, _figure3, _layouts, generated
-from eval.papers.paper import judge
+from vcsd_eval.papers.claims import ClaimKind
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.orbitflow import evaluate
+from vcsd_eval.papers.orbitflow.evaluate import PAPER, _figure3, _layouts, generated
+from vcsd_eval.papers.paper import judge
 
 PRINTED = {claim.id: claim.value for claim in PAPER.claims}
 

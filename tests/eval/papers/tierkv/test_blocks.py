@@ -2,8 +2,8 @@
 
 import pytest
 
-from eval.papers.profiles import Host, Model, Ssd
-from eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
+from vcsd_eval.papers.profiles import Host, Model, Ssd
+from vcsd_eval.papers.tierkv.blocks import best_tokens, block_bytes, efficiency, from_dram_us, from_ssd_us, lost_share
 
 HOST, SSD = Host.load("tierkv"), Ssd.load("tierkv")
 SIZES = (4, 8, 16, 32, 64)

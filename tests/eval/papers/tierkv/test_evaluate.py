@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from eval.papers.claims import ClaimKind
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import judge
-from eval.papers.profiles import Gpu, Host, Model
-from eval.papers.tierkv.constants import COPIES
-from eval.papers.tierkv.evaluate import PAPER, K, evaluate, reading, ssd_use, tokens_per_s
+from vcsd_eval.papers.claims import ClaimKind
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import judge
+from vcsd_eval.papers.profiles import Gpu, Host, Model
+from vcsd_eval.papers.tierkv.constants import COPIES
+from vcsd_eval.papers.tierkv.evaluate import PAPER, K, evaluate, reading, ssd_use, tokens_per_s
 
 
 @pytest.fixture(scope="module")

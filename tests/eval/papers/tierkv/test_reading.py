@@ -2,8 +2,8 @@
 
 import pytest
 
-from eval.papers.tierkv.constants import COMPUTE, COPIES, SPREAD, SWEEP_COPIES
-from eval.papers.tierkv.reading import Reading
+from vcsd_eval.papers.tierkv.constants import COMPUTE, COPIES, SPREAD, SWEEP_COPIES
+from vcsd_eval.papers.tierkv.reading import Reading
 
 AT_3X = Reading(COMPUTE.value, COPIES[3].value, SPREAD.value)
 

@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
-from eval.papers.options import MachineOptions
-from eval.papers.profiles import Gpu, Host, Model, Ssd
-from eval.papers.tierkv import tiers
-from eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
+from vcsd_eval.papers.options import MachineOptions
+from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
+from vcsd_eval.papers.tierkv import tiers
+from vcsd_eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from eval.papers.tierkv.reading import Reading
-from eval.papers.tierkv.workload import served
+from vcsd_eval.papers.tierkv.reading import Reading
+from vcsd_eval.papers.tierkv.workload import served
 
 AT = Reading(1.2, 3.15, 0.25)
 COPIES = AT.copies_ms[2::8]

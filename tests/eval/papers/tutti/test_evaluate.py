@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from eval.papers.claims import ClaimKind
-from eval.papers.options import MachineOptions, Simulated
-from eval.papers.paper import judge
-from eval.papers.tutti.evaluate import PAPER, REVIEW
+from vcsd_eval.papers.claims import ClaimKind
+from vcsd_eval.papers.options import MachineOptions, Simulated
+from vcsd_eval.papers.paper import judge
+from vcsd_eval.papers.tutti.evaluate import PAPER, REVIEW
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.event_simulation import ByEvents
-from eval.papers.tutti.reading import GpuReading, Path
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.event_simulation import ByEvents
+from vcsd_eval.papers.tutti.reading import GpuReading, Path
 
 GIVEN = Model.load("llama-3-8b"), Gpu.load("h100"), overlay("tutti")
 FORMULA, EVENTS = GpuReading.on(*GIVEN), ByEvents.on(*GIVEN)

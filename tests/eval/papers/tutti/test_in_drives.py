@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from eval.papers.machines import overlay
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.evaluate import TUTTI
-from eval.papers.tutti.in_drives import Drives, crossover, table_rows
-from eval.papers.tutti.reading import GpuReading, Path
-from eval.papers.tutti.reuse import experiment
+from vcsd_eval.papers.machines import overlay
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.evaluate import TUTTI
+from vcsd_eval.papers.tutti.in_drives import Drives, crossover, table_rows
+from vcsd_eval.papers.tutti.reading import GpuReading, Path
+from vcsd_eval.papers.tutti.reuse import experiment
 
 MODEL = Model.load("llama-3-8b")
 READING = GpuReading.on(MODEL, Gpu.load("h100"), overlay("tutti", "tutti-few-tokens"))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from eval.papers.options import MachineOptions
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.evaluate import TUTTI
-from eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
-from eval.papers.tutti.reading import GpuReading
 from kv_cache.cost import BASE
 from kv_cache.trace import Request, Trace
+from vcsd_eval.papers.options import MachineOptions
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.evaluate import TUTTI
+from vcsd_eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
+from vcsd_eval.papers.tutti.reading import GpuReading
 
 READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from eval.papers.profiles import Gpu, Model
-from eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 from kv_cache.cost import BASE
+from vcsd_eval.papers.profiles import Gpu, Model
+from vcsd_eval.papers.tutti.reading import DocumentWorkload, GpuReading, Path, mean_ttft_s
 
 READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 PLAIN, LAYERED = Path(25.9e9), Path(25.9e9, layered=True)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eval.papers.tutti.store import BlockStore
+from vcsd_eval.papers.tutti.store import BlockStore
 
 
 def test_store_finds_leading_blocks_of_prompt():

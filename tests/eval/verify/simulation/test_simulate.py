@@ -9,10 +9,10 @@ import random
 
 import pytest
 
-from eval.verify.simulation.disk import Killed, SimDisk
-from eval.verify.simulation.injected_bugs import PLANTS
-from eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
-from eval.verify.simulation.world import FAULTS
+from vcsd_eval.verify.simulation.disk import Killed, SimDisk
+from vcsd_eval.verify.simulation.injected_bugs import PLANTS
+from vcsd_eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
+from vcsd_eval.verify.simulation.world import FAULTS
 
 
 def test_simulation_seeds_lose_nothing_under_all_faults():
