@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from vcsd_eval.papers.page import PagePart, label, table, values_table, whole_pa
 from vcsd_eval.papers.paper import FOLLOWS, Evaluation, Paper, Section, judge
 from vcsd_eval.sweep import sweep
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that spin take the cores of other papers
 TITLE = "Papers' results compared with vcsd's model"
 PAPER_BYTES = 2 << 30  # memory of a paper's process: recording attention for InstInfer takes 1.2 GB
 CLOSE_PERCENT = 10.0  # error of claims that the summary counts

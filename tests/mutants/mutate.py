@@ -42,9 +42,7 @@ from tests.code_limits import partners
 from tests.mutants.plant import PACKAGES, ROOT, Mutant, Stale, find, load, module_name, plant
 from tests.mutants.propose import propose
 
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "PASSIVE"
-)  # a forked process has PyTorch before tests/conftest.py
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch, so before tests/conftest.py
 
 MEMORY = ROOT / "build" / "mutants.json"
 RESULTS = Path(__file__).with_name("results.json")
