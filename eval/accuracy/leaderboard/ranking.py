@@ -11,6 +11,7 @@ from vcsd_eval.accuracy.leaderboard.submission import CountedBy, LeaderboardRow,
 
 LIMITS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of bytes read, as fractions of the KV data in FP16
 TOLERANCE = 1.02  # of a limit: pages are whole; as `vcsd_eval.accuracy.errors.TOLERANCE`
+FEW_SAMPLES = 5  # fewer give a bootstrap interval that is too narrow
 DENSE = "dense"
 
 
@@ -151,6 +152,8 @@ def _unlike(entry: BoardEntry, limit: float, samples: int) -> str:
         found.append(f"reads {row.bytes_fetched_share / limit:.2f}x of the limit")
     if row.samples != samples:
         found.append(f"{row.samples} samples, others {samples}")
+    if row.samples < FEW_SAMPLES:
+        found.append(f"{row.samples} samples give too narrow an interval")
     if not entry.is_measured:
         found.append(f"not measured here: {entry.run.machine}, vcsd {entry.run.vcsd_version}")
     return "; ".join(found)

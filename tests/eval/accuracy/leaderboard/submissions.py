@@ -10,7 +10,7 @@ def row(method="fast", **changes):
         "task": "output-error",
         "method": method,
         "context_tokens": 1024,
-        "samples": 4,
+        "samples": 8,
         "seed": 0,
         "data": "text.txt",
         "budget": 0.25,

@@ -45,7 +45,7 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
     words = ("--recorded", "run.json", "--add", "sent.json", "--markdown-out", "page.md")
     code, out, err = vcsd(capsys, monkeypatch, *BOARD, *words)
     assert code == 0, err
-    assert "submitted by Bob\tnot measured here: two cores, vcsd 0.2.0" in out
+    assert "submitted by Bob\t2 samples give too narrow an interval; not measured here: two cores, vcsd 0.2.0" in out
     page = (tmp_path / "page.md").read_text()
     assert page.startswith(f"# Page\n{BEGIN}\n\n### Runs\n")
     assert "submitted, not measured here | Bob" in page

@@ -50,18 +50,19 @@ def test_unlike_rows_are_in_groups_of_their_own():
     groups = rank_groups(board_entries([submission(*rows)], [submission(row("b"), model="large")]))
     assert len(groups) == 6
     assert all(sum(map(len, group.within.values())) == 1 for group in groups)
-    assert [group.key.counted_by for group in groups[:3]] == ["page", "page", "element"]
+    assert [group.key.model for group in groups] == ["large"] + ["tiny"] * 5
+    assert [group.key.counted_by for group in groups[1:4]] == ["page", "page", "element"]
 
 
 def test_unlike_column_says_what_is_unequal():
-    rows = [row("a"), row("b"), row("c", samples=8, bytes_fetched_share=0.1)]
+    rows = [row("a"), row("b"), row("c", samples=4, bytes_fetched_share=0.1)]
     sent = submission(row("a"), submitter="Bob", machine="a phone")
     (group,) = rank_groups(board_entries([submission(*rows)], [sent]))
     unlike = {(each.entry.row.method, each.entry.origin): each.unlike for each in group.within[1 / 4]}
     assert unlike == {
         ("a", "measured"): "",
         ("b", "measured"): "",
-        ("c", "measured"): "reads 0.40x of the limit; 8 samples, others 4",
+        ("c", "measured"): "reads 0.40x of the limit; 4 samples, others 8; 4 samples give too narrow an interval",
         ("a", "submitted by Bob"): "not measured here: a phone, vcsd 0.2.0",
     }
 

@@ -1,6 +1,8 @@
-"""Tables of the leaderboard, for the terminal and in Markdown."""
+"""Tables of the leaderboard, and the page of docs/, which is what the recorded results give."""
 
 import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -16,11 +18,27 @@ from vcsd_eval.accuracy.leaderboard.render import (
     page_with,
     terminal_tables,
 )
+from vcsd_eval.accuracy.leaderboard.submission import read_submission
+
+DOCS = Path(__file__).parents[4] / "docs"
 
 
 def rendered(measured, submitted=()):
     entries = board_entries(measured, submitted)
     return markdown(rank_groups(entries), entries)
+
+
+def test_page_of_docs_equals_its_render():
+    """On a difference: run the command that the page names."""
+    page = (DOCS / "leaderboard.md").read_text()
+    words = re.search(r"^vcsd eval leaderboard (--recorded .*)$", page.replace("\\\n", ""), re.MULTILINE)[1].split()
+    recorded = [word for before, word in pairwise(words) if before == "--recorded"]
+    assert sorted(recorded) == sorted(
+        f"docs/{path.name}" for path in DOCS.glob("leaderboard*.json") if "schema" not in path.name
+    )
+    runs = [read_submission(DOCS.parent / path) for path in recorded]
+    sent = [read_submission(path) for path in sorted((DOCS / "submissions").glob("*.json"))]
+    assert page == page_with(page, rendered(runs, sent))
 
 
 def test_tables_have_all_columns_of_a_row():
