@@ -33,6 +33,7 @@ BENCH = {
 EVAL = {
     "methods": "vcsd_eval.accuracy.selectors",
     "pareto": "vcsd_eval.accuracy.front",
+    "leaderboard": "vcsd_eval.accuracy.leaderboard.leaderboard",
     "cases": "vcsd_eval.accuracy.cases",
     "accuracy": "vcsd_eval.accuracy.accuracy",
     "selection-accuracy": "vcsd_eval.accuracy.choices",

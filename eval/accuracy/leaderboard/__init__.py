@@ -1,0 +1,1 @@
+"""The leaderboard: methods ranked by task, context and bytes read, with rows that others submit."""
