@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import hashlib
 import shlex
 from dataclasses import asdict, dataclass
@@ -87,9 +86,7 @@ class BoardFiles:
     submission_out: Annotated[Path | None, typer.Option(help="JSON file for the rows of this run, to be submitted")] = (
         None
     )
-    submitter: Annotated[
-        str | None, typer.Option(help="person or organization in the submission (default: the user's name)")
-    ] = None
+    submitter: Annotated[str, typer.Option(help="person or organization in the submission")] = "anonymous"
     markdown_out: Annotated[Path | None, typer.Option(help="Markdown file with marks, for the tables")] = None
 
 
@@ -106,7 +103,8 @@ def experiment(
     """Rank methods by task, context length and bytes read, with the submissions of others."""
     if files.recorded and files.submission_out:
         raise ValueError("--submission-out writes the rows of a run: leave out --recorded")
-    if files.recorded and (given, field, files.submitter, model) != (BoardSamples(), BoardMethods(), None, None):
+    defaults = (BoardSamples(), BoardMethods(), BoardFiles().submitter, None, 2)
+    if files.recorded and (given, field, files.submitter, model, drives) != defaults:
         raise ValueError("--recorded shows an earlier run: leave out the options of a run, such as --task and --model")
     submitted = [read_submission(path) for path in files.add or []]
     for path in filter(None, (files.submission_out, files.markdown_out)):
@@ -133,7 +131,7 @@ def experiment(
 
 
 def _measured(
-    given: BoardSamples, field: BoardMethods, submitter: str | None, model: Path | None, drives: int, folder: Path
+    given: BoardSamples, field: BoardMethods, submitter: str, model: Path | None, drives: int, folder: Path
 ) -> Submission:
     """Measure all methods; raises ValueError for invalid options before the model is run."""
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan
@@ -157,7 +155,7 @@ def _measured(
     names = dict.fromkeys(row.method for row in rows)
     return Submission(
         version=1,
-        submitter=submitter or getpass.getuser(),
+        submitter=submitter,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=_command(given, field, model, drives),
         vcsd_version=vcsd.__version__,

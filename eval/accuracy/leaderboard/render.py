@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.markup import escape
+
 from vcsd.tables import table
 from vcsd_eval.accuracy.leaderboard.board_tasks import BOARD_TASKS
 from vcsd_eval.accuracy.leaderboard.ranking import BoardEntry, RankedEntry, RankedGroup
@@ -73,9 +75,15 @@ def _figure(value: float) -> str:
 
 
 def terminal_tables(groups: Iterable[RankedGroup]) -> list[Any]:
-    """A table for each group."""
+    """A table for each group, in which text of others has no meaning to Rich."""
     return [
-        table(f"{title_of(group)}; {note_of(group)}", COLUMNS, cells_of(group), left=TEXT_COLUMNS) for group in groups
+        table(
+            escape(f"{title_of(group)}; {note_of(group)}"),
+            COLUMNS,
+            [tuple(map(escape, cells)) for cells in cells_of(group)],
+            left=TEXT_COLUMNS,
+        )
+        for group in groups
     ]
 
 

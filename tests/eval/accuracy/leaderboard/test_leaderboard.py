@@ -68,6 +68,7 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
         (("--recorded", "short.txt"), "short.txt: not JSON, or cut off"),
         (("--recorded", "short.txt", "--submission-out", "x.json"), "leave out --recorded"),
         (("--recorded", "short.txt", "--task", "passkey"), "leave out the options of a run"),
+        (("--recorded", "short.txt", "--drives", "3"), "leave out the options of a run"),
         (("--submission-out", "none/x.json"), "none/x.json: must be a file in a folder that exists"),
         (("--markdown-out", "short.txt"), "the page needs a line <!-- leaderboard: begin -->"),
     ],

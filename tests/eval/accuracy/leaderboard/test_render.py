@@ -55,6 +55,12 @@ def test_tables_have_all_columns_of_a_row():
     assert [each["rank"] for each in group_values(group)["ranks"]] == [1, 1, 1]
 
 
+def test_submitted_text_has_no_meaning_on_a_terminal():
+    made = submission(row("[/]"), submitter="[red]Bob")
+    (shown,) = terminal_tables(rank_groups(board_entries([], [made])))
+    assert "\t[/]\t" in tab_separated(shown) and "submitted by [red]Bob" in tab_separated(shown)
+
+
 def test_submitted_text_has_no_meaning_in_markdown():
     name = "<script>|[x](y)"
     text = rendered([submission(row("a"))], [submission(row(name), submitter="*Bob*", command="a `b` | c")])

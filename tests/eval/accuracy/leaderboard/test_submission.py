@@ -98,6 +98,10 @@ def test_rows_and_methods_are_unique():
         submission(row(), methods=made.methods * 2)
     with pytest.raises(ValueError, match="date: String should match pattern"):
         submission(row(), date="26.11.2026")
+    with pytest.raises(ValueError, match=r"date = 2026-13-01: .*; give the day of the run as YYYY-MM-DD"):
+        submission(row(), date="2026-13-01")
+    with pytest.raises(ValueError, match="submitter: String should match pattern"):
+        submission(row(), submitter="\x9b2J")
 
 
 def test_machine_has_cores_and_memory():
