@@ -19,7 +19,7 @@ from vcsd_eval.accuracy import texts
 from vcsd_eval.accuracy.accuracy import ConventionOption
 from vcsd_eval.accuracy.leaderboard.board_tasks import board_tasks
 from vcsd_eval.accuracy.leaderboard.ranking import board_entries, rank_groups
-from vcsd_eval.accuracy.leaderboard.render import group_values, markdown, page_with, terminal_tables
+from vcsd_eval.accuracy.leaderboard.render import PLACE, group_values, markdown, terminal_tables
 from vcsd_eval.accuracy.leaderboard.submission import (
     LeaderboardRow,
     Submission,
@@ -28,6 +28,7 @@ from vcsd_eval.accuracy.leaderboard.submission import (
     read_submission,
     submission_json,
 )
+from vcsd_eval.doc_tables import with_table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import Drives, numbers
 
@@ -87,7 +88,7 @@ class BoardFiles:
         None
     )
     submitter: Annotated[str, typer.Option(help="person or organization in the submission")] = "anonymous"
-    markdown_out: Annotated[Path | None, typer.Option(help="Markdown file with marks, for the tables")] = None
+    markdown_out: Annotated[Path | None, typer.Option(help="Markdown file that has a place for the tables")] = None
 
 
 def experiment(
@@ -112,7 +113,7 @@ def experiment(
             raise ValueError(f"{path}: must be a file in a folder that exists")
     page = files.markdown_out.read_text(encoding="utf-8") if files.markdown_out else ""
     if files.markdown_out:
-        page_with(page, "")
+        with_table(page, PLACE, "")
     runs = [read_submission(path) for path in files.recorded or []]
     if not runs:
         runs = [_measured(given, field, files.submitter, model, drives, progress_dir)]
@@ -121,7 +122,7 @@ def experiment(
     entries = board_entries(runs, submitted)
     groups = rank_groups(entries)
     if files.markdown_out:
-        files.markdown_out.write_text(page_with(page, markdown(groups, entries)), encoding="utf-8")
+        files.markdown_out.write_text(with_table(page, PLACE, markdown(groups, entries)), encoding="utf-8")
     about = ("submitter", "date", "command", "vcsd_version", "model", "machine")
     result: dict[str, Any] = {"runs": [{name: getattr(run, name) for name in about} for run in [*runs, *submitted]]}
     rows = [{"from": each.origin, "model": each.run.model} | asdict(each.row) for each in entries]

@@ -12,7 +12,7 @@ from vcsd_eval.accuracy.leaderboard.board_tasks import BOARD_TASKS
 from vcsd_eval.accuracy.leaderboard.ranking import BoardEntry, RankedEntry, RankedGroup
 from vcsd_eval.accuracy.leaderboard.submission import Submission
 
-BEGIN, END = "<!-- leaderboard: begin -->", "<!-- leaderboard: end -->"
+PLACE = "leaderboard"  # name of the tables in a page, see `vcsd_eval.doc_tables.with_table`
 COLUMNS = (
     "within",
     "rank",
@@ -125,16 +125,7 @@ def markdown(groups: Sequence[RankedGroup], entries: Sequence[BoardEntry]) -> st
     for group in groups:
         lines += ["", f"### {_escaped(title_of(group))}", "", f"{_escaped(note_of(group))}.", ""]
         lines += _markdown_table(COLUMNS, [tuple(map(_escaped, cells)) for cells in cells_of(group)])
-    return "\n".join(lines) + "\n"
-
-
-def page_with(page: str, tables: str) -> str:
-    """A page whose part between the marks is replaced by tables; raises ValueError for a page without marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page needs a line {BEGIN} and a line {END}; the tables are written between them")
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+    return "\n".join(lines)
 
 
 def _run_cells(entry: BoardEntry) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import Field
 from csd_spec.checked import adapter, from_json, frozen_value
 from csd_spec.sparf import BudgetConvention
 from vcsd_eval.accuracy.leaderboard.board_tasks import BOARD_TASKS, TaskName
+from vcsd_eval.doc_tables import cpu_name
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_FILE_BYTES = 16 << 20
@@ -178,9 +178,5 @@ def submission_schema() -> dict[str, Any]:
 
 def machine_name() -> str:
     """CPU, cores and memory of this machine."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return f"{found[1] if found else os.uname().machine}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{cpu_name()}, {memory_bytes / (1 << 30):.0f} GiB"

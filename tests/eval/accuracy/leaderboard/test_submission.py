@@ -13,6 +13,7 @@ from vcsd_eval.accuracy.leaderboard.submission import (
     submission_json,
     submission_schema,
 )
+from vcsd_eval.doc_tables import cpu_name
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "leaderboard.schema.json"
 
@@ -105,4 +106,4 @@ def test_rows_and_methods_are_unique():
 
 
 def test_machine_has_cores_and_memory():
-    assert " cores, " in machine_name() and machine_name().endswith(" GiB")
+    assert machine_name().startswith(f"{cpu_name()}, ") and machine_name().endswith(" GiB")
