@@ -125,8 +125,8 @@ def experiment(
         files.markdown_out.write_text(with_table(page, PLACE, markdown(groups, entries)), encoding="utf-8")
     about = ("submitter", "date", "command", "vcsd_version", "model", "machine")
     result: dict[str, Any] = {"runs": [{name: getattr(run, name) for name in about} for run in [*runs, *submitted]]}
-    rows = [{"from": each.origin, "model": each.run.model} | asdict(each.row) for each in entries]
-    notes = ["rows within each other's 95 % interval are tied (=); docs/leaderboard.md explains the columns"]
+    rows = [{"origin": each.origin, "model": each.run.model} | asdict(each.row) for each in entries]
+    notes = ["a rank counts rows that are better by 95 % intervals without overlap, = marks ties: docs/leaderboard.md"]
     result |= {"rows": rows, "groups": [group_values(group) for group in groups]}
     return Outcome(result, terminal_tables(groups), notes)
 

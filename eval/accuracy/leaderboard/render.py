@@ -14,7 +14,7 @@ from vcsd_eval.accuracy.leaderboard.submission import Submission
 
 PLACE = "leaderboard"  # name of the tables in a page, see `vcsd_eval.doc_tables.with_table`
 COLUMNS = (
-    "within",
+    "limit",
     "rank",
     "method",
     "budget",
@@ -25,10 +25,10 @@ COLUMNS = (
     "95 %",
     "worst",
     "samples",
-    "from",
-    "unlike",
+    "origin",
+    "caveats",
 )
-TEXT_COLUMNS = ("within", "method", "from", "unlike")
+TEXT_COLUMNS = ("limit", "method", "origin", "caveats")
 RUN_COLUMNS = ("rows", "by", "date", "model", "machine", "vcsd", "command")
 
 
@@ -48,7 +48,7 @@ def note_of(group: RankedGroup) -> str:
 
 def cells_of(group: RankedGroup) -> list[tuple[str, ...]]:
     """Cells of a group's table, a row for each ranked entry."""
-    return [_cells(limit, each) for limit, entries in group.within.items() for each in entries]
+    return [_cells(limit, each) for limit, entries in group.by_limit.items() for each in entries]
 
 
 def _cells(limit: float, ranked: RankedEntry) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _cells(limit: float, ranked: RankedEntry) -> tuple[str, ...]:
         _figure(row.worst),
         str(row.samples),
         ranked.entry.origin,
-        ranked.unlike,
+        ranked.caveats,
     )
 
 
@@ -98,7 +98,7 @@ def group_values(group: RankedGroup) -> dict[str, Any]:
         "counted_by": key.counted_by,
         "ranks": [
             {
-                "within": limit,
+                "limit": limit,
                 "rank": each.rank,
                 "tied": each.is_tied,
                 "method": each.entry.row.label,
@@ -108,10 +108,10 @@ def group_values(group: RankedGroup) -> dict[str, Any]:
                 "low": each.entry.row.low,
                 "high": each.entry.row.high,
                 "worst": each.entry.row.worst,
-                "from": each.entry.origin,
-                "unlike": each.unlike,
+                "origin": each.entry.origin,
+                "caveats": each.caveats,
             }
-            for limit, entries in group.within.items()
+            for limit, entries in group.by_limit.items()
             for each in entries
         ],
     }
