@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan, BoardText
 
 BUNDLED = "bundled checkpoint"
+OPTION_NAMES = {"convention": "--budget-convention", "methods": "--methods-file"}  # unlike their fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +136,10 @@ def _measured(
     given: BoardSamples, field: BoardMethods, submitter: str, model: Path | None, drives: int, folder: Path
 ) -> Submission:
     """Measure all methods; raises ValueError for invalid options before the model is run."""
+    known, contexts = load_methods(field.methods), numbers("contexts", given.contexts)
+    from vcsd_eval.accuracy.compared_methods import contenders
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan
     from vcsd_eval.accuracy.selectors import chosen
-
-    known, contexts = load_methods(field.methods), tuple(numbers("contexts", given.contexts))
-    from vcsd_eval.accuracy.compared_methods import contenders
 
     plan = BoardPlan(
         tasks=tuple(board_tasks(given.task)),
@@ -222,15 +222,11 @@ def _source(plan: BoardPlan, name: str) -> str:
 
 def _command(given: BoardSamples, field: BoardMethods, model: Path | None, drives: int) -> str:
     """The command line that repeats a run; folders of this machine are left out."""
-    defaults, words = (BoardSamples(), BoardMethods()), ["vcsd", "eval", "leaderboard"]
     options: dict[str, tuple[object, object]] = {"--model": (model and model.name, None), "--drives": (drives, 2)}
-    options |= {
-        f"--{name}": (getattr(given, name), getattr(defaults[0], name)) for name in ("task", "contexts", "samples")
-    }
-    options |= {"--text": (given.text and given.text.name, None), "--seed": (given.seed, 0)}
-    options |= {f"--{name}": (getattr(field, name), getattr(defaults[1], name)) for name in ("method", "compression")}
-    options |= {"--budget-convention": (field.convention, "bytes")}
-    options |= {"--methods-file": (field.methods and field.methods.name, None)}
-    for name, (value, default) in options.items():
-        words += [name, str(value)] if value != default else []
-    return shlex.join(words)
+    for group, default in ((given, BoardSamples()), (field, BoardMethods())):
+        for each in fields(group):
+            value = getattr(group, each.name)
+            value = value.name if isinstance(value, Path) else value
+            options[OPTION_NAMES.get(each.name, f"--{each.name}")] = value, getattr(default, each.name)
+    words = [word for name, (value, default) in options.items() if value != default for word in (name, str(value))]
+    return shlex.join(["vcsd", "eval", "leaderboard", *words])
