@@ -112,9 +112,13 @@ def experiment(
     for path in filter(None, (files.submission_out, files.markdown_out)):
         if not path.absolute().parent.is_dir() or path.is_dir():
             raise ValueError(f"{path}: must be a file in a folder that exists")
-    page = files.markdown_out.read_text(encoding="utf-8") if files.markdown_out else ""
+    page = ""
     if files.markdown_out:
-        with_table(page, PLACE, "")
+        try:
+            page = files.markdown_out.read_text(encoding="utf-8")
+            with_table(page, PLACE, "")
+        except ValueError as error:
+            raise ValueError(f"{files.markdown_out}: {error}") from None
     runs = [read_submission(path) for path in files.recorded or []]
     if not runs:
         runs = [_measured(given, field, files.submitter, model, drives, progress_dir)]

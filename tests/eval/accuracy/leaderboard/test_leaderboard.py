@@ -69,7 +69,7 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
         (("--recorded", "short.txt", "--task", "passkey"), "leave out the options of a run"),
         (("--recorded", "short.txt", "--drives", "3"), "leave out the options of a run"),
         (("--submission-out", "none/x.json"), "none/x.json: must be a file in a folder that exists"),
-        (("--markdown-out", "short.txt"), "the page needs one line `<!-- table: leaderboard -->`"),
+        (("--markdown-out", "short.txt"), "short.txt: the page needs one line `<!-- table: leaderboard -->`"),
     ],
 )
 def test_invalid_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):
