@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 Tick = Callable[[object], None]  # called when a part is done; the argument is ignored
-Send = Callable[[str], None]
+Send = Callable[[str], None]  # called with each text of a worker's progress
 
 err = Console(stderr=True)
 COMPILING, COMPILING_S = "compiling kernels (first run only)", 2.0  # delay of its first line, seconds
@@ -50,7 +50,10 @@ def status(what: str | Callable[[], str]) -> Iterator[None]:
 def progress_to(send: Send) -> Iterator[None]:
     """Pass the text of every `progress` and `status` of a block to a function instead of showing it.
 
-    So a worker process reports to the process that shows the progress of all workers.
+    With it, a worker process reports to the process that shows the progress of all workers.
+
+    Args:
+        send: Called with each text in the thread that changes it.
     """
     global _send
     before, _send = _send, send

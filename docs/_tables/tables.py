@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import string
 import subprocess
@@ -28,10 +27,11 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from vcsd_eval.doc_tables import cpu_name, with_table
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 RECORDED = FOLDER / "recorded.json"
-VECTORS = {"avx512f": "AVX-512", "avx512_vnni": "VNNI", "amx_tile": "AMX"}  # flags of /proc/cpuinfo
 
 
 class TableError(ValueError):
@@ -84,19 +84,12 @@ def load(name: str) -> Table:
     try:
         return Table.model_validate(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError) as error:
-        raise TableError(f"{path.relative_to(ROOT)}: {error}") from None
+        raise TableError(f"{path.relative_to(ROOT)}: {' '.join(str(error).split())}") from None
 
 
 def names() -> list[str]:
     """Names of all tables."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def cpu() -> str:
-    """Model of the CPU, its vector extensions, and the number of cores that this process may use."""
-    lines = dict(re.findall(r"^(model name|flags)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
-    has = [name for flag, name in VECTORS.items() if flag in lines.get("flags", "").split()]
-    return f"{lines.get('model name', 'CPU')}, {', '.join(has) or 'AVX2'}, {len(os.sched_getaffinity(0))} cores"
 
 
 def evaluate(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,13 +108,16 @@ def execute(run: Run) -> dict[str, Any]:
     """JSON result of a command of this checkout; raises TableError if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
-    if run.before:
-        subprocess.run(["bash", "-c", run.before], cwd=ROOT, check=True)
+    if run.before and (code := subprocess.run(["bash", "-c", run.before], cwd=ROOT, check=False).returncode):
+        raise TableError(f"{run.before}: exit code {code}")
     words = [os.path.expandvars(word) for word in shlex.split(run.command)]
     done = subprocess.run([*words, "-o", "json"], cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise TableError(f"{run.command}: exit code {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout)
+    try:
+        result: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        raise TableError(f"{run.command}: its output is not JSON: {error}") from None
     return result
 
 
@@ -134,7 +130,7 @@ def record(run: Run, results: dict[str, tuple[dict[str, Any], float]]) -> Record
     date = datetime.now(UTC).date().isoformat()
     values = evaluate(run, result)
     return Recorded(
-        command=run.command, date=date, cpu=cpu(), seconds=round(seconds, 1), expressions=run.values, values=values
+        command=run.command, date=date, cpu=cpu_name(), seconds=round(seconds, 1), expressions=run.values, values=values
     )
 
 
@@ -168,15 +164,7 @@ def render(table: Table, known: Mapping[str, Recorded]) -> str:
     try:
         return string.Formatter().vformat(table.text, (), runs).rstrip("\n")
     except (AttributeError, KeyError, IndexError, ValueError, TypeError) as error:
-        raise TableError(f"table of {table.page}: {error}") from None
-
-
-def with_table(page: str, name: str, text: str) -> str:
-    """A page with the text of a table replaced; raises TableError if the page has no place for it."""
-    place = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?\n?(<!-- /table -->)", re.DOTALL)
-    if len(place.findall(page)) != 1:
-        raise TableError(f"the page needs one place `<!-- table: {name} -->`, `<!-- /table -->`")
-    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+        raise TableError(f"text of the table: {error}") from None
 
 
 def update(chosen: Sequence[str], rerun: bool) -> None:
@@ -192,7 +180,10 @@ def update(chosen: Sequence[str], rerun: bool) -> None:
         for old in set(mine) - set(table.runs):
             del mine[old]
         page = ROOT / table.page
-        page.write_text(with_table(page.read_text(), name, render(table, mine)))
+        try:
+            page.write_text(with_table(page.read_text(), name, render(table, mine)))
+        except (OSError, ValueError) as error:
+            raise TableError(f"{table.page}: {error}") from None
     write_recorded({name: runs for name, runs in known.items() if name in names()})
 
 

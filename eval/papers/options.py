@@ -20,7 +20,7 @@ class Simulated:
         bool, typer.Option("--simulate-all-layers", help="simulate all layers and sequences, not a sample")
     ] = False
     workers: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="number of processes (default: one per core)")
+        int | None, typer.Option(min=1, max=1024, help="number of processes (default: one per core, as memory allows)")
     ] = None
 
     @property

@@ -163,5 +163,5 @@ def make_folder(folder: Path) -> None:
         InProcessDrive(DRIVE, where).close()
     for name, (text, _) in DOCUMENTS.items():
         (folder / name).write_text(text)
-    (folder / "board.md").write_text("<!-- leaderboard: begin -->\n<!-- leaderboard: end -->\n")
+    (folder / "board.md").write_text("<!-- table: leaderboard -->\n<!-- /table -->\n")
     (folder / "binary").write_bytes(bytes(range(256)) * 64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,9 +87,7 @@ class BoardPlan:
 
     def on_recorded(self, context: int, text: BoardText) -> list[Trial]:
         """Trials of output-error, dense attention first."""
-        plan = self.on_drives("perplexity", context, text)
-        every = MeasurementPlan(**{name: getattr(plan, name) for name in plan.__slots__} | {"methods": self.methods})
-        return every.shown()
+        return replace(self.on_drives("perplexity", context, text), methods=self.methods).shown()
 
 
 def parts_of(plan: BoardPlan, model: PreTrainedModel, text: BoardText) -> int:
@@ -107,16 +105,20 @@ def parts_of(plan: BoardPlan, model: PreTrainedModel, text: BoardText) -> int:
 
 def check_run(plan: BoardPlan, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: BoardText) -> None:
     """Raise ValueError, before any measurement, for a context or a text of which no samples can be made."""
+
+    def encode(written: str) -> list[int]:
+        ids: list[int] = tokenizer(written, verbose=False)["input_ids"]
+        return ids
+
     limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", max(plan.contexts))
     if beyond := [context for context in plan.contexts if not 128 <= context <= limit]:
         raise ValueError(f"contexts = {beyond[0]}: must be from 128 to the model's context of {limit} tokens")
     if any(BOARD_TASKS[task].reads_text for task in plan.tasks):
-        ids, wanted = len(tokenizer(text.text, verbose=False)["input_ids"]), max(plan.contexts) + plan.samples
+        ids, wanted = len(encode(text.text)), max(plan.contexts) + plan.samples
         if ids < wanted:
             raise ValueError(
                 f"the text {text.name} has {ids} tokens: contexts and samples need {wanted}; give a longer --text"
             )
-    encode: Any = lambda written: tokenizer(written, verbose=False)["input_ids"]  # noqa: E731
     for task in (name for name in plan.tasks if BOARD_TASKS[name].source):
         for context in plan.contexts:
             measurement = plan.on_drives(task, context, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 TaskName = Literal[
     "output-error",
@@ -75,7 +75,8 @@ BOARD_TASKS: dict[str, BoardTask] = {
         reads_text=True,
     ),
     "passkey": _needles("passkey", "accuracy"),
-    **{name: _needles(name) for name in get_args(TaskName)[3:-1]},
+    **{name: _needles(name) for name in ("niah-single", "niah-multikey", "niah-multivalue", "niah-multiquery")},
+    "variable-tracking": _needles("variable-tracking"),
     "repetition": BoardTask(
         "matched characters of 256",
         "matched_characters",

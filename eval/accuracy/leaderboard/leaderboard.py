@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import hashlib
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,7 @@ from vcsd_eval.accuracy import texts
 from vcsd_eval.accuracy.accuracy import ConventionOption
 from vcsd_eval.accuracy.leaderboard.board_tasks import board_tasks
 from vcsd_eval.accuracy.leaderboard.ranking import board_entries, rank_groups
-from vcsd_eval.accuracy.leaderboard.render import group_values, markdown, page_with, terminal_tables
+from vcsd_eval.accuracy.leaderboard.render import PLACE, group_values, markdown, terminal_tables
 from vcsd_eval.accuracy.leaderboard.submission import (
     LeaderboardRow,
     Submission,
@@ -29,6 +28,7 @@ from vcsd_eval.accuracy.leaderboard.submission import (
     read_submission,
     submission_json,
 )
+from vcsd_eval.doc_tables import with_table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import Drives, numbers
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan, BoardText
 
 BUNDLED = "bundled checkpoint"
+OPTION_NAMES = {"convention": "--budget-convention", "methods": "--methods-file"}  # unlike their fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,8 @@ class BoardFiles:
     submission_out: Annotated[Path | None, typer.Option(help="JSON file for the rows of this run, to be submitted")] = (
         None
     )
-    submitter: Annotated[
-        str | None, typer.Option(help="person or organization in the submission (default: the user's name)")
-    ] = None
-    markdown_out: Annotated[Path | None, typer.Option(help="Markdown file with marks, for the tables")] = None
+    submitter: Annotated[str, typer.Option(help="person or organization in the submission")] = "anonymous"
+    markdown_out: Annotated[Path | None, typer.Option(help="Markdown file that has a place for the tables")] = None
 
 
 def experiment(
@@ -106,15 +105,20 @@ def experiment(
     """Rank methods by task, context length and bytes read, with the submissions of others."""
     if files.recorded and files.submission_out:
         raise ValueError("--submission-out writes the rows of a run: leave out --recorded")
-    if files.recorded and (given, field, files.submitter, model) != (BoardSamples(), BoardMethods(), None, None):
+    defaults = (BoardSamples(), BoardMethods(), BoardFiles().submitter, None, 2)
+    if files.recorded and (given, field, files.submitter, model, drives) != defaults:
         raise ValueError("--recorded shows an earlier run: leave out the options of a run, such as --task and --model")
     submitted = [read_submission(path) for path in files.add or []]
     for path in filter(None, (files.submission_out, files.markdown_out)):
         if not path.absolute().parent.is_dir() or path.is_dir():
             raise ValueError(f"{path}: must be a file in a folder that exists")
-    page = files.markdown_out.read_text(encoding="utf-8") if files.markdown_out else ""
+    page = ""
     if files.markdown_out:
-        page_with(page, "")
+        try:
+            page = files.markdown_out.read_text(encoding="utf-8")
+            with_table(page, PLACE, "")
+        except ValueError as error:
+            raise ValueError(f"{files.markdown_out}: {error}") from None
     runs = [read_submission(path) for path in files.recorded or []]
     if not runs:
         runs = [_measured(given, field, files.submitter, model, drives, progress_dir)]
@@ -123,24 +127,23 @@ def experiment(
     entries = board_entries(runs, submitted)
     groups = rank_groups(entries)
     if files.markdown_out:
-        files.markdown_out.write_text(page_with(page, markdown(groups, entries)), encoding="utf-8")
+        files.markdown_out.write_text(with_table(page, PLACE, markdown(groups, entries)), encoding="utf-8")
     about = ("submitter", "date", "command", "vcsd_version", "model", "machine")
     result: dict[str, Any] = {"runs": [{name: getattr(run, name) for name in about} for run in [*runs, *submitted]]}
-    rows = [{"from": each.origin, "model": each.run.model} | asdict(each.row) for each in entries]
-    notes = ["rows within each other's 95 % interval are tied (=); docs/leaderboard.md explains the columns"]
+    rows = [{"origin": each.origin, "model": each.run.model} | asdict(each.row) for each in entries]
+    notes = ["a rank counts rows that are better by 95 % intervals without overlap, = marks ties: docs/leaderboard.md"]
     result |= {"rows": rows, "groups": [group_values(group) for group in groups]}
     return Outcome(result, terminal_tables(groups), notes)
 
 
 def _measured(
-    given: BoardSamples, field: BoardMethods, submitter: str | None, model: Path | None, drives: int, folder: Path
+    given: BoardSamples, field: BoardMethods, submitter: str, model: Path | None, drives: int, folder: Path
 ) -> Submission:
     """Measure all methods; raises ValueError for invalid options before the model is run."""
+    known, contexts = load_methods(field.methods), numbers("contexts", given.contexts)
+    from vcsd_eval.accuracy.compared_methods import contenders
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan
     from vcsd_eval.accuracy.selectors import chosen
-
-    known, contexts = load_methods(field.methods), tuple(numbers("contexts", given.contexts))
-    from vcsd_eval.accuracy.compared_methods import contenders
 
     plan = BoardPlan(
         tasks=tuple(board_tasks(given.task)),
@@ -157,7 +160,7 @@ def _measured(
     names = dict.fromkeys(row.method for row in rows)
     return Submission(
         version=1,
-        submitter=submitter or getpass.getuser(),
+        submitter=submitter,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         command=_command(given, field, model, drives),
         vcsd_version=vcsd.__version__,
@@ -223,15 +226,11 @@ def _source(plan: BoardPlan, name: str) -> str:
 
 def _command(given: BoardSamples, field: BoardMethods, model: Path | None, drives: int) -> str:
     """The command line that repeats a run; folders of this machine are left out."""
-    defaults, words = (BoardSamples(), BoardMethods()), ["vcsd", "eval", "leaderboard"]
     options: dict[str, tuple[object, object]] = {"--model": (model and model.name, None), "--drives": (drives, 2)}
-    options |= {
-        f"--{name}": (getattr(given, name), getattr(defaults[0], name)) for name in ("task", "contexts", "samples")
-    }
-    options |= {"--text": (given.text and given.text.name, None), "--seed": (given.seed, 0)}
-    options |= {f"--{name}": (getattr(field, name), getattr(defaults[1], name)) for name in ("method", "compression")}
-    options |= {"--budget-convention": (field.convention, "bytes")}
-    options |= {"--methods-file": (field.methods and field.methods.name, None)}
-    for name, (value, default) in options.items():
-        words += [name, str(value)] if value != default else []
-    return shlex.join(words)
+    for group, default in ((given, BoardSamples()), (field, BoardMethods())):
+        for each in fields(group):
+            value = getattr(group, each.name)
+            value = value.name if isinstance(value, Path) else value
+            options[OPTION_NAMES.get(each.name, f"--{each.name}")] = value, getattr(default, each.name)
+    words = [word for name, (value, default) in options.items() if value != default for word in (name, str(value))]
+    return shlex.join(["vcsd", "eval", "leaderboard", *words])

@@ -43,13 +43,13 @@ class RankedEntry:
         entry: The entry.
         rank: 1 and the number of entries that are better by intervals that do not overlap.
         is_tied: Whether another entry has this rank.
-        unlike: What makes its comparison with the others unequal; empty if nothing does.
+        caveats: What makes its comparison with the others unequal, in words; empty if nothing does.
     """
 
     entry: BoardEntry
     rank: int
     is_tied: bool
-    unlike: str
+    caveats: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ class RankedGroup:
     Attributes:
         key: What they have in common.
         dense: Score of dense attention, if it was measured.
-        within: Ranked entries for each limit; limits that add no row are left out.
+        by_limit: Ranked entries for each limit, a fraction of the KV data in FP16; limits that add no row are left out.
     """
 
     key: BoardKey
     dense: LeaderboardRow | None
-    within: dict[float, list[RankedEntry]]
+    by_limit: dict[float, list[RankedEntry]]
 
 
 def board_entries(measured: Iterable[Submission], submitted: Iterable[Submission]) -> list[BoardEntry]:
@@ -106,13 +106,13 @@ def _dense(groups: dict[BoardKey, list[BoardEntry]], key: BoardKey) -> Leaderboa
 
 
 def _ranked(key: BoardKey, entries: list[BoardEntry], dense: LeaderboardRow | None) -> RankedGroup:
-    task, within, before = BOARD_TASKS[key.task], dict[float, list[RankedEntry]](), set[int]()
+    task, by_limit, before = BOARD_TASKS[key.task], dict[float, list[RankedEntry]](), set[int]()
     for limit in LIMITS:
         chosen = _largest_of_each(each for each in entries if each.row.bytes_fetched_share <= limit * TOLERANCE)
         if {id(each) for each in chosen} != before:
-            within[limit] = ranked_within(task, chosen, limit)
+            by_limit[limit] = rank_entries(task, chosen, limit)
             before = {id(each) for each in chosen}
-    return RankedGroup(key, dense, within)
+    return RankedGroup(key, dense, by_limit)
 
 
 def _largest_of_each(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
@@ -124,17 +124,17 @@ def _largest_of_each(entries: Iterable[BoardEntry]) -> list[BoardEntry]:
     return list(largest.values())
 
 
-def ranked_within(task: BoardTask, entries: Sequence[BoardEntry], limit: float) -> list[RankedEntry]:
-    """Ranks of entries that read at most `limit` of the KV data, best first.
+def rank_entries(task: BoardTask, entries: Sequence[BoardEntry], limit: float) -> list[RankedEntry]:
+    """Rank entries that read at most `limit` of the KV data, best first.
 
-    An entry is behind another one only if their 95 % intervals do not overlap, so entries within each other's
-    uncertainty are tied.
+    A rank counts only entries whose 95 % intervals do not overlap with the entry's. So entries of one rank overlap, and
+    entries of different ranks may.
     """
     ranks = [1 + sum(_is_clearly_better(task, other.row, entry.row) for other in entries) for entry in entries]
     counts = Counter(ranks)
     samples = Counter(entry.row.samples for entry in entries).most_common(1)
     made = [
-        RankedEntry(entry, rank, counts[rank] > 1, _unlike(entry, limit, samples[0][0]))
+        RankedEntry(entry, rank, counts[rank] > 1, _caveats(entry, limit, samples[0][0]))
         for entry, rank in zip(entries, ranks, strict=True)
     ]
     sign = 1 if task.low_is_better else -1
@@ -145,11 +145,11 @@ def _is_clearly_better(task: BoardTask, one: LeaderboardRow, other: LeaderboardR
     return one.high < other.low if task.low_is_better else one.low > other.high
 
 
-def _unlike(entry: BoardEntry, limit: float, samples: int) -> str:
-    """What is unequal in a comparison within a limit."""
+def _caveats(entry: BoardEntry, limit: float, samples: int) -> str:
+    """Reasons why a comparison within a limit is unequal; samples: number that most entries have."""
     row, found = entry.row, []
     if row.bytes_fetched_share < limit / 2 and row.method != DENSE:
-        found.append(f"reads {row.bytes_fetched_share / limit:.2f}x of the limit")
+        found.append(f"reads {row.bytes_fetched_share / limit:.2f} of the limit")
     if row.samples != samples:
         found.append(f"{row.samples} samples, others {samples}")
     if row.samples < FEW_SAMPLES:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.markup import escape
+
 from vcsd.tables import table
 from vcsd_eval.accuracy.leaderboard.board_tasks import BOARD_TASKS
 from vcsd_eval.accuracy.leaderboard.ranking import BoardEntry, RankedEntry, RankedGroup
 from vcsd_eval.accuracy.leaderboard.submission import Submission
 
-BEGIN, END = "<!-- leaderboard: begin -->", "<!-- leaderboard: end -->"
+PLACE = "leaderboard"  # name of the tables in a page, see `vcsd_eval.doc_tables.with_table`
 COLUMNS = (
-    "within",
+    "limit",
     "rank",
     "method",
     "budget",
@@ -23,10 +25,10 @@ COLUMNS = (
     "95 %",
     "worst",
     "samples",
-    "from",
-    "unlike",
+    "origin",
+    "caveats",
 )
-TEXT_COLUMNS = ("within", "method", "from", "unlike")
+TEXT_COLUMNS = ("limit", "method", "origin", "caveats")
 RUN_COLUMNS = ("rows", "by", "date", "model", "machine", "vcsd", "command")
 
 
@@ -46,7 +48,7 @@ def note_of(group: RankedGroup) -> str:
 
 def cells_of(group: RankedGroup) -> list[tuple[str, ...]]:
     """Cells of a group's table, a row for each ranked entry."""
-    return [_cells(limit, each) for limit, entries in group.within.items() for each in entries]
+    return [_cells(limit, each) for limit, entries in group.by_limit.items() for each in entries]
 
 
 def _cells(limit: float, ranked: RankedEntry) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ def _cells(limit: float, ranked: RankedEntry) -> tuple[str, ...]:
         _figure(row.worst),
         str(row.samples),
         ranked.entry.origin,
-        ranked.unlike,
+        ranked.caveats,
     )
 
 
@@ -73,9 +75,15 @@ def _figure(value: float) -> str:
 
 
 def terminal_tables(groups: Iterable[RankedGroup]) -> list[Any]:
-    """A table for each group."""
+    """A table for each group, in which text of others has no meaning to Rich."""
     return [
-        table(f"{title_of(group)}; {note_of(group)}", COLUMNS, cells_of(group), left=TEXT_COLUMNS) for group in groups
+        table(
+            escape(f"{title_of(group)}; {note_of(group)}"),
+            COLUMNS,
+            [tuple(map(escape, cells)) for cells in cells_of(group)],
+            left=TEXT_COLUMNS,
+        )
+        for group in groups
     ]
 
 
@@ -90,7 +98,7 @@ def group_values(group: RankedGroup) -> dict[str, Any]:
         "counted_by": key.counted_by,
         "ranks": [
             {
-                "within": limit,
+                "limit": limit,
                 "rank": each.rank,
                 "tied": each.is_tied,
                 "method": each.entry.row.label,
@@ -100,10 +108,10 @@ def group_values(group: RankedGroup) -> dict[str, Any]:
                 "low": each.entry.row.low,
                 "high": each.entry.row.high,
                 "worst": each.entry.row.worst,
-                "from": each.entry.origin,
-                "unlike": each.unlike,
+                "origin": each.entry.origin,
+                "caveats": each.caveats,
             }
-            for limit, entries in group.within.items()
+            for limit, entries in group.by_limit.items()
             for each in entries
         ],
     }
@@ -117,16 +125,7 @@ def markdown(groups: Sequence[RankedGroup], entries: Sequence[BoardEntry]) -> st
     for group in groups:
         lines += ["", f"### {_escaped(title_of(group))}", "", f"{_escaped(note_of(group))}.", ""]
         lines += _markdown_table(COLUMNS, [tuple(map(_escaped, cells)) for cells in cells_of(group)])
-    return "\n".join(lines) + "\n"
-
-
-def page_with(page: str, tables: str) -> str:
-    """A page whose part between the marks is replaced by tables; raises ValueError for a page without marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page needs a line {BEGIN} and a line {END}; the tables are written between them")
-    return f"{before}{BEGIN}\n\n{tables}\n{END}{after}"
+    return "\n".join(lines)
 
 
 def _run_cells(entry: BoardEntry) -> tuple[str, ...]:

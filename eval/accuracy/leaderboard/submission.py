@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,10 +14,12 @@ from pydantic import Field
 from csd_spec.checked import adapter, from_json, frozen_value
 from csd_spec.sparf import BudgetConvention
 from vcsd_eval.accuracy.leaderboard.board_tasks import BOARD_TASKS, TaskName
+from vcsd_eval.doc_tables import cpu_name
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAX_FILE_BYTES = 16 << 20
-Line = Annotated[str, Field(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]*$"  # no control characters, C1 and bidirectional too
+Line = Annotated[str, Field(min_length=1, max_length=300, pattern=PRINTABLE)]
 Share = Annotated[float, Field(ge=0, le=1)]
 CountedBy = Literal["page", "element"]
 
@@ -110,8 +112,8 @@ class Submission:
 
     version: Literal[1]
     submitter: Line
-    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
-    command: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    date: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    command: Annotated[str, Field(min_length=1, max_length=2000, pattern=PRINTABLE)]
     vcsd_version: Line
     model: Line
     machine: Line
@@ -119,6 +121,10 @@ class Submission:
     rows: Annotated[tuple[LeaderboardRow, ...], Field(min_length=1, max_length=100_000)]
 
     def __post_init__(self) -> None:
+        try:
+            date.fromisoformat(self.date)
+        except ValueError as error:
+            raise ValueError(f"date = {self.date}: {error}; give the day of the run as YYYY-MM-DD") from error
         names = [method.name for method in self.methods]
         if len(set(names)) < len(names):
             raise ValueError("methods: two have the same name; give each one name")
@@ -172,9 +178,5 @@ def submission_schema() -> dict[str, Any]:
 
 def machine_name() -> str:
     """CPU, cores and memory of this machine."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return f"{found[1] if found else os.uname().machine}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{cpu_name()}, {memory_bytes / (1 << 30):.0f} GiB"

@@ -127,7 +127,11 @@ def run(fill: Fill, tick: Tick = no_tick) -> Result:
 
 
 def default_workers(worker_bytes: int = WORKER_BYTES) -> int:
-    """Number of cores, limited by memory."""
+    """Number of cores, limited by the available memory.
+
+    Args:
+        worker_bytes: Memory that one worker needs.
+    """
     memory = Path("/proc/meminfo")
     lines = memory.read_text().splitlines() if memory.exists() else []
     free = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), worker_bytes)

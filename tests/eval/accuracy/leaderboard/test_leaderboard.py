@@ -7,7 +7,6 @@ import pytest
 from tests.eval.accuracy.leaderboard.submissions import row, submission
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_eval.accuracy.leaderboard.leaderboard import BUNDLED
-from vcsd_eval.accuracy.leaderboard.render import BEGIN, END
 from vcsd_eval.accuracy.leaderboard.submission import read_submission, submission_json
 
 BOARD = ("eval", "leaderboard")
@@ -41,13 +40,13 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
     other = made.rows[1]
     sent = submission(row("new", data=other.data, context_tokens=256, samples=2), model=BUNDLED, submitter="Bob")
     (tmp_path / "sent.json").write_text(submission_json(sent))
-    (tmp_path / "page.md").write_text(f"# Page\n{BEGIN}\n{END}\n")
+    (tmp_path / "page.md").write_text("# Page\n<!-- table: leaderboard -->\n<!-- /table -->\n")
     words = ("--recorded", "run.json", "--add", "sent.json", "--markdown-out", "page.md")
     code, out, err = vcsd(capsys, monkeypatch, *BOARD, *words)
     assert code == 0, err
     assert "submitted by Bob\t2 samples give too narrow an interval; not measured here: two cores, vcsd 0.2.0" in out
     page = (tmp_path / "page.md").read_text()
-    assert page.startswith(f"# Page\n{BEGIN}\n\n### Runs\n")
+    assert page.startswith("# Page\n<!-- table: leaderboard -->\n\n### Runs\n")
     assert "submitted, not measured here | Bob" in page
 
 
@@ -68,8 +67,9 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
         (("--recorded", "short.txt"), "short.txt: not JSON, or cut off"),
         (("--recorded", "short.txt", "--submission-out", "x.json"), "leave out --recorded"),
         (("--recorded", "short.txt", "--task", "passkey"), "leave out the options of a run"),
+        (("--recorded", "short.txt", "--drives", "3"), "leave out the options of a run"),
         (("--submission-out", "none/x.json"), "none/x.json: must be a file in a folder that exists"),
-        (("--markdown-out", "short.txt"), "the page needs a line <!-- leaderboard: begin -->"),
+        (("--markdown-out", "short.txt"), "short.txt: the page needs one line `<!-- table: leaderboard -->`"),
     ],
 )
 def test_invalid_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):

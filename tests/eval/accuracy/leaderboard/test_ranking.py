@@ -8,12 +8,17 @@ from vcsd_eval.accuracy.leaderboard.ranking import TOLERANCE, board_entries, ran
 def ranks(rows, limit, others=()):
     """(label, rank, tied) of the first group within a limit, in order."""
     group = rank_groups(board_entries([submission(*rows)], others))[0]
-    return [(each.entry.row.label, each.rank, each.is_tied) for each in group.within[limit]]
+    return [(each.entry.row.label, each.rank, each.is_tied) for each in group.by_limit[limit]]
 
 
 def test_overlapping_intervals_are_ties():
     rows = [row("c", score=0.3), row("a", score=0.100), row("b", score=0.105)]
     assert ranks(rows, 0.25) == [("a", 1, True), ("b", 1, True), ("c", 3, False)]
+
+
+def test_different_ranks_may_overlap():
+    rows = [row("a", score=0.100), row("b", score=0.115), row("c", score=0.130)]  # only a and c do not
+    assert ranks(rows, 0.25) == [("a", 1, True), ("b", 1, True), ("c", 2, False)]
 
 
 def test_higher_recall_is_first():
@@ -31,7 +36,7 @@ def test_only_rows_within_the_bytes_are_ranked():
         row("c", bytes_fetched_share=0.9, score=0.1),
     ]
     (group,) = rank_groups(board_entries([submission(*rows)], []))
-    shown = {limit: [each.entry.row.method for each in entries] for limit, entries in group.within.items()}
+    shown = {limit: [each.entry.row.method for each in entries] for limit, entries in group.by_limit.items()}
     assert shown == {1 / 8: ["a"], 1 / 4: ["b", "a"], 1.0: ["c", "b", "a"]}
     assert TOLERANCE == MEASURED_TOLERANCE
 
@@ -40,8 +45,8 @@ def test_row_with_most_bytes_stands_for_its_method():
     """Also where a smaller budget has the better score by chance."""
     rows = [row("a", bytes_fetched_share=0.1, score=0.1), row("a", bytes_fetched_share=0.2, score=0.2, budget=0.2)]
     (group,) = rank_groups(board_entries([submission(*rows)], []))
-    assert [each.entry.row.score for each in group.within[1 / 4]] == [0.2]
-    assert [each.entry.row.score for each in group.within[1 / 8]] == [0.1]
+    assert [each.entry.row.score for each in group.by_limit[1 / 4]] == [0.2]
+    assert [each.entry.row.score for each in group.by_limit[1 / 8]] == [0.1]
 
 
 def test_unlike_rows_are_in_groups_of_their_own():
@@ -49,20 +54,20 @@ def test_unlike_rows_are_in_groups_of_their_own():
     rows = [row("a"), *(row("a", **each) for each in changes)]
     groups = rank_groups(board_entries([submission(*rows)], [submission(row("b"), model="large")]))
     assert len(groups) == 6
-    assert all(sum(map(len, group.within.values())) == 1 for group in groups)
+    assert all(sum(map(len, group.by_limit.values())) == 1 for group in groups)
     assert [group.key.model for group in groups] == ["large"] + ["tiny"] * 5
     assert [group.key.counted_by for group in groups[1:4]] == ["page", "page", "element"]
 
 
-def test_unlike_column_says_what_is_unequal():
+def test_caveats_say_what_is_unequal():
     rows = [row("a"), row("b"), row("c", samples=4, bytes_fetched_share=0.1)]
     sent = submission(row("a"), submitter="Bob", machine="a phone")
     (group,) = rank_groups(board_entries([submission(*rows)], [sent]))
-    unlike = {(each.entry.row.method, each.entry.origin): each.unlike for each in group.within[1 / 4]}
-    assert unlike == {
+    caveats = {(each.entry.row.method, each.entry.origin): each.caveats for each in group.by_limit[1 / 4]}
+    assert caveats == {
         ("a", "measured"): "",
         ("b", "measured"): "",
-        ("c", "measured"): "reads 0.40x of the limit; 4 samples, others 8; 4 samples give too narrow an interval",
+        ("c", "measured"): "reads 0.40 of the limit; 4 samples, others 8; 4 samples give too narrow an interval",
         ("a", "submitted by Bob"): "not measured here: a phone, vcsd 0.2.0",
     }
 

@@ -4,21 +4,18 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from tests.eval.accuracy.leaderboard.submissions import row, submission
 from vcsd.tables import tab_separated
 from vcsd_eval.accuracy.leaderboard.ranking import board_entries, rank_groups
 from vcsd_eval.accuracy.leaderboard.render import (
-    BEGIN,
     COLUMNS,
-    END,
+    PLACE,
     group_values,
     markdown,
-    page_with,
     terminal_tables,
 )
 from vcsd_eval.accuracy.leaderboard.submission import read_submission
+from vcsd_eval.doc_tables import with_table
 
 DOCS = Path(__file__).parents[4] / "docs"
 
@@ -38,7 +35,7 @@ def test_page_of_docs_equals_its_render():
     )
     runs = [read_submission(DOCS.parent / path) for path in recorded]
     sent = [read_submission(path) for path in sorted((DOCS / "submissions").glob("*.json"))]
-    assert page == page_with(page, rendered(runs, sent))
+    assert page == with_table(page, PLACE, rendered(runs, sent))
 
 
 def test_tables_have_all_columns_of_a_row():
@@ -53,6 +50,12 @@ def test_tables_have_all_columns_of_a_row():
         ["all", "1 =", "dense", "0.25", "0.100"],
     ]
     assert [each["rank"] for each in group_values(group)["ranks"]] == [1, 1, 1]
+
+
+def test_submitted_text_has_no_meaning_on_a_terminal():
+    made = submission(row("[/]"), submitter="[red]Bob")
+    (shown,) = terminal_tables(rank_groups(board_entries([], [made])))
+    assert "\t[/]\t" in tab_separated(shown) and "submitted by [red]Bob" in tab_separated(shown)
 
 
 def test_submitted_text_has_no_meaning_in_markdown():
@@ -72,10 +75,3 @@ def test_only_plain_links_become_links():
     assert "| a | <https://example.com/a> |" in rendered([made])
     bad = submission(row("a"), methods=(type(method)(name="a", source="javascript:alert(1)"),))
     assert "| a | javascript:alert(1) |" in rendered([bad])
-
-
-def test_page_keeps_its_text_and_needs_marks():
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert page_with(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-    with pytest.raises(ValueError, match="the page needs a line <!-- leaderboard: begin -->"):
-        page_with("before", "new")

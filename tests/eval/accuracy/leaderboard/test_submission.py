@@ -13,6 +13,7 @@ from vcsd_eval.accuracy.leaderboard.submission import (
     submission_json,
     submission_schema,
 )
+from vcsd_eval.doc_tables import cpu_name
 
 SCHEMA = Path(__file__).parents[4] / "docs" / "leaderboard.schema.json"
 
@@ -98,7 +99,11 @@ def test_rows_and_methods_are_unique():
         submission(row(), methods=made.methods * 2)
     with pytest.raises(ValueError, match="date: String should match pattern"):
         submission(row(), date="26.11.2026")
+    with pytest.raises(ValueError, match=r"date = 2026-13-01: .*; give the day of the run as YYYY-MM-DD"):
+        submission(row(), date="2026-13-01")
+    with pytest.raises(ValueError, match="submitter: String should match pattern"):
+        submission(row(), submitter="\x9b2J")
 
 
 def test_machine_has_cores_and_memory():
-    assert " cores, " in machine_name() and machine_name().endswith(" GiB")
+    assert machine_name().startswith(f"{cpu_name()}, ") and machine_name().endswith(" GiB")
