@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.compare_revisions import differences
+
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "_tables" / "tables.py"
 
@@ -60,7 +62,8 @@ def test_recorded_has_no_other_runs():
 @pytest.mark.parametrize(("name", "run"), short_runs(), ids=lambda part: part)
 def test_short_simulated_run_gives_recorded_values(name, run):
     declared = TABLES.load(name).runs[run]
-    assert TABLES.evaluate(declared, TABLES.execute(declared)) == RECORDED[name][run].values
+    found = TABLES.evaluate(declared, TABLES.execute(declared))
+    assert list(differences(RECORDED[name][run].values, found, within=1e-9)) == []  # CPUs round differently
 
 
 MADE = """\
