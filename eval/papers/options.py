@@ -41,6 +41,12 @@ class MachineOptions:
     ] = None
     host: Annotated[str | None, typer.Option(help="host profile: a name or a YAML file (default: the paper's)")] = None
 
+    def check(self) -> None:
+        """Raise ValueError if a named profile does not exist or is malformed."""
+        for load, named in ((Model.load, self.model), (Gpu.some, self.gpu), (Host.load, self.host)):
+            if named is not None:
+                load(named)
+
     def profiles(self, model: str, gpu: str, host: str) -> tuple[Model, Gpu, Host]:
         """Profiles named by the options; the arguments, which are the paper's, are the defaults."""
         return Model.load(self.model or model), Gpu.some(self.gpu or gpu), Host.load(self.host or host)

@@ -63,6 +63,8 @@ def report(
     out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
     """Papers' claims with our values, and the charts for them, as one page that needs no network."""
+    machine.check()
+    out.mkdir(parents=True, exist_ok=True)  # an error before the evaluation
     page = write_report(evaluate_papers(machine, simulated), out)
     note(f"{page}: {page.stat().st_size / 1e6:.1f} MB")
 

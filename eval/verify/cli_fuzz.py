@@ -37,6 +37,7 @@ from vcsd_eval.verify.cli_inputs import Input, make_input
 CUT = (
     "vcsd_eval.papers.instinfer.options:simulate",  # steps at full scale
     "vcsd_eval.papers.dual_blade.evaluate:infer",  # and whole inferences
+    "vcsd_eval.papers.report:sweep",  # the same, in processes of their own
     "vcsd.guest:run_guest",  # boots a VM
     "nvmevirt_config.module:_run",  # insmod and rmmod
     "csd_firmware.process.supervisor:Supervisor.run",  # serves until interrupted

@@ -53,6 +53,13 @@ def test_leave_one_out_without_constants_refused():
         experiment(MachineOptions(), Simulated(), Name("hilos"), leave_one_out=True)
 
 
+@pytest.mark.parametrize("name", ["model", "gpu", "host"])
+def test_unknown_profile_is_refused_before_evaluation(name):
+    MachineOptions().check()
+    with pytest.raises(ValueError, match="must be a YAML file or one of"):
+        MachineOptions(**{name: "nothing"}).check()
+
+
 def test_leave_one_out_on_another_machine_is_refused(two):
     with pytest.raises(ValueError, match="leave --model, --gpu and --host out"):
         experiment(MachineOptions(gpu="h100"), Simulated(), Name("instinfer"), leave_one_out=True)
