@@ -114,6 +114,8 @@ def load(path: Path, name: str = "") -> Trace:
         ValueError: A record is incomplete, has a value out of range, or arrives before the previous one (OrbitFlow's
             are sorted). The message has one line.
     """
+    if path.is_char_device():  # such as /dev/zero, which never ends
+        raise ValueError(f"trace {path}: is a device, not a file")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -61,10 +61,13 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
 
     Returns:
         Counters of `mooncake_guest.exercise`, and the number of kills.
+
+    Raises:
+        ValueError: Mooncake is not installed.
     """
     found = find_spec("mooncake")
     if found is None or not found.submodule_search_locations:
-        raise ModuleNotFoundError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
+        raise ValueError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
     package = Path(next(iter(found.submodule_search_locations)))
     work = GuestWork(
         then=Path(mooncake_guest.__file__).stem,

@@ -94,3 +94,8 @@ def test_generated_gaps_have_their_rate_and_spread(cv):
     assert gaps.min() >= 0 and gaps.mean() == pytest.approx(0.5, rel=0.1)
     assert gaps.std() / gaps.mean() == pytest.approx(cv or 1.0, rel=0.25)
     assert all(16 <= each.input_tokens <= 64 and 1 <= each.output_tokens <= 400 - 16 for each in trace.requests)
+
+
+def test_device_without_end_is_refused():
+    with pytest.raises(ValueError, match="is a device, not a file"):
+        load(Path("/dev/zero"))
