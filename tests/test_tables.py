@@ -75,7 +75,7 @@ runs:
 text: |
   | worst | share |
   |---|---|
-  | {errors.worst:.1f} | {errors.share:.3f} |
+  | {{ errors.worst | f(".1f") }} | {{ errors.share | f(".3f") }} |
 """
 
 

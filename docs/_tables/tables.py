@@ -12,18 +12,16 @@ import argparse
 import json
 import os
 import shlex
-import string
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, TemplateError, is_undefined
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -32,6 +30,7 @@ from vcsd_eval.doc_tables import cpu_name, with_table
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 RECORDED = FOLDER / "recorded.json"
+TEMPLATES = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 class TableError(ValueError):
@@ -44,7 +43,7 @@ class Run(BaseModel):
     Attributes:
         command: Command line without `-o json`; `$VCSD_DATA` is the folder of public data sets.
         before: Shell command that makes the command's files.
-        values: Jinja2 expressions by name; keys of the result are variables.
+        values: Jinja2 expressions by name; keys of the result are variables, and so is `result`, which has all keys.
         measured: Whether values depend on the machine; simulated times and counts do not.
     """
 
@@ -65,7 +64,7 @@ class Table(BaseModel):
 
 
 class Recorded(BaseModel):
-    """What a run gave: day, CPU, seconds that the command took, the expressions and their values."""
+    """Result of a run: day, CPU, duration of the command in seconds, the expressions and their values."""
 
     model_config = ConfigDict(extra="forbid")
     command: str
@@ -76,8 +75,16 @@ class Recorded(BaseModel):
     values: dict[str, Any]
 
 
+def formatted(value: Any, spec: str) -> str:
+    """A value in a format of `str.format`; an undefined one raises UndefinedError with its name."""
+    return format(str(value) if is_undefined(value) else value, spec)
+
+
+TEMPLATES.filters["f"] = formatted
+
+
 def load(name: str) -> Table:
-    """A table of this folder; raises TableError if there is none or if it is malformed."""
+    """A table of this folder; raises TableError if it does not exist or is malformed."""
     path = FOLDER / f"{name}.yaml"
     if not path.exists():
         raise TableError(f"{name}: no such table; there are {', '.join(names())}")
@@ -94,10 +101,10 @@ def names() -> list[str]:
 
 def evaluate(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
     """Values of a run's result; raises TableError if the result lacks one."""
-    environment, values = SandboxedEnvironment(undefined=StrictUndefined), {}
+    values, variables = {}, {**result, "result": result}
     for name, expression in run.values.items():
         try:
-            values[name] = environment.compile_expression(expression, undefined_to_none=False)(**result)
+            values[name] = TEMPLATES.compile_expression(expression, undefined_to_none=False)(**variables)
             json.dumps(values[name])
         except Exception as error:  # of any part of an expression
             raise TableError(f"{run.command}: {name} = {expression}: {error}") from None
@@ -158,12 +165,11 @@ def render(table: Table, known: Mapping[str, Recorded]) -> str:
     if lacking := list(missing(table, known)):
         raise TableError(f"not recorded as the table has them: {', '.join(lacking)}; run ./dev tables")
     runs = {
-        name: SimpleNamespace(command=run.command, date=run.date, cpu=run.cpu, **run.values)
-        for name, run in known.items()
+        name: {**run.values, "command": run.command, "date": run.date, "cpu": run.cpu} for name, run in known.items()
     }
     try:
-        return string.Formatter().vformat(table.text, (), runs).rstrip("\n")
-    except (AttributeError, KeyError, IndexError, ValueError, TypeError) as error:
+        return TEMPLATES.from_string(table.text).render(runs).strip("\n")
+    except (TemplateError, ValueError, TypeError) as error:
         raise TableError(f"text of the table: {error}") from None
 
 
