@@ -105,6 +105,15 @@ def test_command_writes_values_into_page(made, monkeypatch):
     assert (made / "page.md").read_text() == page
 
 
+def test_dates_are_first_and_last_day():
+    runs = {name: {"command": "c", "values": {}} for name in "ab"}
+    table = TABLES.Table(page="page.md", runs=runs, text="{{ dates }}")
+    known = {"command": "c", "cpu": "", "seconds": 1, "expressions": {}, "values": {}}
+    one, other = (TABLES.Recorded(date=f"2026-01-0{day}", **known) for day in (3, 1))
+    assert TABLES.render(table, {"a": one, "b": other}) == "2026-01-01 to 2026-01-03"
+    assert TABLES.render(table, {"a": one, "b": one}) == "2026-01-03"
+
+
 def test_missing_runs_nothing_that_is_recorded(made, monkeypatch):
     run_command(monkeypatch)
     monkeypatch.setattr(TABLES, "execute", lambda run: pytest.fail("it ran again"))

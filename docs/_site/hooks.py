@@ -14,7 +14,7 @@ from mkdocs.utils import get_relative_url
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_pages import MADE, report  # noqa: E402
+from site_pages import MADE, report  # noqa: E402 (found by the line above)
 
 # Pages of the site that are files of the repository elsewhere
 PAGES = {

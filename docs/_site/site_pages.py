@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,8 @@ def report(root: Path) -> Path:
 def report_link(root: Path) -> str:
     """A link to the papers' report, or the command that adds it to the site."""
     if report(root).is_file():
-        return "[All papers' claims and charts on one page](report/index.html), as `vcsd report` writes it."
+        day = date.fromtimestamp(report(root).stat().st_mtime).isoformat()
+        return f"[All papers' claims and charts on one page](report/index.html), as `vcsd report` wrote it on {day}."
     return "`./dev docs --report` adds the page that `vcsd report` writes to this site."
 
 

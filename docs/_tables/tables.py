@@ -1,9 +1,9 @@
 """`./dev tables [NAME ...]`: run the commands of the documentation's tables, and write their figures into the pages.
 
 A table is a file NAME.yaml here: the page, the commands whose results it shows, and its text. A value is a Jinja2
-expression over a command's JSON result; the text has it as `{run.value}` with a format, as in str.format. recorded.json
-keeps values with date, CPU and duration, so that a page can be written again without running anything. In the page the
-table stands between `<!-- table: NAME -->` and `<!-- /table -->`.
+expression over a command's JSON result. The text is a Jinja2 template, with it as `{{ run.value | f(".1f") }}` and
+the days of all runs as `dates`. recorded.json keeps values with date, CPU and duration, so that a page can be written
+again without running anything. In the page the table is between `<!-- table: NAME -->` and `<!-- /table -->`.
 """
 
 from __future__ import annotations
@@ -164,11 +164,11 @@ def render(table: Table, known: Mapping[str, Recorded]) -> str:
     """Text of a table with its values; raises TableError if one is missing."""
     if lacking := list(missing(table, known)):
         raise TableError(f"not recorded as the table has them: {', '.join(lacking)}; run ./dev tables")
-    runs = {
-        name: {**run.values, "command": run.command, "date": run.date, "cpu": run.cpu} for name, run in known.items()
-    }
+    runs = {name: {**run.values, "command": run.command} for name, run in known.items()}
+    days = sorted({run.date for run in known.values()})
+    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     try:
-        return TEMPLATES.from_string(table.text).render(runs).strip("\n")
+        return TEMPLATES.from_string(table.text).render(runs, dates=dates).strip("\n")
     except (TemplateError, ValueError, TypeError) as error:
         raise TableError(f"text of the table: {error}") from None
 

@@ -17,7 +17,13 @@ from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import Drives, Picture, check_picture, numbers
 from vcsd_eval.plot import new_figure, save_figure
 
-ConventionOption = Literal["both", "bytes", "paper"]  # as `plan.ConventionChoice`, which is imported with the model
+Compressions = Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")]
+BudgetConvention = Annotated[
+    Literal["both", "bytes", "paper"],  # as `plan.ConventionChoice`, which is imported with the model
+    typer.Option(
+        "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,8 @@ class Field:
     method: Annotated[str, typer.Option(help="comma-separated methods; ours uses its own budget")] = (
         "dense,sparf,h2o,quest,ours"
     )
-    compression: Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")] = "8"
-    convention: Annotated[
-        ConventionOption,
-        typer.Option(
-            "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
-        ),
-    ] = "both"
+    compression: Compressions = "8"
+    convention: BudgetConvention = "both"
     methods: MethodsFile = None
 
 

@@ -16,7 +16,7 @@ from attention_engine import METHODS, Methods, load_methods
 from vcsd.options import MAX_SEED, MethodsFile, ModelFolder
 from vcsd.progress import note, progress, status
 from vcsd_eval.accuracy import texts
-from vcsd_eval.accuracy.accuracy import ConventionOption
+from vcsd_eval.accuracy.accuracy import BudgetConvention, Compressions
 from vcsd_eval.accuracy.leaderboard.board_tasks import board_tasks
 from vcsd_eval.accuracy.leaderboard.ranking import board_entries, rank_groups
 from vcsd_eval.accuracy.leaderboard.render import PLACE, group_values, markdown, terminal_tables
@@ -64,13 +64,8 @@ class BoardMethods:
         str,
         typer.Option(help="comma-separated methods; those on arrays take part in output-error, ours has its budget"),
     ] = "dense,sparf,h2o,quest,ours,progressive,rabitq,snapkv,retroinfer"
-    compression: Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")] = "4,8"
-    convention: Annotated[
-        ConventionOption,
-        typer.Option(
-            "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
-        ),
-    ] = "bytes"
+    compression: Compressions = "4,8"
+    convention: BudgetConvention = "bytes"
     methods: MethodsFile = None
 
 
