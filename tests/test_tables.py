@@ -25,37 +25,41 @@ def module():
 
 TABLES = module()
 LONGEST_S = 10.0  # of a command that is run again here
-RECORDED = TABLES.read_recorded()
+RECORDED = {name: TABLES.read_recorded(name) for name in TABLES.names()}
 
 
 def short_runs():
     """Simulated runs that take little time, each command once."""
     runs = {}
     for name in TABLES.names():
-        for run, known in RECORDED.get(name, {}).items():
+        for run, known in RECORDED[name].items():
             if known.seconds <= LONGEST_S and not TABLES.load(name).runs[run].measured:
                 runs.setdefault(known.command, (name, run))
     return list(runs.values())
 
 
 @pytest.mark.parametrize("name", TABLES.names())
-def test_page_has_table_as_recorded(name):
-    table = TABLES.load(name)
-    page = (ROOT / table.page).read_text()
-    assert TABLES.with_table(page, name, TABLES.render(table, RECORDED[name])) == page
+def test_page_has_tables_as_recorded(name):
+    tables = TABLES.load(name)
+    page = (ROOT / tables.page).read_text()
+    assert TABLES.with_tables(page, TABLES.render(tables, RECORDED[name])) == page
 
 
 def test_every_place_in_docs_has_its_table():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     places = [line for page in pages for line in page.read_text().splitlines() if line.startswith("<!-- table: ")]
-    names = sorted([*TABLES.names(), "leaderboard"])  # `vcsd eval leaderboard` writes its own
-    assert sorted(places) == [f"<!-- table: {name} -->" for name in names]
+    names = [table for name in TABLES.names() for table in TABLES.load(name).tables]
+    names.append("leaderboard")  # `vcsd eval leaderboard` writes its own
+    assert sorted(places) == [f"<!-- table: {name} -->" for name in sorted(names)]
 
 
-def test_recorded_has_no_other_runs():
-    assert {name: set(runs) for name, runs in RECORDED.items()} == {
-        name: set(TABLES.load(name).runs) for name in TABLES.names()
-    }
+@pytest.mark.parametrize("name", TABLES.names())
+def test_recorded_has_no_other_runs(name):
+    assert list(RECORDED[name]) == list(TABLES.load(name).runs)
+
+
+def test_each_file_of_values_has_its_tables():
+    assert sorted(path.stem for path in TABLES.FOLDER.glob("*.json")) == TABLES.names()
 
 
 @pytest.mark.slow
@@ -72,19 +76,19 @@ runs:
   errors:
     command: python tell.py
     values: {worst: rows | map(attribute="error") | max, share: "rows[0].error / n"}
-text: |
-  | worst | share |
-  |---|---|
-  | {{ errors.worst | f(".1f") }} | {{ errors.share | f(".3f") }} |
+tables:
+  made: |
+    | worst | share |
+    |---|---|
+    | {{ errors.worst | f(".1f") }} | {{ errors.share | f(".3f") }} |
 """
 
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """A folder with one table, `made`, and a page for it."""
+    """A folder with tables `made` of one table, and a page for it."""
     monkeypatch.setattr(TABLES, "FOLDER", tmp_path)
     monkeypatch.setattr(TABLES, "ROOT", tmp_path)
-    monkeypatch.setattr(TABLES, "RECORDED", tmp_path / "recorded.json")
     result = {"rows": [{"id": "a", "error": 2.5}, {"id": "b", "error": 7.25}], "n": 2}
     (tmp_path / "tell.py").write_text(f"import json\nprint(json.dumps({result}))\n")
     (tmp_path / "made.yaml").write_text(MADE)
@@ -107,11 +111,11 @@ def test_command_writes_values_into_page(made, monkeypatch):
 
 def test_dates_are_first_and_last_day():
     runs = {name: {"command": "c", "values": {}} for name in "ab"}
-    table = TABLES.Table(page="page.md", runs=runs, text="{{ dates }}")
+    tables = TABLES.Tables(page="page.md", runs=runs, tables={"one": "{{ dates }}"})
     known = {"command": "c", "cpu": "", "seconds": 1, "expressions": {}, "values": {}}
     one, other = (TABLES.Recorded(date=f"2026-01-0{day}", **known) for day in (3, 1))
-    assert TABLES.render(table, {"a": one, "b": other}) == "2026-01-01 to 2026-01-03"
-    assert TABLES.render(table, {"a": one, "b": one}) == "2026-01-03"
+    assert TABLES.render(tables, {"a": one, "b": other}) == {"one": "2026-01-01 to 2026-01-03"}
+    assert TABLES.render(tables, {"a": one, "b": one}) == {"one": "2026-01-03"}
 
 
 def test_missing_runs_nothing_that_is_recorded(made, monkeypatch):
@@ -124,7 +128,7 @@ def test_changed_expression_is_run_again(made, monkeypatch):
     run_command(monkeypatch)
     table = made / "made.yaml"
     table.write_text(table.read_text().replace("rows[0].error", "rows[1].error"))
-    assert list(TABLES.missing(TABLES.load("made"), TABLES.read_recorded()["made"])) == ["errors"]
+    assert list(TABLES.missing(TABLES.load("made"), TABLES.read_recorded("made"))) == ["errors"]
     run_command(monkeypatch, "--missing")
     assert "| 7.2 | 3.625 |" in (made / "page.md").read_text()
 
@@ -150,7 +154,7 @@ def test_wrong_table_is_refused_with_reason(made, monkeypatch, old, new, message
 
 
 def test_unknown_table_and_page_without_place_are_refused(made, monkeypatch):
-    with pytest.raises(SystemExit, match="no such table; there are made"):
+    with pytest.raises(SystemExit, match="no such file of tables; there are made"):
         run_command(monkeypatch, "other")
     (made / "page.md").write_text("# Page\n")
     with pytest.raises(SystemExit, match="needs one line `<!-- table: made -->`"):

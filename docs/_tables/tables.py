@@ -1,9 +1,10 @@
 """`./dev tables [NAME ...]`: run the commands of the documentation's tables, and write their figures into the pages.
 
-A table is a file NAME.yaml here: the page, the commands whose results it shows, and its text. A value is a Jinja2
-expression over a command's JSON result. The text is a Jinja2 template, with it as `{{ run.value | f(".1f") }}` and
-the days of all runs as `dates`. recorded.json keeps values with date, CPU and duration, so that a page can be written
-again without running anything. In the page the table is between `<!-- table: NAME -->` and `<!-- /table -->`.
+A file NAME.yaml here has tables of one page: the commands whose results they show, and their texts. A value is a
+Jinja2 expression over a command's JSON result. A text is a Jinja2 template with a run's value as
+`{{ run.value | f(".1f") }}`, its `command`, `cpu`, `date` and `seconds`, and the days of all runs as `dates`. NAME.json
+keeps the values of the last runs, so that a page can be written again without running anything. In the page, a table
+is between `<!-- table: ITS NAME -->` and `<!-- /table -->`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from vcsd_eval.doc_tables import cpu_name, with_table
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-RECORDED = FOLDER / "recorded.json"
 TEMPLATES = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
@@ -38,7 +38,7 @@ class TableError(ValueError):
 
 
 class Run(BaseModel):
-    """A command, and the values that a table shows of its JSON result.
+    """A command, and the values that tables show of its JSON result.
 
     Attributes:
         command: Command line without `-o json`; `$VCSD_DATA` is the folder of public data sets.
@@ -54,13 +54,13 @@ class Run(BaseModel):
     measured: bool = False
 
 
-class Table(BaseModel):
-    """A table of one page."""
+class Tables(BaseModel):
+    """Tables of one page: texts by name, and the runs with their values."""
 
     model_config = ConfigDict(extra="forbid")
     page: str
     runs: dict[str, Run]
-    text: str
+    tables: dict[str, str]
 
 
 class Recorded(BaseModel):
@@ -83,19 +83,19 @@ def formatted(value: Any, spec: str) -> str:
 TEMPLATES.filters["f"] = formatted
 
 
-def load(name: str) -> Table:
-    """A table of this folder; raises TableError if it does not exist or is malformed."""
+def load(name: str) -> Tables:
+    """Tables of NAME.yaml; raises TableError if it does not exist or is malformed."""
     path = FOLDER / f"{name}.yaml"
     if not path.exists():
-        raise TableError(f"{name}: no such table; there are {', '.join(names())}")
+        raise TableError(f"{name}: no such file of tables; there are {', '.join(names())}")
     try:
-        return Table.model_validate(yaml.safe_load(path.read_text()))
+        return Tables.model_validate(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError) as error:
         raise TableError(f"{path.relative_to(ROOT)}: {' '.join(str(error).split())}") from None
 
 
 def names() -> list[str]:
-    """Names of all tables."""
+    """Names of all files of tables."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -141,69 +141,78 @@ def record(run: Run, results: dict[str, tuple[dict[str, Any], float]]) -> Record
     )
 
 
-def read_recorded() -> dict[str, dict[str, Recorded]]:
-    """Recorded runs by table and name."""
-    known = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    return {table: {name: Recorded.model_validate(run) for name, run in runs.items()} for table, runs in known.items()}
+def read_recorded(name: str) -> dict[str, Recorded]:
+    """Recorded runs of NAME.json by name."""
+    path = FOLDER / f"{name}.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {run: Recorded.model_validate(values) for run, values in known.items()}
 
 
-def write_recorded(known: Mapping[str, Mapping[str, Recorded]]) -> None:
-    """Replace recorded.json."""
-    plain = {table: {name: run.model_dump() for name, run in runs.items()} for table, runs in sorted(known.items())}
-    RECORDED.write_text(json.dumps(plain, indent=1) + "\n")
+def write_recorded(name: str, known: Mapping[str, Recorded]) -> None:
+    """Replace NAME.json."""
+    plain = {run: values.model_dump() for run, values in known.items()}
+    (FOLDER / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
 
 
-def missing(table: Table, known: Mapping[str, Recorded]) -> Iterator[str]:
-    """Runs of a table that are not recorded, or with another command or other expressions."""
-    for name, run in table.runs.items():
+def missing(tables: Tables, known: Mapping[str, Recorded]) -> Iterator[str]:
+    """Runs that are not recorded, or with another command or other expressions."""
+    for name, run in tables.runs.items():
         if name not in known or (known[name].command, known[name].expressions) != (run.command, run.values):
             yield name
 
 
-def render(table: Table, known: Mapping[str, Recorded]) -> str:
-    """Text of a table with its values; raises TableError if one is missing."""
-    if lacking := list(missing(table, known)):
-        raise TableError(f"not recorded as the table has them: {', '.join(lacking)}; run ./dev tables")
-    runs = {name: {**run.values, "command": run.command} for name, run in known.items()}
+def render(tables: Tables, known: Mapping[str, Recorded]) -> dict[str, str]:
+    """Texts of the tables with their values; raises TableError if one is missing."""
+    if lacking := list(missing(tables, known)):
+        raise TableError(f"not recorded as the tables have them: {', '.join(lacking)}; run ./dev tables")
+    runs = {name: {**run.values, **run.model_dump(exclude={"values", "expressions"})} for name, run in known.items()}
     days = sorted({run.date for run in known.values()})
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     try:
-        return TEMPLATES.from_string(table.text).render(runs, dates=dates).strip("\n")
+        return {
+            name: TEMPLATES.from_string(text).render(runs, dates=dates).strip("\n")
+            for name, text in tables.tables.items()
+        }
     except (TemplateError, ValueError, TypeError) as error:
-        raise TableError(f"text of the table: {error}") from None
+        raise TableError(f"text of a table: {error}") from None
+
+
+def with_tables(page: str, texts: Mapping[str, str]) -> str:
+    """A page with the texts of tables replaced; raises ValueError if the page has no place for one."""
+    for name, text in texts.items():
+        page = with_table(page, name, text)
+    return page
 
 
 def update(chosen: Sequence[str], rerun: bool) -> None:
     """Run what is to be run, record each run as it ends, and write the pages."""
-    known, results = read_recorded(), dict[str, tuple[dict[str, Any], float]]()
+    results = dict[str, tuple[dict[str, Any], float]]()
     for number, name in enumerate(chosen, 1):
-        table = load(name)
-        mine = known.setdefault(name, {})
-        for run in [each for each in table.runs if rerun or each in set(missing(table, mine))]:
-            print(f"tables: {number}/{len(chosen)} {name}: {table.runs[run].command}", file=sys.stderr, flush=True)
-            mine[run] = record(table.runs[run], results)
-            write_recorded(known)
-        for old in set(mine) - set(table.runs):
-            del mine[old]
-        page = ROOT / table.page
+        tables, known = load(name), read_recorded(name)
+        known = {run: known[run] for run in tables.runs if run in known}
+        for run in [each for each in tables.runs if rerun or each in set(missing(tables, known))]:
+            print(f"tables: {number}/{len(chosen)} {name}: {tables.runs[run].command}", file=sys.stderr, flush=True)
+            known[run] = record(tables.runs[run], results)
+            write_recorded(name, known)
+        write_recorded(name, known)
+        page = ROOT / tables.page
         try:
-            page.write_text(with_table(page.read_text(), name, render(table, mine)))
+            page.write_text(with_tables(page.read_text(), render(tables, known)))
         except (OSError, ValueError) as error:
-            raise TableError(f"{table.page}: {error}") from None
-    write_recorded({name: runs for name, runs in known.items() if name in names()})
+            raise TableError(f"{tables.page}: {error}") from None
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="./dev tables", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="tables; all without one")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="files of tables; all without one")
     parser.add_argument("--missing", action="store_true", help="run only commands that are not recorded")
     parser.add_argument("--list", action="store_true", help="tables, their commands, and when they ran")
     options = parser.parse_args()
     try:
         if options.list:
             for name in options.names or names():
-                for run in read_recorded().get(name, {}).values():
+                for run in read_recorded(name).values():
                     print(f"{name}\t{run.date}\t{run.seconds:g} s\t{run.command}")
         else:
             update(options.names or names(), not options.missing)
