@@ -98,7 +98,7 @@ def bounce_buffer_factory(device: torch.device) -> Callable[[int], memoryview]:
     """Allocator of bounce buffers for copies to and from a device: pinned memory for a GPU."""
 
     def pinned(nbytes: int) -> memoryview:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy().data
 
     return aligned if device.type == "cpu" else pinned
 

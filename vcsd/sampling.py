@@ -59,7 +59,7 @@ class Sampler:
         """Sample the next token from its logits (vocabulary,) float32 and the tokens before it."""
         if self._greedy:
             return int(logits.argmax())
-        warped = self._warp(torch.tensor([before]), logits.cpu()[None])
+        warped = self._warp(torch.tensor([before], device="cpu"), logits.cpu()[None])
         return int(torch.multinomial(warped.softmax(dim=-1)[0], 1, generator=self._generator))
 
     def logprobs(self, logits: torch.Tensor, token: int) -> list[TokenLogprob]:

@@ -35,7 +35,7 @@ def stage(*tensors: torch.Tensor, bf16: bool = False) -> Callable[[], tuple[F16,
         for tensor in tensors:
             half = tensor.detach().to(kind).contiguous().view(torch.float16)
             tensor.record_stream(side)
-            buffer = torch.empty(half.shape, dtype=torch.float16, pin_memory=True)
+            buffer = torch.empty(half.shape, dtype=torch.float16, device="cpu", pin_memory=True)
             pinned.append(buffer.copy_(half, non_blocking=True))
         arrived.record(side)
 

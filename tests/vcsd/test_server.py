@@ -21,6 +21,7 @@ from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3
+from vcsd.sampling import Sampler
 from vcsd.serving import ServingConfig, serve
 from vcsd_eval.bench.serving import POLICIES, WITH_DRIVES
 
@@ -295,6 +296,13 @@ def test_finished_requests_are_counted_and_removed(model) -> None:
         for number in range(20):
             server.submit([1, 2, 3 + number], 2).result()
             assert f'how="length"}} {number + 1}.0' in server.counters.text()
+
+
+def test_sampled_tokens_do_not_depend_on_default_device() -> None:
+    logits, sampling = torch.arange(9.0), vcsd.SamplingParams(temperature=1, seed=1)
+    with torch.device("meta"):
+        found = Sampler(sampling).next(logits, [1, 2])
+    assert found == Sampler(sampling).next(logits, [1, 2])
 
 
 def test_failed_sampling_ends_only_its_request(model, prompts, alone) -> None:

@@ -31,6 +31,7 @@ from vcsd_eval.accuracy.leaderboard.submission import (
 from vcsd_eval.doc_tables import with_table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import Drives, numbers
+from vcsd_eval.partial_results import ResultCache
 
 if TYPE_CHECKING:
     from vcsd_eval.accuracy.leaderboard.board_run import BoardPlan, BoardText
@@ -151,9 +152,9 @@ def _measured(
         seed=given.seed,
         own_methods=field.methods,
     )
-    rows = run_board(plan, model, given.text, known, folder)
+    rows, kept = run_board(plan, model, given.text, known, folder)
     names = dict.fromkeys(row.method for row in rows)
-    return Submission(
+    made = Submission(
         version=1,
         submitter=submitter,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -164,12 +165,14 @@ def _measured(
         methods=tuple(SubmittedMethod(name=name, source=_source(plan, name)) for name in names),
         rows=tuple(rows),
     )
+    kept.close()
+    return made
 
 
 def run_board(
     plan: BoardPlan, model: Path | None, text: Path | None, known: Methods, folder: Path
-) -> list[LeaderboardRow]:
-    """Rows of a run, which continues one that was killed."""
+) -> tuple[list[LeaderboardRow], ResultCache]:
+    """Rows of a run, which continues one that was killed, and its kept results, to be closed when the rows are used."""
     from host_driver.hf.shape import placement
     from host_driver.sharding import assign_heads
     from vcsd.loading import CHECKPOINT, load
@@ -187,9 +190,7 @@ def run_board(
     possible = [row for row in rows if max(row["bytes_used_share"], row["bytes_fetched_share"]) <= 1]
     for row in (row for row in rows if row not in possible):
         note(f"{row['method']} at {row['budget']:.3g}, {row['task']}: left out, reads more bytes than the KV data has")
-    made = [LeaderboardRow(**row) for row in possible]
-    kept.close()
-    return made
+    return [LeaderboardRow(**row) for row in possible], kept
 
 
 def _board_text(text: Path | None, folder: Path) -> BoardText:

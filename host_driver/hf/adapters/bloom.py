@@ -31,5 +31,6 @@ def bloom_forward(
 
 def _slopes(heads: int) -> torch.Tensor:
     """ALiBi slope of each head, subtracted from a logit per token of distance, (heads,)."""
-    biases: torch.Tensor = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # for distances 1 and 0
+    distances_1_and_0 = torch.ones(1, 2, device="cpu")
+    biases: torch.Tensor = build_alibi_tensor(distances_1_and_0, heads, torch.float32)
     return biases[:, 0, 1]
