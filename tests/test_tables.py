@@ -109,6 +109,15 @@ def test_command_writes_values_into_page(made, monkeypatch):
     assert (made / "page.md").read_text() == page
 
 
+def test_rows_are_chosen_by_values():
+    rows = [{"id": "a", "n": 1, "more": 0}, {"id": "b", "n": 2, "more": 0}]
+    assert TABLES.where(rows, more=0) == rows and TABLES.where(rows, id="c") == []
+    assert TABLES.columns(rows, "id", "n") == [{"id": "a", "n": 1}, {"id": "b", "n": 2}]
+    assert TABLES.only(rows, id="b", n=2) is rows[1]
+    with pytest.raises(ValueError, match="2 rows have"):
+        TABLES.only(rows, more=0)
+
+
 def test_dates_are_first_and_last_day():
     runs = {name: {"command": "c", "values": {}} for name in "ab"}
     tables = TABLES.Tables(page="page.md", runs=runs, tables={"one": "{{ dates }}"})
@@ -138,6 +147,8 @@ def test_changed_expression_is_run_again(made, monkeypatch):
     [
         ("rows[0].error", "rows[9].error", "has no element 9"),
         ("errors.share", "errors.shares", "no attribute 'shares'"),
+        ("rows[0].error / n", "rows | columns('id', 'eror')", "columns.*'eror'"),
+        ("rows[0].error / n", "(rows | only(id='c')).error", "0 rows have {'id': 'c'}: must be one"),
         ("rows[0].error", "rows[0", "unexpected end"),
         ("python tell.py", "python -c exit(3)", "exit code 3"),
         ("python tell.py", "echo", "its output is not JSON"),

@@ -2,7 +2,8 @@
 
 A file NAME.yaml here has tables of one page: the commands whose results they show, and their texts. A value is a
 Jinja2 expression over a command's JSON result. A text is a Jinja2 template with a run's value as
-`{{ run.value | f(".1f") }}`, its `command`, `cpu`, `date` and `seconds`, and the days of all runs as `dates`. NAME.json
+`{{ run.value | f(".1f") }}`, its `command`, `cpu`, `date` and `seconds`, and the days of all runs as `dates`. Filters
+of lists of rows are `columns("name", "error")`, `where(name="ours")` and `only(name="ours", budget=0.5)`. NAME.json
 keeps the values of the last runs, so that a page can be written again without running anything. In the page, a table
 is between `<!-- table: ITS NAME -->` and `<!-- /table -->`.
 """
@@ -80,7 +81,25 @@ def formatted(value: Any, spec: str) -> str:
     return format(str(value) if is_undefined(value) else value, spec)
 
 
-TEMPLATES.filters["f"] = formatted
+def columns(rows: Sequence[Mapping[str, Any]], *names: str) -> list[dict[str, Any]]:
+    """Rows with some of their values only; raises KeyError if one lacks a value."""
+    return [{name: row[name] for name in names} for row in rows]
+
+
+def where(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> list[Mapping[str, Any]]:
+    """Rows that have the wanted values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def only(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> Mapping[str, Any]:
+    """The one row that has the wanted values; raises ValueError if there is none, or another one."""
+    found = where(rows, **wanted)
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} rows have {wanted}: must be one")
+    return found[0]
+
+
+TEMPLATES.filters |= {"f": formatted, "columns": columns, "where": where, "only": only}
 
 
 def load(name: str) -> Tables:
@@ -173,7 +192,7 @@ def render(tables: Tables, known: Mapping[str, Recorded]) -> dict[str, str]:
             name: TEMPLATES.from_string(text).render(runs, dates=dates).strip("\n")
             for name, text in tables.tables.items()
         }
-    except (TemplateError, ValueError, TypeError) as error:
+    except (TemplateError, LookupError, ValueError, TypeError) as error:
         raise TableError(f"text of a table: {error}") from None
 
 
