@@ -6,24 +6,52 @@ import hashlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vcsd.tables import table
 from vcsd_eval.experiment import Outcome
-from vcsd_eval.papers.hilos.inputs import FOLDER, NUMBERS, draw, rows
+from vcsd_eval.papers.hilos.inputs import FOLDER, NUMBERS, Inputs, draw, rows
 from vcsd_eval.papers.hilos.items import values
 from vcsd_eval.papers.options import MachineOptions
 
+Array = NDArray[np.float64]
 SAMPLES, FROZEN = 400, FOLDER / "predictions.csv"
 
 
-def intervals() -> dict[str, tuple[float, ...]]:
+def drawn_values(draws: list[Inputs]) -> dict[str, list[float]]:
+    """Each quantity by id, at all draws."""
+    drawn = [values(each) for each in draws]
+    return {name: [each[name] for each in drawn] for name in drawn[0]}
+
+
+def intervals(columns: dict[str, list[float]]) -> dict[str, tuple[float, ...]]:
     """Median, 5th and 95th percentile of each quantity by id, to four digits."""
-    drawn = [values(each) for each in draw(SAMPLES)]
-    columns = {name: [each[name] for each in drawn] for name in drawn[0]}
     return {
         name: tuple(float(f"{each:.4g}") for each in np.percentile(column, (50, 5, 95), method="inverted_cdf"))
         for name, column in columns.items()
     }
+
+
+def strongest_inputs(draws: list[Inputs], columns: dict[str, list[float]]) -> dict[str, dict[str, Any] | None]:
+    """Input with the largest rank correlation (Spearman) by id of a quantity; None for a constant quantity."""
+    inputs = {name: _ranks([vars(each)[name] for each in draws]) for name in vars(draws[0])}
+    found: dict[str, dict[str, Any] | None] = {}
+    for key, column in columns.items():
+        ranks = _ranks([float(f"{each:.9g}") for each in column])  # values that differ by rounding are equal
+        if not ranks.std():
+            found[key] = None
+            continue
+        correlations = {name: float(np.corrcoef(ranks, each)[0, 1]) for name, each in inputs.items()}
+        name = max(correlations, key=lambda each: abs(correlations[each]))
+        found[key] = {"input": name, "rank_correlation": correlations[name]}
+    return found
+
+
+def _ranks(column: list[float]) -> Array:
+    """Ranks from 1, equal values share their mean."""
+    _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
 
 
 def predictions(found: dict[str, tuple[float, ...]]) -> list[dict[str, Any]]:
@@ -45,13 +73,16 @@ def predict(machine: MachineOptions) -> Outcome:
     """Predictions, items without one, and assumptions."""
     if machine != MachineOptions():
         raise ValueError("--model, --gpu, --host: hilos is predicted for its own machine: leave these options out")
-    found, without, assumed = predictions(intervals()), rows("not_predicted.csv"), rows("assumed.csv")
+    draws = draw(SAMPLES)
+    columns = drawn_values(draws)
+    found, without, assumed = predictions(intervals(columns)), rows("not_predicted.csv"), rows("assumed.csv")
     pages, sha256 = {row["page"] for row in found}, hashlib.sha256(FROZEN.read_bytes()).hexdigest()
     result = {
         "paper": "hilos",
         "predictions": found,
         "not_predicted": without,
         "assumed": assumed,
+        "strongest_inputs": strongest_inputs(draws, columns),
         "sha256": sha256,
         "predicted_items": len(pages),
         "listed_items": len(pages | {row["page"] for row in without}),

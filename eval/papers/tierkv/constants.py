@@ -13,7 +13,7 @@ SPREAD = Constant(
     "spread",
     0.25,
     "of the mean",
-    "standard deviation of what an iteration's copies take: their largest error is least",
+    "standard deviation of the time of an iteration's copies: the largest error of the rows is least",
     "t5-2, t5-3, t8-4, t8-5, t14-1, t14-2",
 )
 STALL_SHARE = Constant(
@@ -21,12 +21,20 @@ STALL_SHARE = Constant(
 )
 COPIES = {
     ratio: Constant(
-        f"copies_ms_{ratio}x", round(PRINTED[f"t6-{ratio}"] - COMPUTE.value, 2), "ms", "an iteration's", f"t6-{ratio}"
+        f"copies_ms_{ratio}x",
+        round(PRINTED[f"t6-{ratio}"] - COMPUTE.value, 2),
+        "ms",
+        "time of an iteration's copies",
+        f"t6-{ratio}",
     )
     for ratio in (2, 3, 4, 5)
 }
 SWEEP_COPIES = Constant(
-    "copies_ms_sweep", round(PRINTED["t14-0"] - COMPUTE.value, 2), "ms", "an iteration's in table 6", "t14-0"
+    "copies_ms_sweep",
+    round(PRINTED["t14-0"] - COMPUTE.value, 2),
+    "ms",
+    "time of an iteration's copies in table 6",
+    "t14-0",
 )
 MEAN_TOKENS = Constant("mean_tokens", 70, "tokens", "of a request, of whose last block half is empty", "t24a")
 CALIBRATED = (COMPUTE, STEP_TOKENS, SPREAD, STALL_SHARE, *COPIES.values(), SWEEP_COPIES, MEAN_TOKENS)

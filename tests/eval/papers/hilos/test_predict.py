@@ -14,7 +14,15 @@ from kv_cache.policies.flexgen import flexgen
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from vcsd_eval.papers.hilos.inputs import Inputs, draw
 from vcsd_eval.papers.hilos.items import CONTEXTS, DRIVES
-from vcsd_eval.papers.hilos.predict import FROZEN, intervals, predict, predictions
+from vcsd_eval.papers.hilos.predict import (
+    FROZEN,
+    SAMPLES,
+    drawn_values,
+    intervals,
+    predict,
+    predictions,
+    strongest_inputs,
+)
 from vcsd_eval.papers.hilos.systems import GB, HilosBatch, Systems, formula_fraction, link_bytes, load_model
 from vcsd_eval.papers.instinfer import steps
 from vcsd_eval.papers.options import MachineOptions
@@ -30,11 +38,20 @@ def test_predictions_equal_frozen_file_and_its_hash():
     assert all(row["low"] <= row["predicted"] <= row["high"] for row in result["predictions"])
     assert result["predicted_items"] >= 14
     with pytest.raises(ValueError, match=r"predictions.csv: f2a is .*, the model gives None: predictions are frozen"):
-        predictions({name: each for name, each in intervals().items() if name != "f2a"})
+        predictions({name: each for name, each in intervals(drawn_values(draw(SAMPLES))).items() if name != "f2a"})
     with pytest.raises(ValueError, match="leave these options out"):
         predict(MachineOptions(gpu="h100"))
     with pytest.raises(AttributeError, match="has no row speed: add one"):
         _ = Inputs(mfu=1).speed
+
+
+def test_strongest_input_has_largest_rank_correlation():
+    draws = [Inputs(fast=each, slow=-each % 3) for each in range(6)]
+    found = strongest_inputs(draws, {"rises": [1, 2, 4, 8, 16, 32], "falls": [9, 7, 7, 5, 3, 1], "same": [1] * 6})
+    assert found["rises"] == {"input": "fast", "rank_correlation": pytest.approx(1)}
+    assert found["falls"]["input"] == "fast"
+    assert found["falls"]["rank_correlation"] < -0.9
+    assert found["same"] is None
 
 
 def test_alpha_balances_flash_and_link():
