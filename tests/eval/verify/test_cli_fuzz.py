@@ -18,7 +18,7 @@ import typer
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_cli.main import app
 from vcsd_eval.verify import cli_fuzz
-from vcsd_eval.verify.cli_files import DOCUMENTS, make_folder
+from vcsd_eval.verify.cli_files import DOCUMENTS, NAMES, SHORT, make_folder
 from vcsd_eval.verify.cli_inputs import make_input
 
 INPUTS = 60
@@ -110,6 +110,13 @@ def test_traceback_of_another_thread_is_detected(ends):
     said = b"Traceback (most recent call last):\n...\nRuntimeError: thread\n"
     (ended,) = ends(lambda: os.write(2, said))
     assert (ended.kind, ended.says) == ("tracebacks", "RuntimeError: thread")
+
+
+def test_valid_values_are_of_existing_parameters():
+    commands = cli_fuzz.ForkedProgram().commands
+    known = {(path[-1], param.name) for path, command in commands for param in command.params}
+    known |= {("", name) for _, name in known}
+    assert {*NAMES, *SHORT} <= known
 
 
 def test_inputs_deterministic_and_of_all_commands():
