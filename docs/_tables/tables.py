@@ -168,9 +168,9 @@ def read_recorded(name: str) -> dict[str, Recorded]:
 
 
 def write_recorded(name: str, known: Mapping[str, Recorded]) -> None:
-    """Replace NAME.json."""
-    plain = {run: values.model_dump() for run, values in known.items()}
-    (FOLDER / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
+    """Replace NAME.json; a run is a line."""
+    lines = (f"{json.dumps(run)}: {values.model_dump_json()}" for run, values in known.items())
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def missing(tables: Tables, known: Mapping[str, Recorded]) -> Iterator[str]:
