@@ -56,11 +56,19 @@ class Run(BaseModel):
 
 
 class Tables(BaseModel):
-    """Tables of one page: texts by name, and the runs with their values."""
+    """Tables of one page: texts by name, and the runs with their values.
+
+    Attributes:
+        page: The page.
+        uses: Other files of this folder, whose runs the texts have as `other["FILE"].RUN`.
+        runs: Commands by name.
+        tables: Texts by the name of the table.
+    """
 
     model_config = ConfigDict(extra="forbid")
     page: str
-    runs: dict[str, Run]
+    uses: tuple[str, ...] = ()
+    runs: dict[str, Run] = {}
     tables: dict[str, str]
 
 
@@ -180,16 +188,23 @@ def missing(tables: Tables, known: Mapping[str, Recorded]) -> Iterator[str]:
             yield name
 
 
+def shown(run: Recorded) -> dict[str, Any]:
+    """Values of a run, and what a text may say of it."""
+    return {**run.values, **run.model_dump(exclude={"values", "expressions"})}
+
+
 def render(tables: Tables, known: Mapping[str, Recorded]) -> dict[str, str]:
     """Texts of the tables with their values; raises TableError if one is missing."""
     if lacking := list(missing(tables, known)):
         raise TableError(f"not recorded as the tables have them: {', '.join(lacking)}; run ./dev tables")
-    runs = {name: {**run.values, **run.model_dump(exclude={"values", "expressions"})} for name, run in known.items()}
-    days = sorted({run.date for run in known.values()})
+    files = {file: read_recorded(file) for file in tables.uses}
+    other = {file: {name: shown(run) for name, run in found.items()} for file, found in files.items()}
+    days = sorted({run.date for found in (known, *files.values()) for run in found.values()})
+    runs = {name: shown(run) for name, run in known.items()}
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     try:
         return {
-            name: TEMPLATES.from_string(text).render(runs, dates=dates).strip("\n")
+            name: TEMPLATES.from_string(text).render(runs, other=other, dates=dates).strip("\n")
             for name, text in tables.tables.items()
         }
     except (TemplateError, LookupError, ValueError, TypeError) as error:
@@ -213,12 +228,21 @@ def update(chosen: Sequence[str], rerun: bool) -> None:
             print(f"tables: {number}/{len(chosen)} {name}: {tables.runs[run].command}", file=sys.stderr, flush=True)
             known[run] = record(tables.runs[run], results)
             write_recorded(name, known)
-        write_recorded(name, known)
-        page = ROOT / tables.page
-        try:
-            page.write_text(with_tables(page.read_text(), render(tables, known)))
-        except (OSError, ValueError) as error:
-            raise TableError(f"{tables.page}: {error}") from None
+        if known:
+            write_recorded(name, {run: known[run] for run in tables.runs})
+    for name in names():
+        tables = load(name)
+        if name in chosen or set(tables.uses) & set(chosen):
+            write_page(tables, read_recorded(name))
+
+
+def write_page(tables: Tables, known: Mapping[str, Recorded]) -> None:
+    """Write the tables into their page."""
+    page = ROOT / tables.page
+    try:
+        page.write_text(with_tables(page.read_text(), render(tables, known)))
+    except (OSError, ValueError) as error:
+        raise TableError(f"{tables.page}: {error}") from None
 
 
 def main() -> None:
