@@ -136,6 +136,18 @@ def test_missing_runs_nothing_that_is_recorded(made, monkeypatch):
     run_command(monkeypatch, "--missing")
 
 
+def test_measured_runs_again_what_depends_on_machine(made, monkeypatch):
+    run_command(monkeypatch)
+    ran = []
+    monkeypatch.setattr(TABLES, "execute", lambda run: ran.append(run.command) or {"rows": [{"error": 1}], "n": 1})
+    run_command(monkeypatch, "--measured")
+    assert ran == []
+    table = made / "made.yaml"
+    table.write_text(table.read_text().replace("python tell.py", "python tell.py\n    measured: true"))
+    run_command(monkeypatch, "--measured")
+    assert ran == ["python tell.py"]
+
+
 def test_changed_expression_is_run_again(made, monkeypatch):
     run_command(monkeypatch)
     table = made / "made.yaml"

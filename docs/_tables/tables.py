@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -218,13 +218,14 @@ def with_tables(page: str, texts: Mapping[str, str]) -> str:
     return page
 
 
-def update(chosen: Sequence[str], rerun: bool) -> None:
-    """Run what is to be run, record each run as it ends, and write the pages."""
+def update(chosen: Sequence[str], again: Callable[[Run], bool]) -> None:
+    """Run what is not recorded and what is to run again, record each run as it ends, and write the pages."""
     results = dict[str, tuple[dict[str, Any], float]]()
     for number, name in enumerate(chosen, 1):
         tables, known = load(name), read_recorded(name)
         known = {run: known[run] for run in tables.runs if run in known}
-        for run in [each for each in tables.runs if rerun or each in set(missing(tables, known))]:
+        lacking = set(missing(tables, known))
+        for run in [name for name, each in tables.runs.items() if name in lacking or again(each)]:
             print(f"tables: {number}/{len(chosen)} {name}: {tables.runs[run].command}", file=sys.stderr, flush=True)
             known[run] = record(tables.runs[run], results)
             write_recorded(name, known)
@@ -250,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev tables", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="files of tables; all without one")
     parser.add_argument("--missing", action="store_true", help="run only commands that are not recorded")
+    parser.add_argument("--measured", action="store_true", help="run only these, and those that depend on the machine")
     parser.add_argument("--list", action="store_true", help="tables, their commands, and when they ran")
     options = parser.parse_args()
     try:
@@ -258,7 +260,8 @@ def main() -> None:
                 for run in read_recorded(name).values():
                     print(f"{name}\t{run.date}\t{run.seconds:g} s\t{run.command}")
         else:
-            update(options.names or names(), not options.missing)
+            whole = not (options.missing or options.measured)
+            update(options.names or names(), lambda run: whole or (options.measured and run.measured))
     except TableError as error:
         sys.exit(f"tables: {error}")
 
