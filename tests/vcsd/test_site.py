@@ -154,11 +154,12 @@ def test_first_command_runs(capsys, monkeypatch, line):
     code, out, err = run_vcsd(capsys, monkeypatch, *words)
     assert (program, code) == ("vcsd", 0), err
     if line == COMMANDS[0]:
-        figures = re.findall(r"^\| (.+), simulated us \| ([\d.]+) \| One decode step", FIRST, re.M)
+        steps = r"^\| decode step, `(\w+)`, simulated; error of its output \| ([\d.]+) us; ([\d.]+) \| One decode step"
+        figures = re.findall(steps, FIRST, re.M)
         assert len(figures) == 4
         shown = {words[0]: words[1:] for words in map(str.split, out.splitlines()) if len(words) > 1}
-        for method, value in figures:
-            assert value in shown[method.removeprefix("decode step, ").strip("`")]
+        for method, time, error in figures:
+            assert shown[method][-2:] == [time, error]
         for figure, value in re.findall(r"^\| (link.+?) \| (.+?) \| Traffic", FIRST, re.M):
             assert re.search(rf"{re.escape(figure)}\s+{re.escape(value)}\s", out), figure
 
