@@ -188,6 +188,9 @@ def test_runs_of_other_files_are_used(made, monkeypatch):
     (made / "two.yaml").write_text(text.replace("errors", "others"))
     with pytest.raises(SystemExit, match="no attribute 'others'"):
         run_command(monkeypatch, "two")
+    (made / "two.yaml").write_text(text.replace("[made]", "[none]"))
+    with pytest.raises(SystemExit, match="uses = none: no such file of tables"):
+        run_command(monkeypatch, "two")
 
 
 def test_unknown_table_and_page_without_place_are_refused(made, monkeypatch):

@@ -100,7 +100,7 @@ def where(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> list[Mapping[str,
 
 
 def only(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> Mapping[str, Any]:
-    """The one row that has the wanted values; raises ValueError if there is none, or another one."""
+    """The one row that has the wanted values; raises ValueError if no row or several have them."""
     found = where(rows, **wanted)
     if len(found) != 1:
         raise ValueError(f"{len(found)} rows have {wanted}: must be one")
@@ -189,7 +189,7 @@ def missing(tables: Tables, known: Mapping[str, Recorded]) -> Iterator[str]:
 
 
 def shown(run: Recorded) -> dict[str, Any]:
-    """Values of a run, and what a text may say of it."""
+    """Values, command, CPU, date and seconds of a run."""
     return {**run.values, **run.model_dump(exclude={"values", "expressions"})}
 
 
@@ -197,11 +197,13 @@ def render(tables: Tables, known: Mapping[str, Recorded]) -> dict[str, str]:
     """Texts of the tables with their values; raises TableError if one is missing."""
     if lacking := list(missing(tables, known)):
         raise TableError(f"not recorded as the tables have them: {', '.join(lacking)}; run ./dev tables")
+    if unknown := sorted(set(tables.uses) - set(names())):
+        raise TableError(f"uses = {unknown[0]}: no such file of tables")
     files = {file: read_recorded(file) for file in tables.uses}
     other = {file: {name: shown(run) for name, run in found.items()} for file, found in files.items()}
     days = sorted({run.date for found in (known, *files.values()) for run in found.values()})
     runs = {name: shown(run) for name, run in known.items()}
-    dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    dates = " to ".join(sorted({*days[:1], *days[-1:]}))
     try:
         return {
             name: TEMPLATES.from_string(text).render(runs, other=other, dates=dates).strip("\n")
@@ -219,7 +221,7 @@ def with_tables(page: str, texts: Mapping[str, str]) -> str:
 
 
 def update(chosen: Sequence[str], again: Callable[[Run], bool]) -> None:
-    """Run what is not recorded and what is to run again, record each run as it ends, and write the pages."""
+    """Run commands that are not recorded, and those that run again; record each as it ends, and write the pages."""
     results = dict[str, tuple[dict[str, Any], float]]()
     for number, name in enumerate(chosen, 1):
         tables, known = load(name), read_recorded(name)

@@ -6,15 +6,14 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from csd_spec.arrays import F64
 from vcsd.tables import table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.papers.hilos.inputs import FOLDER, NUMBERS, Inputs, draw, rows
 from vcsd_eval.papers.hilos.items import values
 from vcsd_eval.papers.options import MachineOptions
 
-Array = NDArray[np.float64]
 SAMPLES, FROZEN = 400, FOLDER / "predictions.csv"
 
 
@@ -47,10 +46,10 @@ def strongest_inputs(draws: list[Inputs], columns: dict[str, list[float]]) -> di
     return found
 
 
-def _ranks(column: list[float]) -> Array:
+def _ranks(column: list[float]) -> F64:
     """Ranks from 1, equal values share their mean."""
     _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return ranks
 
 
