@@ -132,7 +132,7 @@ def evaluate(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
     for name, expression in run.values.items():
         try:
             values[name] = TEMPLATES.compile_expression(expression, undefined_to_none=False)(**variables)
-            json.dumps(values[name])
+            json.dumps(values[name], allow_nan=False)
         except Exception as error:  # of any part of an expression
             raise TableError(f"{run.command}: {name} = {expression}: {error}") from None
     return values
