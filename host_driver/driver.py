@@ -6,6 +6,7 @@ outputs. A prefill is shipped in the background, layer by layer, while the model
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -139,6 +140,20 @@ class Driver:
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False
+        self._lock = threading.RLock()
+        self._home = threading.get_ident()  # last thread with exclusive access
+        self._dropped: list[Batch] = []  # dropped batches that are not freed yet
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Exclusive access for one forward or crop; other threads wait. Frees batches dropped meanwhile."""
+        with self._lock:
+            self._home = threading.get_ident()
+            self._free_dropped()
+            try:
+                yield
+            finally:
+                self._free_dropped()
 
     def create(self, count: int, max_tokens: int) -> Batch:
         """Create `count` sequences on every drive."""
@@ -272,6 +287,23 @@ class Driver:
             done = self._collect(self._submit(commands, self.now_ns), ignore_lost_drives=True)
             self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
 
+    def drop(self, batch: Batch) -> None:
+        """Free sequences now or before the next forward.
+
+        The garbage collector calls this at any time and in any thread, including those of the drives, which must not
+        wait for a command.
+        """
+        self._dropped.append(batch)
+        if threading.get_ident() == self._home and self._lock.acquire(blocking=False):
+            try:
+                self._free_dropped()
+            finally:
+                self._lock.release()
+
+    def _free_dropped(self) -> None:
+        while self._dropped:
+            self.free(self._dropped.pop())
+
     def flush(self) -> None:
         """Flush all drives; on return all data so far survives a power loss."""
         self.settle()
@@ -279,7 +311,8 @@ class Driver:
 
     def close(self) -> None:
         """Wait for all commands in flight, ignoring their errors; refuse further work."""
-        self._closed = True
+        with self._lock:  # a forward of another thread ends first
+            self._closed = True
         self._shipper.shutdown()
         self._abandon()
 

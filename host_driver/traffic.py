@@ -31,6 +31,21 @@ class StepRecord:
 
 
 @dataclass(slots=True)
+class ReadBack:
+    """Forwards of several tokens on a filled cache: their KV data is read back and attended on the host.
+
+    Attributes:
+        forwards: Number of forwards.
+        tokens: Their new tokens, of all sequences.
+        link_bytes: Bytes of their commands, the new tokens' KV data included.
+    """
+
+    forwards: int = 0
+    tokens: int = 0
+    link_bytes: int = 0
+
+
+@dataclass(slots=True)
 class Traffic:
     """Totals since the drives were attached.
 
@@ -38,6 +53,8 @@ class Traffic:
         steps: The last steps.
         step_count, total: Number and sum of all steps.
         by_context: Number and ns of all steps, and of steps without waiting, by range of `CONTEXT_TOKENS` tokens.
+        read_back: Forwards that attended on the host to KV data read back from the drives.
+        link_bytes: Bytes of all commands.
         busy_ns: Simulated time spent on commands, by drive.
     """
 
@@ -46,6 +63,7 @@ class Traffic:
     total: StepRecord = field(default_factory=StepRecord)
     by_context: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     current: StepRecord = field(default_factory=StepRecord)
+    read_back: ReadBack = field(default_factory=ReadBack)
     prefill_ns: int = 0
     flash: FlashCounters = FlashCounters()
     link_bytes: int = 0
@@ -73,6 +91,18 @@ class Traffic:
         steady = not step.wait_ns
         found = self.by_context.get(first, (0, 0, 0, 0))
         self.by_context[first] = found[0] + 1, found[1] + ns, found[2] + steady, found[3] + ns * steady
+
+    def count_read_back(self, tokens: int, link_bytes: int) -> None:
+        """Add a forward that attended on the host to KV data read back from the drives."""
+        assert tokens > 1 and link_bytes > 0, f"{tokens} tokens, {link_bytes} bytes read back"
+        self.read_back.forwards += 1
+        self.read_back.tokens += tokens
+        self.read_back.link_bytes += link_bytes
+
+    @property
+    def plain_offload_bytes(self) -> int:
+        """Bytes of all commands if the drives were plain SSDs: only decode steps would differ."""
+        return self.link_bytes - self.total.link_bytes + self.total.plain_offload_bytes
 
     def count(self, done: list[Completion]) -> None:
         """Add one completion per drive."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from csd_spec import ModelShape
 from host_driver.driver import Driver
+from host_driver.hf.cache_argument import forward_on
 from vcsd.loading import continuation
 from vcsd.progress import note
 from vcsd.redundancy_cost import Estimate
@@ -172,8 +173,7 @@ def _force(model: PreTrainedModel, inputs: Inputs, tokens: torch.Tensor) -> torc
     ids, cache, logits = inputs["input_ids"], None, []
     for step in range(tokens.shape[1]):
         extra = {"position_ids": positions[:, -ids.shape[1] :]} if takes_positions else {}
-        out = model(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **extra)
-        cache = out.past_key_values
+        out, cache = forward_on(model, cache, input_ids=ids, attention_mask=mask, **extra)
         logits.append(out.logits[:, -1].float())
         ids = tokens[:, step : step + 1]
         mask = torch.cat([mask, torch.ones_like(ids)], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -116,7 +117,7 @@ class Server:
         self._changed = threading.Condition()
         self._busy = threading.Lock()  # held during an iteration
         self._thread: threading.Thread | None = None
-        self._count, self._closed = 0, False
+        self._count, self._closed, self._process = 0, False, os.getpid()
         self._cause: BaseException | None = None
 
     def submit(
@@ -141,6 +142,7 @@ class Server:
             ValueError: An argument is invalid.
             RequestRejectedError: (a ValueError) The server does not accept the request.
         """
+        self._check_process()
         prompt, stop = token_ids("prompt", prompt, self._rows.vocabulary), token_ids("stop", stop)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, Integral):
             raise ValueError(f"max_new_tokens = {max_new_tokens!r}: must be a whole number")
@@ -159,6 +161,11 @@ class Server:
             self._incoming.append(handle)
             self._changed.notify_all()
         return handle
+
+    def _check_process(self) -> None:
+        """Raise ServerClosed in a forked child, which has none of our threads."""
+        if os.getpid() != self._process:
+            raise ServerClosedError("this process was forked from that of the server: submit requests in the parent")
 
     def _check(self, request: Request) -> None:
         """Raise Rejected if the server does not accept a request."""
@@ -205,6 +212,8 @@ class Server:
         def there() -> bool:
             return len(handle.tokens) > count or bool(handle.finish_reason)
 
+        if not there():
+            self._check_process()
         while self._thread is None and not there():
             with self._busy:
                 if not there() and not self._step():

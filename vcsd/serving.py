@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from csd_spec import AttentionConfig, Drive, ModelShape
 from csd_spec.renamed import old_fields
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
-from host_driver.hf.shape import placement
+from host_driver.hf.shape import placement, unwrapped
 from host_driver.kv_format import KVFormat
 from host_driver.request_cache import RowKv
 from host_driver.sharding import assign_heads
@@ -191,8 +192,9 @@ def serve(
     Raises:
         ValueError: (UnsupportedModelError) The model or the configuration is not supported.
     """
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrapped(model)
     shape = placement(model).shape
+    process = os.getpid()
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
     max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
     if max_tokens > context:
@@ -211,7 +213,11 @@ def serve(
         undo.callback(server.close)
         if background:
             server.start()
-        yield server
+        try:
+            yield server
+        finally:
+            if os.getpid() != process:
+                undo.pop_all()  # a forked child has none of our threads, and the drives are its parent's
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from csd_spec.network import Network, network_named
 from csd_spec.renamed import new_arguments, old_fields
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_not_attached, in_drives
-from host_driver.hf.shape import LayerPlacement, placement
+from host_driver.hf.shape import LayerPlacement, placement, unwrapped
 from host_driver.sharding import assign_heads
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike
@@ -251,8 +252,9 @@ def attach(
 @contextmanager
 def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveSession]:
     """Like `attach`, with all options in one value."""
-    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+    model = unwrapped(model)
     placed = placement(model)
+    process = os.getpid()
     config = config.stored(model.dtype, placed.shape.latent)
     what = config.attention
     config.check(placed.shape)
@@ -271,4 +273,8 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
         undo.callback(csd.save_statistics)
         micro_batches = config.micro_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))
-        yield csd
+        try:
+            yield csd
+        finally:
+            if os.getpid() != process:
+                undo.pop_all()  # a forked child has none of our threads, and the drives are its parent's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, cgroup_of
 from csd_spec import ModelShape
-from host_driver.hf.shape import FULL, kinds_in_tiers
+from host_driver.hf.shape import FULL, kinds_in_tiers, unwrapped
 from host_driver.hf.tiers import in_tiers
 from host_driver.tiers import TieredKv
 from kv_cache.hardware import DEVICE, PAGE_CACHE
@@ -68,8 +69,9 @@ class TierConfig:
     @contextmanager
     def attach(self, model: PreTrainedModel) -> Iterator[TierSession]:
         """Attach a model until the block ends, then restore it."""
-        model = getattr(model, "_orig_mod", model)  # unwrap torch.compile
+        model = unwrapped(model)
         kinds = kinds_in_tiers(model)
+        process = os.getpid()
         tiers, policy = self.tiers, self.made()
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
@@ -80,7 +82,8 @@ class TierConfig:
             with in_tiers(model, kv, kinds):
                 yield TierSession(kv, self.name, kinds)
         finally:
-            kv.close()
+            if os.getpid() == process:  # a forked child has none of our threads
+                kv.close()
 
     def stored(self, dtype: torch.dtype, latent: bool) -> TierConfig:
         """No effect: tiers store the model's dtype."""

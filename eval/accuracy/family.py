@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 import vcsd
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS, cache_argument, forward_on
 from host_driver.hf.shape import FULL, kinds_in_tiers, placement
 from vcsd.tiered import TierConfig, TierReport
 from vcsd_eval.accuracy.refusals import confirmed
@@ -157,7 +158,7 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
         return
     kinds = kinds_in_tiers(model)
     cache = DynamicCache() if set(kinds) == {FULL} else DynamicCache(config=model.config)
-    model(**_inputs()[-1], past_key_values=cache, use_cache=True)
+    forward_on(model, cache, **_inputs()[-1])
     full = [layer for layer, kind in zip(cache.layers, kinds, strict=True) if kind == FULL]
     stored = full[0].get_seq_length()  # the prompt and the tokens that a model prepends
     token = max(2 * max(layer.keys.nbytes, layer.values.nbytes) for layer in full) // stored
@@ -209,8 +210,8 @@ def _decode(
     first = model.generate(**inputs, max_new_tokens=NEW, **options)
     asked = torch.cat([first.sequences, first.sequences[:, :MORE]], 1)
     mask = torch.nn.functional.pad(inputs["attention_mask"], (0, NEW + MORE), value=1)
-    cache = first.get("past_key_values")
-    again = {"input_ids": asked, "attention_mask": mask, "past_key_values": cache}
+    name = cache_argument(model.forward) or CACHE_ARGUMENTS[0]
+    again = {"input_ids": asked, "attention_mask": mask, name: first.get(name)}
     second = model.generate(**again, max_new_tokens=AGAIN, **options)
     return second.sequences, torch.stack([*first.logits, *second.logits]).float()
 

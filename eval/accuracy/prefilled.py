@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
 import vcsd
+from host_driver.hf.cache_argument import forward_on
 from host_driver.hf.fill import can_fill, filled
 
 
@@ -26,8 +27,9 @@ class HostPrefill:
     def force(self, row: int, tokens: Sequence[int]) -> torch.Tensor:
         """Log-probabilities (tokens, vocabulary) before each of some tokens after a prompt, in one forward."""
         cache = self.caches[row]
+        cache.activate_past_recording()  # window layers drop what they would need after the crop
         ids = torch.tensor([[self.prompts[row][-1], *tokens[:-1]]], device=self.model.device)
-        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        out, _ = forward_on(self.model, cache, input_ids=ids)
         cache.crop(-ids.shape[1])
         return torch.log_softmax(out.logits[0].float(), -1)
 
@@ -60,7 +62,7 @@ def _one_thread_each(model: PreTrainedModel) -> Iterator[int]:
 def _prefilled(model: PreTrainedModel, ids: list[int]) -> Cache:
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     keep = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
-    model(input_ids=torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True, **keep)
+    forward_on(model, cache, input_ids=torch.tensor([ids], device=model.device), **keep)
     return cache
 
 
@@ -84,6 +86,8 @@ class Prefilled:
         choose(step, logits (B, vocabulary)) gives the next tokens (B,), or None to end early.
         """
         ids, mask, stored = self.last, self.mask, 0
+        assert self.cache is not None
+        self.cache.activate_past_recording()  # as in `HostPrefill.force`
         for step in range(steps):
             logits = self._forward(ids, mask)
             stored += 1
@@ -92,15 +96,13 @@ class Prefilled:
                 break
             ids = chosen[:, None].to(mask.device)
             mask = torch.cat([mask, torch.ones_like(ids)], 1)
-        assert self.cache is not None
         self.cache.crop(-stored)
 
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         given = {"position_ids": positions, "logits_to_keep": 1}
         extra = {name: given[name] for name in self.extra}
-        out = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **extra)
-        self.cache = out.past_key_values
+        out, self.cache = forward_on(self.model, self.cache, input_ids=ids, attention_mask=mask, **extra)
         last: torch.Tensor = out.logits[:, -1].float()
         return last
 

@@ -17,6 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS
+
 NOTING = "noting"
 PARTS = (  # of kinds of layers; what classes of their caches, or of their modules, are called
     ("sliding chunked", "Sliding"),
@@ -39,7 +41,7 @@ def confirmed(reason: str, model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 def _own_cache(model: PreTrainedModel, ids: torch.Tensor) -> Any:
     out = model(input_ids=ids, use_cache=True)
-    return out.get("past_key_values", out.get("cache_params"))
+    return next((out[name] for name in (*CACHE_ARGUMENTS, "cache_params") if name in out), None)
 
 
 def _noted(model: PreTrainedModel, ids: torch.Tensor) -> list[dict[str, Any]]:
@@ -94,9 +96,9 @@ def _generates_all_again(model: PreTrainedModel, ids: torch.Tensor) -> bool:
 
 
 def _keeps(model: PreTrainedModel, ids: torch.Tensor, name: str) -> bool:
-    """Whether the model returns its state under this name, and no `past_key_values`."""
+    """Whether the model returns its state under this name, and no cache of keys and values."""
     out = model(input_ids=ids, use_cache=True)
-    return out.get(name) is not None and "past_key_values" not in out
+    return out.get(name) is not None and not any(other in out for other in CACHE_ARGUMENTS if other != name)
 
 
 def _looks_ahead(model: PreTrainedModel, ids: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from csd_spec.arrays import F32
+from host_driver.hf.cache_argument import forward_on
 
 MOST_TOKENS = 8192  # its cache is filled by a prompt, which takes time with the square of that
 CHUNK = 512  # tokens of a prompt that are handed over at once
@@ -170,7 +171,7 @@ class LlamaCpp:
 def expected(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
     """The model's own logits after a prompt, and after its last token as a decode step: (2, B, vocabulary)."""
     cache, parts = DynamicCache(), (ids[:, :-1], ids[:, -1:])
-    outs = [model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=1) for part in parts]
+    outs = [forward_on(model, cache, input_ids=part, logits_to_keep=1)[0] for part in parts]
     return torch.stack([out.logits[:, -1].float() for out in outs])
 
 

@@ -24,6 +24,7 @@ import vcsd
 from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.hf.cache import CsdCache
+from host_driver.hf.cache_argument import forward_on
 from host_driver.hf.staging import stage
 from vcsd.loading import CHECKPOINT
 from vcsd.loading import load as load_model
@@ -214,7 +215,7 @@ class DecodeBench:
 
 def _step(model: PreTrainedModel, cache: Cache) -> Callable[[torch.Tensor], torch.Tensor]:
     def step(ids: torch.Tensor) -> torch.Tensor:
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        out, _ = forward_on(model, cache, input_ids=ids)
         return out.logits[:, -1]  # type: ignore[no-any-return]  # a tensor, which transformers does not say
 
     return step

@@ -132,8 +132,6 @@ def _attend(
         out = attend_on_device(module, query, keys, values, mask, asked)
         _ship(layer, key, value, admitted)
     layer.length = past + new
-    if layer.number == cache.driver.shape.layers - 1:
-        cache.forget_mask()
     return out
 
 

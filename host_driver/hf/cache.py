@@ -148,7 +148,7 @@ class CsdCache(ExternalCache):
         if self.batch is None:
             self.batch = self.driver.create(count, self.max_tokens)
             self.valid = np.zeros((count, 0), bool)
-            self._release = weakref.finalize(self, self.driver.free, self.batch)
+            self._release = weakref.finalize(self, self.driver.drop, self.batch)
             self._release.atexit = False
 
     def close(self) -> None:
@@ -164,10 +164,41 @@ class CsdCache(ExternalCache):
         self._release.detach()
         return self.batch
 
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        with self.driver.exclusive(), super().forward():
+            yield
+            self._seen = None
+
+    def checked(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Inputs of a forward, with masks of four dimensions as True and False.
+
+        Raises:
+            Unsupported: Before anything runs. Drives do not store padding, so a mask must hide the same earlier
+                positions in every forward, and every query head must see the same tokens.
+        """
+        if inputs.get("output_attentions") or getattr(self.config, "output_attentions", False):
+            raise UnsupportedModelError("output_attentions: attention weights stay in the drives: leave it out")
+        mask, past = inputs.get("attention_mask"), self.get_seq_length()
+        if isinstance(mask, dict):
+            return inputs | {"attention_mask": {kind: _seen(each) for kind, each in mask.items()}}
+        stored, earlier = self.valid[:, :past], np.ones((len(self.valid), past), bool)
+        if mask is not None:
+            if mask.dim() != 2:
+                return inputs | {"attention_mask": _seen(mask)}  # compared when attention sees it
+            earlier = mask[:, :past].to("cpu", torch.bool).numpy()
+        if past and not np.array_equal(earlier, stored):
+            raise UnsupportedModelError(
+                "the attention mask changed for earlier tokens: pass attention_mask in every forward, with the same "
+                "columns for these, or start a new cache"
+            )
+        return inputs
+
     def crop_layer(self, layer: int, length: int) -> None:
         """Keep the first `length` positions of one layer."""
         assert self.batch is not None
-        self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))
+        with self.driver.exclusive():
+            self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))
         if all(each.length == length for each in self.own_layers):
             self.valid = self.valid[:, :length]
 
@@ -240,6 +271,16 @@ class CsdCache(ExternalCache):
         self.valid = row
         return row[:, past:]
 
-    def forget_mask(self) -> None:
-        """Drop the cached mask at the end of a forward."""
-        self._seen = None
+
+def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask (B, 1, new, positions) as True where a query sees a token; it may be given as terms of the logits."""
+    if mask is None or mask.dim() != 4:
+        return mask
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    hides = mask.dtype == torch.bool or bool((seen | (mask <= torch.finfo(mask.dtype).min / 2)).all())
+    if mask.shape[1] > 1 or not hides:
+        raise UnsupportedModelError(
+            f"an attention_mask {tuple(mask.shape)} of {mask.dtype}: drives need one for all heads, (batch, 1, new, "
+            "positions), that only shows or hides tokens"
+        )
+    return seen

@@ -12,15 +12,15 @@ from typing import Any, NoReturn, TypeVar
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
 
-from host_driver.hf.shape import UnsupportedModelError
+from host_driver.hf.shape import FULL, WINDOWS, UnsupportedModelError, decoder_layers
 
 C = TypeVar("C", bound="ExternalCache")
 
 
 class NotCopyable:
-    """Object whose data would not be copied with it. `where`, `where_to`: location of the data, for messages."""
+    """Object whose data would not be copied with it. `where`: location of the data, for messages."""
 
-    where, where_to = "in drives", "into drives"
+    where = "in drives"
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise UnsupportedModelError(
@@ -84,29 +84,41 @@ class ExternalCache(NotCopyable, Cache):
             given.layers, given.csd_cache = self.layers, self
 
 
-def own_layers(model: PreTrainedModel, given: Cache | None, layers: int, elsewhere: Sequence[int]) -> Sequence[Any]:
-    """Layers of the cache that a model would create, if some of them stay with the model.
+def own_layers(model: PreTrainedModel, given: Cache | None, kinds: Sequence[str]) -> Sequence[Any]:
+    """Layers of the cache of a forward, of which those with full attention will be replaced.
+
+    They are the caller's own, which may have been told to record their past (assisted generation); without a cache,
+    those that the model would create.
 
     Args:
         model: The model.
         given: The user's cache.
-        layers: Number of layers.
-        elsewhere: Indices of the layers that will be replaced.
+        kinds: Kind of each layer.
     """
-    if len(elsewhere) == layers:
-        return elsewhere
     config = model.config.get_text_config(decoder=True)
-    layers_of: Sequence[Any] = (given if isinstance(given, StaticCache) else DynamicCache(config=config)).layers
-    return layers_of
+    # Fewer in the draft of an early exit
+    kinds = kinds[: decoder_layers(config) or getattr(config, "num_hidden_layers", len(kinds))]
+    if given is not None and given.layers:
+        layers: Sequence[Any] = given.layers
+    elif given is not None and given.layer_class_to_replicate and set(kinds) <= {FULL, *WINDOWS}:
+        layers = [given.layer_class_to_replicate() for _ in kinds]
+    elif set(kinds) == {FULL}:
+        layers = kinds
+    else:
+        layers = DynamicCache(config=config).layers
+    if len(layers) != len(kinds):
+        raise UnsupportedModelError(f"a cache of {len(layers)} layers, and the model has {len(kinds)}")
+    return layers
 
 
-def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C:
+def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C], where: str) -> C:
     """Our cache for the cache argument of a forward of the attached model.
 
     Args:
         given: Argument of the forward; None: no cache.
         owner: The current session.
         make: Creates the replacement cache.
+        where: Location of its data, for messages.
 
     Raises:
         Unsupported: The cache is filled, belongs to another session, or has an unsupported type.
@@ -119,14 +131,14 @@ def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C]) -> C
             )
         found: C = cache
         return found
-    own = make(given)
     if given is None:
-        return own
+        return make(None)
+    where_to = where.replace("in ", "into ")
     if type(given) not in (DynamicCache, StaticCache):
         kind = type(given).__name__
-        raise UnsupportedModelError(f"a cache of type {kind} cannot move {own.where_to}: use DynamicCache()")
+        raise UnsupportedModelError(f"a cache of type {kind} cannot move {where_to}: use DynamicCache()")
     if given.get_seq_length():
         raise UnsupportedModelError(
-            f"a cache that was filled outside of vcsd.attach cannot move {own.where_to}: fill it inside"
+            f"a cache that was filled outside of vcsd.attach cannot move {where_to}: fill it inside"
         )
-    return own
+    return make(given)

@@ -36,7 +36,7 @@ def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, cache
         caches: One for each sequence, each of one row without padding.
 
     Returns:
-        The cache of all sequences, padded on the left to the longest: give it to the model as `past_key_values`.
+        The cache of all sequences, padded on the left to the longest: give it to the model as its cache.
 
     Raises:
         Unsupported: A value is beyond FP16's range.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +21,7 @@ from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS, cache_argument
 from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layers
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
@@ -30,15 +32,13 @@ _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")
 
 def check_not_attached(model: PreTrainedModel) -> None:
     """Raise Unsupported if a model is attached already."""
-    if getattr(vars(model).get("forward"), "is_in_tiers", False):
+    if isinstance(attached := vars(model).get("forward"), AttachedForward):
         raise UnsupportedModelError(
-            "this model is attached already, with the KV cache in tiers: close that session first"
+            f"this model is attached already, with the KV cache {attached.where}: close that session first"
         )
     if model.config._attn_implementation == f"{IMPLEMENTATION}-rows":
         raise UnsupportedModelError("this model serves already: close its server first")
     if model.config._attn_implementation == IMPLEMENTATION:
-        if "forward" in vars(model):
-            raise UnsupportedModelError("this model is attached to drives already: close that session first")
         raise UnsupportedModelError(
             "this model shares its config with one that is attached to drives: load it with its own config"
         )
@@ -104,7 +104,7 @@ def csd_forward(
     micro_batches: int,
     driver: Driver,
     replay: Replay | None = None,
-) -> Callable[..., Any]:
+) -> AttachedForward:
     """`forward` of a model with a `CsdCache` instead of an empty cache. `replay`: see `in_drives`."""
     config = model.config.get_text_config(decoder=True)
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
@@ -112,59 +112,95 @@ def csd_forward(
         micro_batches = 1  # the model keeps per-sequence state between forwards
 
     def make(given: Cache | None) -> CsdCache:
-        layers = own_layers(model, given, len(placed.kinds), placed.in_drives)
+        layers = own_layers(model, given, placed.kinds)
         return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
 
     def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
+        given = cache.checked(given)
         with replay.recorded(cache, given) if replay else nullcontext():
             return _run(forward, driver, micro_batches, cache, given)
 
-    return own_forward(model, forward, driver, make, run)
+    return AttachedForward(model, forward, driver, make, run)
 
 
-def own_forward(
-    model: PreTrainedModel,
-    forward: Callable[..., Any],
-    owner: object,
-    make: Callable[[Cache | None], C],
-    run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
-) -> Callable[..., Any]:
+class AttachedForward:
     """`forward` of a model with our cache instead of an empty one, and the same signature.
 
-    It is never compiled: a compiled graph cannot wait for data elsewhere.
-    """
-    signature, uncompiled_forward = inspect.signature(forward), torch.compiler.disable(forward)
-    config = model.config.get_text_config(decoder=True)
+    It is never compiled: a compiled graph cannot wait for data elsewhere. Copying or pickling the model raises: the
+    copy's forward would run this model's weights.
 
-    @functools.wraps(forward)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    Attributes:
+        where: Location of the KV data, for messages.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        forward: Callable[..., Any],
+        owner: object,
+        make: Callable[[Cache | None], C],
+        run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
+        where: str = "in drives",
+    ) -> None:
+        """Wrap the forward of a model.
+
+        Args:
+            model: The model.
+            forward: Its forward.
+            owner: The session that caches belong to.
+            make: Creates our cache for a forward, given the caller's empty one.
+            run: Runs the model's forward on our cache.
+            where: Location of the KV data, for messages.
+        """
+        functools.update_wrapper(self, forward)
+        self.where, self._owner, self._make, self._run = where, owner, make, run
+        self._signature, self._forward = inspect.signature(forward), torch.compiler.disable(forward)
+        self._config, self._process = model.config.get_text_config(decoder=True), os.getpid()
+        name = cache_argument(forward)
+        assert name is not None, "a model whose cache cannot be replaced is refused before it is attached"
+        self.cache_name = name
+        self._uncompiled = torch.compiler.disable(self._call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._uncompiled(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise UnsupportedModelError(
+            f"this model is attached, with its KV cache {self.where}: copy or save it before or after the block"
+        )
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         given = kwargs
         if args:
-            given = signature.bind_partial(*args, **kwargs).arguments
+            given = self._signature.bind_partial(*args, **kwargs).arguments
             given |= given.pop("kwargs", {})
-        own, use_cache = given.get("past_key_values"), given.get("use_cache")
-        if own is None and not (config.use_cache if use_cache is None else use_cache):
-            return uncompiled_forward(**given)
+        if self.cache_name not in given and "past_key_values" in given:
+            given[self.cache_name] = given.pop("past_key_values")  # the name before transformers 5.24
+        own, use_cache = given.get(self.cache_name), given.get("use_cache")
+        if own is None and not (self._config.use_cache if use_cache is None else use_cache):
+            return self._forward(**given)
+        if os.getpid() != self._process:
+            raise UnsupportedModelError(
+                f"this process was forked after its model was attached, with the KV cache {self.where} of its parent: "
+                "attach a model in the process that generates"
+            )
         if other := [name for name in _OTHERS if given.get(name) is not None]:
             raise UnsupportedModelError(
                 f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens"
             )
-        cache = cache_for(own, owner, make)
+        cache = cache_for(own, self._owner, self._make, self.where)
         with cache.forward():
-            out = run(uncompiled_forward, cache, given | {"past_key_values": cache})
+            out = self._run(self._forward, cache, given | {self.cache_name: cache})
         if own is not None:
             cache.replace_layers(own)
-        return _replace_cache(out, cache if own is None else own, given)
-
-    uncompiled: Callable[..., Any] = torch.compiler.disable(wrapped)
-    return uncompiled
+        return _replace_cache(out, self.cache_name, cache if own is None else own, given)
 
 
-def _replace_cache(out: Any, cache: Cache, given: dict[str, Any]) -> Any:
+def _replace_cache(out: Any, name: str, cache: Cache, given: dict[str, Any]) -> Any:
     """Output of a forward with the caller's cache in it."""
     if isinstance(out, tuple):
         return tuple(cache if isinstance(each, ExternalCache) else each for each in out)
-    out["past_key_values"] = cache
+    out[name] = cache
     return out.to_tuple() if given.get("return_dict") is False else out
 
 
@@ -174,10 +210,14 @@ def _run(
     ids = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     assert ids is not None, "a forward has input_ids or inputs_embeds"
     batch, new = ids.shape[:2]
-    decode = new == 1 and cache.get_seq_length() > 0
+    past = cache.get_seq_length()
+    decode = new == 1 and past > 0
     if not decode:
+        before = driver.traffic.link_bytes
         out = forward(**given)
         driver.settle()
+        if past:
+            driver.traffic.count_read_back(batch * new, driver.traffic.link_bytes - before)
         return out
     count = min(micro_batches, batch)
     with driver.step(count) as each:
@@ -203,8 +243,8 @@ def _run_micro_batches(
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                mine = {name: _rows(name, value, part.rows, batch) for name, value in given.items()}
-                out = forward(**(mine | {"past_key_values": part, "return_dict": True}))
+                mine = {name: _rows(name, value, part, batch) for name, value in given.items()}
+                out = forward(**(mine | {"return_dict": True}))
             failed = False
             return out
         finally:
@@ -218,16 +258,18 @@ def _run_micro_batches(
     return [future.result() for future in futures]
 
 
-def _rows(name: str, value: Any, rows: slice, batch: int) -> Any:
+def _rows(name: str, value: Any, part: CsdCache, batch: int) -> Any:
     """A micro-batch's part of an argument: tensors with a batch dimension are sliced, others are shared.
 
     The batch is the first dimension, except for positions along several axes, (axes, B, S).
     """
+    if isinstance(value, CsdCache):
+        return part
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return value
     if name == "position_ids" and value.dim() == 3:
-        return value[:, rows]
-    return value[rows] if value.shape[0] == batch else value
+        return value[:, part.rows]
+    return value[part.rows] if value.shape[0] == batch else value
 
 
 def _concatenate(outs: list[ModelOutput]) -> ModelOutput:
@@ -235,7 +277,7 @@ def _concatenate(outs: list[ModelOutput]) -> ModelOutput:
     for name, first in outs[0].items():
         if isinstance(first, torch.Tensor) and first.dim():
             joined[name] = torch.cat([out[name] for out in outs])
-        elif name != "past_key_values":
+        elif name not in CACHE_ARGUMENTS:
             raise UnsupportedModelError(
                 f"output {name!r} cannot be joined from micro-batches: attach with micro_batches=1"
             )

@@ -24,8 +24,9 @@ from csd_link.splitting import Deferred
 from csd_spec import Attend, AttentionConfig, Command, Completion, Drive, DriveSpec, FlashCounters, KvAppend, SeqCreate
 from host_driver.driver import Driver
 from host_driver.hf.cache import CsdCache
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS
 
-_DROPPED = ("past_key_values", "use_cache", "return_dict", "labels")
+_DROPPED = (*CACHE_ARGUMENTS, "use_cache", "return_dict", "labels")
 _BY_TOKEN = ("input_ids", "attention_mask", "position_ids", "inputs_embeds", "cache_position", "token_type_ids")
 
 
@@ -122,7 +123,7 @@ class Replay:
     """Log of a model's forwards, from which lost groups of heads are recomputed.
 
     Attributes:
-        forward_on: Returns the model's forward with its cache in a driver's drives. Set when the model is attached.
+        forward_on: Returns the model's `AttachedForward` on a driver's drives; set when the model is attached.
     """
 
     def __init__(self, groups: Sequence[ReplicatedDrive], make: Callable[[], Drive]) -> None:
@@ -136,7 +137,7 @@ class Replay:
         self._logs: WeakKeyDictionary[CsdCache, list[Forward]] = WeakKeyDictionary()
         self._computing = RLock()
         self._again: dict[int, Replica] = {}  # groups recomputed since the last forward, by index
-        self.forward_on: Callable[[Driver], Callable[..., Any]] | None = None
+        self.forward_on: Callable[[Driver], Any] | None = None
         for number, group in enumerate(groups):
             group.rebuild = partial(self._rebuild, number)
 
@@ -196,7 +197,8 @@ class Replay:
                 for each in self._cropped(cache, cache.get_seq_length()):
                     driver.attention, mask = each.attention, each.mask_after(mask)
                     given = each.given | ({"attention_mask": mask} if each.has_mask else {})
-                    again = forward(**given, past_key_values=again, use_cache=True, return_dict=True).past_key_values
+                    out = forward(**given, **{forward.cache_name: again}, use_cache=True, return_dict=True)
+                    again = out[forward.cache_name]
                 batch = again.detach() if again else driver.create(len(cache.valid), cache.max_tokens)
                 for replica, ours, theirs in zip(replicas.values(), cache.batch.handles, batch.handles, strict=True):
                     replica.handles |= dict(zip(ours.tolist(), theirs.tolist(), strict=True))

@@ -22,6 +22,7 @@ from csd_spec.arrays import F16, F32
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.attention import TERMS, check_asked, mask_of, set_logit_terms
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
+from host_driver.hf.cache_argument import forward_on
 from host_driver.hf.device import apply_cap_and_bias, attend_on_device
 from host_driver.hf.forward import check_not_attached, use_attention_interface
 from host_driver.hf.latent import Latent
@@ -142,13 +143,7 @@ class RowModel:
         rows = _Rows(self.kv, self._windows, new, self._latents)
         given = self._more | ({"position_ids": positions} if self._positions else {})
         with self.kv.iteration(new, homes):
-            out = self.model(
-                input_ids=ids,
-                past_key_values=rows,
-                use_cache=True,
-                return_dict=True,
-                **given,
-            )
+            out, _ = forward_on(self.model, rows, input_ids=ids, return_dict=True, **given)
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from csd_spec import ModelShape
 from csd_spec.model import FP16_BYTES
 from host_driver.hf.adapters import ADAPTERS
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS
 from host_driver.hf.latent import latent_modules
 
+OLDEST_TRANSFORMERS, TOO_NEW_TRANSFORMERS = (5, 20), (5, 25)  # `./dev test --matrix` tries the ends
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 WINDOWS = SLIDING, "chunked_attention"
@@ -64,6 +68,16 @@ class LayerPlacement:
         return there / (there + here)
 
 
+def unwrapped(model: Any) -> PreTrainedModel:
+    """The transformers model inside of the wrappers of torch.compile and PEFT.
+
+    Adapters are in its modules, or in what their wrapper passes to it.
+    """
+    model = getattr(model, "_orig_mod", model)
+    base = getattr(model, "get_base_model", None)
+    return base() if callable(base) and not isinstance(model, PreTrainedModel) else model
+
+
 def placement(model: PreTrainedModel) -> LayerPlacement:
     """Find the layers of a decoder with full attention, which attend in drives, and their shape.
 
@@ -75,12 +89,13 @@ def placement(model: PreTrainedModel) -> LayerPlacement:
         _cross_attention_reason(model, config)
         or _unsupported_attention_reason(model, config)
         or _unsupported_cache_reason(model)
+        or _meta_reason(model)
         or _missing_config_reason(config, "num_hidden_layers", "num_attention_heads")
     ):
         raise UnsupportedModelError(f"{name} {reason}")
     kinds, windows = _kinds(config)
     _check_kinds(name, kinds, "drives")
-    each = [config] * len(kinds) if _decoder_layers(config) else config.per_layer_config
+    each = [config] * len(kinds) if decoder_layers(config) else config.per_layer_config
     shapes = [_heads(of_layer) for of_layer in each]
     if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
         raise UnsupportedModelError(f"{name} has layers of several shapes: drives serve the same heads in every layer")
@@ -114,6 +129,7 @@ def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
     if (
         reason := _cross_attention_reason(model, config)
         or _unsupported_cache_reason(model)
+        or _meta_reason(model)
         or _missing_config_reason(config, "num_hidden_layers")
     ):
         raise UnsupportedModelError(f"{name} {reason}")
@@ -122,7 +138,18 @@ def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
     return tuple(kinds)
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version."""
+    return tuple(int(number) for number in version.split(".")[:2])
+
+
 def _decoder(model: PreTrainedModel) -> PreTrainedConfig:
+    if not (OLDEST_TRANSFORMERS <= _numbers(transformers.__version__) < TOO_NEW_TRANSFORMERS):
+        oldest, too_new = (".".join(map(str, each)) for each in (OLDEST_TRANSFORMERS, TOO_NEW_TRANSFORMERS))
+        raise UnsupportedModelError(
+            f"transformers {transformers.__version__} is installed, and models were tried with {oldest} and later, "
+            f"below {too_new}: pip install 'transformers>={oldest},<{too_new}'"
+        )
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"{type(model).__name__} is not a transformers model: pass a PreTrainedModel to attach"
@@ -143,14 +170,14 @@ def _check_kinds(name: str, kinds: Sequence[str], where: str) -> None:
 
 def _kinds(config: PreTrainedConfig) -> tuple[list[str], list[int]]:
     """Kind and window length (tokens, 0 = no window) of each layer."""
-    if count := _decoder_layers(config):
+    if count := decoder_layers(config):
         return [FULL] * count, [0] * count
     kinds, made_with = get_layer_types_and_kwargs(config)
     windows = [with_["sliding_window"] if kind in WINDOWS else 0 for kind, with_ in zip(kinds, made_with, strict=True)]
     return kinds, windows
 
 
-def _decoder_layers(config: PreTrainedConfig) -> int:
+def decoder_layers(config: PreTrainedConfig) -> int:
     """Layers of a decoder whose config also describes an encoder (its other numbers are the encoder's); 0 if none."""
     return getattr(config, "decoder_layers", None) or 0
 
@@ -201,12 +228,19 @@ def _unsupported_attention_reason(model: PreTrainedModel, config: PreTrainedConf
 def _unsupported_cache_reason(model: PreTrainedModel) -> str:
     """Why a model's cache cannot be replaced; empty if it can."""
     taken = inspect.signature(model.forward).parameters
-    if "past_key_values" not in taken:
+    if not any(name in taken for name in CACHE_ARGUMENTS):
         if own := [name for name in ("cache_params", "state") if name in taken]:
             return f"keeps {own[0]} instead of keys and values"
-        return "takes no past_key_values: it generates without a cache"
+        return "takes no cache: it generates without one"
     if not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         return "keeps its state in a cache of its own kind"
+    return ""
+
+
+def _meta_reason(model: PreTrainedModel) -> str:
+    """Why a model has no data; empty if it has some. Parameters that accelerate loads in time are also on meta."""
+    if model.device.type == "meta" and not hasattr(model, "hf_device_map"):
+        return "is on the meta device, which has no data: load it to a real device"
     return ""
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from host_driver.hf.external_cache import ExternalCache, NotCopyable, own_layers
-from host_driver.hf.forward import check_not_attached, own_forward
+from host_driver.hf.forward import AttachedForward, check_not_attached
 from host_driver.hf.shape import FULL, UnsupportedModelError
 from host_driver.tiers import Shape, TieredKv
 from kv_cache.block_table import BlockKey
@@ -28,7 +28,7 @@ REORDERED_TOKENS = 64  # per chunk, to bound the memory of reordering
 class TieredObject(NotCopyable):
     """Object whose data is in tiers."""
 
-    where, where_to = "in tiers", "into tiers"
+    where = "in tiers"
 
 
 class TieredLayer(TieredObject, CacheLayerMixin):
@@ -139,6 +139,10 @@ class TieredCache(TieredObject, ExternalCache):
     """
 
     def __init__(self, kv: TieredKv, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
+        if in_tiers[-1] >= len(layers):
+            raise UnsupportedModelError(
+                f"a forward of {len(layers)} layers (early exit): a policy of tiers moves the data of all: leave it out"
+            )
         ours = {index: TieredLayer(self, index, number) for number, index in enumerate(in_tiers)}
         super().__init__([ours.get(index, layer) for index, layer in enumerate(layers)], kv)
         self.kv = kv
@@ -213,19 +217,15 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
         kinds: Kind of each layer; layers without full attention keep the model's own cache.
     """
     check_not_attached(model)
-    if kv.device.type == "meta":
-        raise UnsupportedModelError("the model is on the meta device, which has no data: load it to a real device")
     numbers = [number for number, kind in enumerate(kinds) if kind == FULL]
 
     def make(given: Cache | None) -> TieredCache:
-        return TieredCache(kv, own_layers(model, given, len(kinds), numbers), numbers)
+        return TieredCache(kv, own_layers(model, given, kinds), numbers)
 
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        forward: Any = own_forward(model, model.forward, kv, make, _run)
-        forward.is_in_tiers = True
-        model.forward = forward
+        model.forward = AttachedForward(model, model.forward, kv, make, _run, "in tiers")
         yield
     finally:
         model.__dict__.pop("forward", None)

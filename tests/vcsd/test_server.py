@@ -162,7 +162,7 @@ def test_serving_model_is_exclusive_forward_unchanged(model) -> None:
             pass
     with (
         vcsd.attach(model),
-        pytest.raises(vcsd.UnsupportedModelError, match="attached to drives already"),
+        pytest.raises(vcsd.UnsupportedModelError, match="attached already, with the KV cache in drives"),
         serve(model),
     ):
         pass

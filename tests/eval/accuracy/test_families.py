@@ -89,7 +89,7 @@ def test_refused_family_has_confirmed_reason(name, reason):
         "LlamaForCausalLM is an encoder-decoder: only decoders are served",
         "LlamaForCausalLM has cross-attention, to what is not in its cache",
         "LlamaForCausalLM has layers of several shapes (per_layer_config)",
-        "LlamaForCausalLM takes no past_key_values: it generates without a cache",
+        "LlamaForCausalLM takes no cache: it generates without one",
         "LlamaAttention attends to later tokens, which drives do not support",
         "LlamaAttention attends twice to keys that it caches once, which drives do not support",
         "layer 0 caches keys of 1 heads x 16 channels; drives serve 4 x 16",

@@ -4,6 +4,7 @@ partner of: host_driver/hf/attention.py, host_driver/hf/staging.py
 """
 
 import gc
+import inspect
 import tracemalloc
 
 import pytest
@@ -77,7 +78,7 @@ class Conversation:
         if self.cache is not None:
             self.mask = torch.cat([self.mask, torch.ones_like(ids) if mask is None else mask], 1)
         extra = {}
-        if "position_ids" in self.model.forward.__code__.co_varnames or "OPT" not in type(self.model).__name__:
+        if "position_ids" in inspect.signature(self.model.forward).parameters or "OPT" not in type(self.model).__name__:
             extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self.model(input_ids=ids, attention_mask=self.mask, past_key_values=self.cache, use_cache=True, **extra)
         self.cache = out.past_key_values

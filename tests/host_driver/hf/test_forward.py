@@ -223,5 +223,8 @@ def test_second_model_with_same_config_is_refused(model):
             vcsd.attach(LlamaForCausalLM(model.config)),
         ):
             pass
-        with pytest.raises(UnsupportedModelError, match="attached to drives already"), vcsd.attach(model):
+        with (
+            pytest.raises(UnsupportedModelError, match="attached already, with the KV cache in drives"),
+            vcsd.attach(model),
+        ):
             pass
