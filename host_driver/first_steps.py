@@ -82,6 +82,20 @@ class FirstSteps:
                 layer.steps.append([])
         return self.steps == MAX_STEPS
 
+    def shortened(self, tokens: int) -> FirstSteps:
+        """The same steps after the first `tokens` tokens of each prompt."""
+        layers = {}
+        for number, layer in self.layers.items():
+            left, prompt = np.full(self.sequences, tokens), list[tuple[Rows, I64, F16, F16]]()
+            for rows, lengths, k, v in layer.prompt:
+                kept = np.minimum(lengths, left[rows])
+                left[rows] -= kept
+                starts = np.cumsum(lengths) - lengths
+                index = np.concatenate([start + np.arange(n) for start, n in zip(starts, kept, strict=True)])
+                prompt.append((rows, kept, k[index], v[index]))
+            layers[number] = replace(layer, prompt=prompt)
+        return replace(self, layers=layers)
+
     @property
     def recorded_shape(self) -> ModelShape:
         """The model's shape with only the recorded layers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console, Group
@@ -17,6 +17,7 @@ from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
 from host_driver.hf.shape import FULL, LayerPlacement
+from host_driver.traffic import ReadBack
 from vcsd.administer import read_log
 
 _LEFT_OUT = {  # by key of a drive's log page of programs
@@ -34,6 +35,9 @@ class Report:
     steps: int
     link_bytes_per_step: float
     plain_offload_bytes_per_step: float
+    link_bytes: int  # of all commands: prompts, decode steps, forwards that read back
+    plain_offload_bytes: int  # the same if the drives were plain SSDs
+    read_back: ReadBack  # forwards of several tokens on a filled cache
     pages_read: int
     pages_programmed: int
     useful_read_fraction: float | None  # of the bytes that crossed the flash channels; None if there were none
@@ -71,6 +75,9 @@ class Report:
             steps=traffic.step_count,
             link_bytes_per_step=total.link_bytes / steps,
             plain_offload_bytes_per_step=total.plain_offload_bytes / steps,
+            link_bytes=traffic.link_bytes,
+            plain_offload_bytes=traffic.plain_offload_bytes,
+            read_back=replace(traffic.read_back),
             pages_read=traffic.flash.pages_read,
             pages_programmed=traffic.flash.pages_programmed,
             useful_read_fraction=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
@@ -115,6 +122,10 @@ class Report:
             "link_bytes": {
                 "per_step": self.link_bytes_per_step,
                 "ssd_offload_baseline_per_step": self.plain_offload_bytes_per_step,
+                "total": self.link_bytes,
+                "ssd_offload_baseline_total": self.plain_offload_bytes,
+                "saved": self.saved,
+                "read_back": asdict(self.read_back),
             },
             "flash": {
                 "pages_read": self.pages_read,
@@ -140,8 +151,17 @@ class Report:
             },
         }
 
+    @property
+    def saved(self) -> float:
+        """Bytes that would cross the links of plain SSDs, over those that crossed: prompts and read-backs included."""
+        return self.plain_offload_bytes / max(1, self.link_bytes)
+
     def __rich__(self) -> Group:
-        parts = [self._traffic_table(), self._time_table(), self._drive_table()]
+        return self.tables()
+
+    def tables(self, timed: bool = True) -> Group:
+        """The tables; `timed`: with the mean time of a decode step."""
+        parts = [self._traffic_table(), *([self._time_table()] if timed else []), self._drive_table()]
         if self.placed.is_mixed:
             parts.append(self._layer_table())
         if self.losses:
@@ -158,10 +178,14 @@ class Report:
         table = Table(title=f"Traffic ({self.steps} decode steps)", title_justify="left")
         table.add_column("what")
         table.add_column("figure", justify="right")
-        saved = self.plain_offload_bytes_per_step / max(1, self.link_bytes_per_step)
         table.add_row("link, a step", _bytes(self.link_bytes_per_step))
         table.add_row("link, a step, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes_per_step))
-        table.add_row("link traffic saved", f"{saved:.1f}x")
+        if back := self.read_back.forwards:
+            table.add_row(f"read back and attended on the host, {back} forwards", _bytes(self.read_back.link_bytes))
+            table.add_row("new tokens of these forwards", f"{self.read_back.tokens:,}")
+        table.add_row("link, all: prompts, steps, read back", _bytes(self.link_bytes))
+        table.add_row("link, all, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes))
+        table.add_row("link traffic saved, of all", f"{self.saved:.1f}x")
         stored = ", ".join(f"{name} {nbytes:,.0f}" for name, nbytes in self.token_bytes.items())
         table.add_row(f"flash bytes of a token and layer ({self.layout})", stored)
         if self.copies > 1:
@@ -177,7 +201,7 @@ class Report:
         return table
 
     def _time_table(self) -> Table:
-        table = Table(title="Modelled time of a decode step", title_justify="left")
+        table = Table(title="Modelled time of a decode step, mean", title_justify="left")
         table.add_column("unit")
         table.add_column("us", justify="right")
         table.add_column("share", justify="right")
@@ -185,8 +209,6 @@ class Report:
             table.add_row(unit, f"{ns / 1e3:.1f}", f"{ns / max(1, self.step_ns):.1%}")
         table.add_section()
         table.add_row("step", f"{self.step_ns / 1e3:.1f}", "")
-        if self.steady_step_ns is not None:
-            table.add_row("steps that did not wait", f"{self.steady_step_ns / 1e3:.1f}", "")
         return table
 
     def _layers(self) -> dict[str, Any]:

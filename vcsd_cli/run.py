@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
 
 DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
+SHOWN_CHARACTERS = 160  # of a prompt
 HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
@@ -246,7 +247,10 @@ def run(
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
     records = StepRecords(FirstSteps() if text.compare else None, where.timeline)
-    stream = _TextStream(prompt, tokenizer, inputs["input_ids"][0].tolist())
+    if output is Output.NORMAL:
+        bundled = text.prompt is None and text.prompt_file is None
+        _show_prompt(prompt, inputs["input_ids"].shape[1], path == CHECKPOINT, bundled)
+    stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
         done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
     if output is Output.NORMAL:
@@ -259,7 +263,8 @@ def run(
     if tiers.policy and not in_tiers:
         asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
-        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name)
+        timed = bool(records.first and records.first.steps and isinstance(setting, AttachConfig))
+        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, timed)
     if records.first and records.first.steps and isinstance(setting, AttachConfig):
         with status("timing other methods"):
             times = time_steps(records.first, what.method or setting.attention.method, setting.attention, where.methods)
@@ -300,7 +305,21 @@ def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes
     }
 
 
-def _show(done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | None, model: str) -> None:
+def _show_prompt(prompt: str, tokens: int, is_checkpoint: bool, is_bundled: bool) -> None:
+    """Print the end of a prompt, and what reads it."""
+    if is_checkpoint:
+        print(
+            "The bundled model has 4.6 M parameters, reads bytes, and only copies: it continues a text with what followed"
+        )
+        print("an earlier occurrence of its last words. Other prompts give nonsense; --model takes a language model.\n")
+    name = "the bundled text" if is_bundled else "yours"
+    cut = "... " if len(prompt) > SHOWN_CHARACTERS else ""
+    print(f"Prompt ({name}, {tokens:,} tokens):\n{cut}{prompt[-SHOWN_CHARACTERS:]}\n", flush=True)
+
+
+def _show(
+    done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | None, model: str, step_times_follow: bool
+) -> None:
     """Print a run's tables after the text."""
     selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
     compared = (
@@ -321,7 +340,8 @@ def _show(done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | No
     )
     title = "Agreement with ordinary attention" if agreed else "Not compared with ordinary attention"
     shown = table(f"{title} ({asked['attention']})", ("what", "figure"), rows)
-    stdout().print(shown, done.report)
+    report = done.report
+    stdout().print(shown, report.tables(timed=False) if step_times_follow else report)
 
 
 @contextmanager
@@ -337,13 +357,13 @@ def _show_progress(stream: _TextStream, output: Output, tokens: int) -> Iterator
 
 
 class _TextStream:
-    """Prints the prompt and row 0's tokens as they are generated; waits while a character is incomplete.
+    """Prints row 0's tokens as they are generated; waits while a character is incomplete.
 
-    The prompt is printed with the second token: drives compute from then on, and kernels are compiled by that time.
+    It begins with the second token: drives compute from then on, and kernels are compiled by that time.
     """
 
-    def __init__(self, prompt: str, tokenizer: Any, prompt_ids: list[int]) -> None:
-        self.prompt, self.tokenizer, self.prompt_ids = prompt, tokenizer, prompt_ids
+    def __init__(self, tokenizer: Any, prompt_ids: list[int]) -> None:
+        self.tokenizer, self.prompt_ids = tokenizer, prompt_ids
         self.begin: Callable[[], None] = lambda: None  # called before the first print
         self.ids: list[int] = []
         self.shown: int | None = None
@@ -364,6 +384,6 @@ class _TextStream:
     def _show(self, text: str) -> None:
         if self.shown is None:
             self.begin()
-            print(self.prompt, end="")
+            print("Continuation:")
         print(text[self.shown or 0 :], end="", flush=True)
         self.shown = len(text)

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-CACHE_ARGUMENTS = "cache", "past_key_values"  # of a model's forward: since transformers 5.24, and before
+OLD_NAME = "past_key_values"  # before transformers 5.24, which still takes it
+CACHE_ARGUMENTS = "cache", OLD_NAME  # of a model's forward
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:

@@ -21,7 +21,7 @@ from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import csd_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, CsdCache
-from host_driver.hf.cache_argument import CACHE_ARGUMENTS, cache_argument
+from host_driver.hf.cache_argument import CACHE_ARGUMENTS, OLD_NAME, cache_argument
 from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layers
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
@@ -174,8 +174,10 @@ class AttachedForward:
         if args:
             given = self._signature.bind_partial(*args, **kwargs).arguments
             given |= given.pop("kwargs", {})
-        if self.cache_name not in given and "past_key_values" in given:
-            given[self.cache_name] = given.pop("past_key_values")  # the name before transformers 5.24
+        if self.cache_name != OLD_NAME and given.get(OLD_NAME) is not None:
+            if given.get(self.cache_name) is not None:
+                raise UnsupportedModelError(f"{self.cache_name} and {OLD_NAME}: a forward uses one cache: pass one")
+            given[self.cache_name] = given.pop(OLD_NAME)
         own, use_cache = given.get(self.cache_name), given.get("use_cache")
         if own is None and not (self._config.use_cache if use_cache is None else use_cache):
             return self._forward(**given)

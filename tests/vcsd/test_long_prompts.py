@@ -38,7 +38,7 @@ def two_turns(model, transport):
     with vcsd.attach(model, drives=1, method="dense", transport=transport) as csd:
         first = model.generate(input_ids=prompt, **asked)
         ids = torch.cat([first.sequences, turn], dim=1)
-        second = model.generate(input_ids=ids, past_key_values=first.past_key_values, **asked)
+        second = model.generate(input_ids=ids, cache=first.cache, **asked)
         report = csd.report().to_dict()
     return second.sequences[0, PROMPT:].tolist(), report
 

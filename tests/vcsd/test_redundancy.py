@@ -67,12 +67,12 @@ def test_recompute_works_if_caller_reuses_token_memory(loaded, drives):
 
     def logits(devices, redundancy, lost):
         with vcsd.attach(model, drives=devices, method="dense", redundancy=redundancy):
-            cache, token = model(input_ids=ids[:, :80], use_cache=True).past_key_values, ids[:, :1].clone()
+            cache, token = model(input_ids=ids[:, :80], use_cache=True).cache, ids[:, :1].clone()
             for number in range(80, 90):
                 token.copy_(ids[:, number : number + 1])
                 if lost and number == 88:
                     devices[0].left = 0
-                got = model(input_ids=token, past_key_values=cache).logits
+                got = model(input_ids=token, cache=cache).logits
             return got
 
     assert torch.equal(logits(drives[:2], "recompute", True), logits(2, "none", False))
@@ -112,13 +112,13 @@ def test_recompute_stops_at_cropped_length(loaded, drives):
 
     def logits(devices, redundancy, lost):
         with vcsd.attach(model, drives=devices, method="dense", redundancy=redundancy) as csd:
-            cache = model(input_ids=ids[:, :80], use_cache=True).past_key_values
+            cache = model(input_ids=ids[:, :80], use_cache=True).cache
             for number in range(80, 90):
-                model(input_ids=ids[:, number : number + 1], past_key_values=cache)
+                model(input_ids=ids[:, number : number + 1], cache=cache)
             cache.crop(-7)
             if lost:
                 devices[0].left = 0
-            got = [model(input_ids=ids[:, number : number + 1], past_key_values=cache).logits for number in (83, 84)]
+            got = [model(input_ids=ids[:, number : number + 1], cache=cache).logits for number in (83, 84)]
             assert not lost or csd.driver.devices[0].events
             return torch.cat(got)
 

@@ -91,4 +91,4 @@ def test_padding_after_tokens_with_alibi_is_refused(name):
     with vcsd.attach(model, method="dense"):
         out = model(input_ids=ids[:, :10], attention_mask=mask[:, :10], use_cache=True)
         with pytest.raises(vcsd.UnsupportedModelError, match="pad on the left"):
-            model(input_ids=ids[:, 10:], attention_mask=mask, past_key_values=out.past_key_values)
+            model(input_ids=ids[:, 10:], attention_mask=mask, cache=out.cache)

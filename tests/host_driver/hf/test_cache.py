@@ -80,8 +80,8 @@ class Conversation:
         extra = {}
         if "position_ids" in inspect.signature(self.model.forward).parameters or "OPT" not in type(self.model).__name__:
             extra["position_ids"] = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        out = self.model(input_ids=ids, attention_mask=self.mask, past_key_values=self.cache, use_cache=True, **extra)
-        self.cache = out.past_key_values
+        out = self.model(input_ids=ids, attention_mask=self.mask, cache=self.cache, use_cache=True, **extra)
+        self.cache = out.cache
         return out.logits
 
     def crop(self, tokens):
@@ -177,20 +177,20 @@ def test_cache_in_drives_is_refused_after_detach():
     model = llama().eval()
     ids = torch.randint(3, VOCABULARY, (1, 20))
     with vcsd.attach(model):
-        cache = model(input_ids=ids, use_cache=True).past_key_values
+        cache = model(input_ids=ids, use_cache=True).cache
         model.set_attn_implementation("eager")
         with pytest.raises(UnsupportedModelError, match="'eager'"):
-            model(input_ids=ids[:, :1], past_key_values=cache)
+            model(input_ids=ids[:, :1], cache=cache)
     with pytest.raises(UnsupportedModelError, match="'sdpa'"):
-        model(input_ids=ids[:, :1], past_key_values=cache)
+        model(input_ids=ids[:, :1], cache=cache)
 
 
 def test_a_cache_filled_elsewhere_is_refused():
     model = llama().eval()
     ids = torch.randint(3, VOCABULARY, (1, 20))
-    cache = model(input_ids=ids, use_cache=True).past_key_values
+    cache = model(input_ids=ids, use_cache=True).cache
     with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="filled outside"):
-        model(input_ids=ids[:, :1], past_key_values=cache)
+        model(input_ids=ids[:, :1], cache=cache)
 
 
 @pytest.mark.parametrize(
@@ -259,15 +259,15 @@ def test_full_drive_fails_forward_stays_usable(small_drive):
             model(input_ids=torch.randint(3, VOCABULARY, (4, 500)), use_cache=True)
         gc.collect()
         ids = torch.randint(3, VOCABULARY, (1, 20))
-        cache = model(input_ids=ids, use_cache=True).past_key_values
-        model(input_ids=ids[:, :1], past_key_values=cache)
+        cache = model(input_ids=ids, use_cache=True).cache
+        model(input_ids=ids[:, :1], cache=cache)
         assert csd.report().steps == 1
 
 
 def test_dropping_a_cache_frees_the_drives():
     model = llama().eval()
     with vcsd.attach(model, drives=2) as csd:
-        cache = model(input_ids=torch.randint(3, VOCABULARY, (2, 100)), use_cache=True).past_key_values
+        cache = model(input_ids=torch.randint(3, VOCABULARY, (2, 100)), use_cache=True).cache
         buffers = [device.firmware.ftl.buffers for device in csd.driver.devices]
         assert all(each.left < each.capacity for each in buffers)
         del cache
@@ -295,7 +295,7 @@ def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():
         model(input_ids=ids[:, :64], use_cache=True)
         before = tensor_bytes()
         tracemalloc.start()
-        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).cache
         gc.collect()
         host_files = [tracemalloc.Filter(True, f"*/{name}/*") for name in ("host_driver", "vcsd")]
         traces = tracemalloc.take_snapshot().filter_traces(host_files).statistics("filename")

@@ -34,7 +34,7 @@ def with_terms():
 @torch.inference_mode()
 def cached(model, prompt):
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True)
+    model(input_ids=torch.tensor([prompt]), cache=cache, use_cache=True)
     return cache
 
 
@@ -45,7 +45,7 @@ def next_logits(model, cache, token=1):
     positions = mask.sum(1, keepdim=True) - 1
     assert mask.shape[1] == length + 1
     ids = torch.full((rows, 1), token)
-    return model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache).logits[:, -1]
+    return model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache).logits[:, -1]
 
 
 def test_fill_stores_same_bytes_as_prefill(shipped):

@@ -61,9 +61,9 @@ def ids():
 
 def turns(model, ids, cache):
     """Prompt, then one token, several, and one: logits after the prompt, in a cache that the caller keeps."""
-    model(ids, past_key_values=cache)
+    model(ids, cache=cache)
     cuts = (0, 1), (1, 9), (9, 10)
-    out = [model(ids[:, first:end], past_key_values=cache).logits for first, end in cuts]
+    out = [model(ids[:, first:end], cache=cache).logits for first, end in cuts]
     assert cache.get_seq_length() == 50
     return torch.cat(out, 1)
 
@@ -87,19 +87,19 @@ def test_cache_of_caller_is_filled_in_place(model, ids, empty):
 def test_output_refers_to_given_cache(model, ids):
     with vcsd.attach(model, method="dense"):
         cache = DynamicCache()
-        assert model(ids, past_key_values=cache).past_key_values is cache
-        assert model(ids[:, :1], past_key_values=cache).past_key_values is cache
-        assert model(ids[:, :1], past_key_values=cache, return_dict=False)[1] is cache
+        assert model(ids, cache=cache).cache is cache
+        assert model(ids[:, :1], cache=cache).cache is cache
+        assert model(ids[:, :1], cache=cache, return_dict=False)[1] is cache
         cache.crop(-2)
         assert cache.get_seq_length() == 40
         cache.reset()
-        assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40
+        assert model(ids, cache=cache).cache.get_seq_length() == 40
 
 
 def test_dropping_callers_cache_frees_drives(model, ids):
     with vcsd.attach(model) as csd:
         cache = DynamicCache()
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
         (device,) = csd.driver.devices
         assert len(device.firmware.ftl.sequences) == 2
         del cache
@@ -125,8 +125,8 @@ def test_compiled_models_attend_in_drives(model, ids):
     with vcsd.attach(wrapped, method="dense") as csd:
         assert torch.equal(generate(wrapped, inputs, 6, None)[0], expected)
         cache = DynamicCache()
-        wrapped(ids, past_key_values=cache)
-        wrapped(ids[:, :1], past_key_values=cache)
+        wrapped(ids, cache=cache)
+        wrapped(ids[:, :1], cache=cache)
         assert csd.report().steps == 6
     before = copy.deepcopy(model)
     before.compile(backend="eager")
@@ -151,8 +151,8 @@ def test_attention_twice_for_one_update_is_refused(ids):
     model = make(DiffLlamaForCausalLM, DiffLlamaConfig(**LLAMA))
     cache = DynamicCache()
     with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="twice"):
-        model(ids, past_key_values=cache)
-    assert model(ids, past_key_values=cache).past_key_values.get_seq_length() == 40  # it was left as it was
+        model(ids, cache=cache)
+    assert model(ids, cache=cache).cache.get_seq_length() == 40  # it was left as it was
 
 
 def test_multi_axis_positions_are_split_by_batch():
@@ -169,9 +169,9 @@ def test_multi_axis_positions_are_split_by_batch():
             assert torch.equal(generate(model, inputs, 6, None)[0], tokens)
             cache = DynamicCache()
             positions = (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1)
-            model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+            model(ids, attention_mask=mask, position_ids=positions, cache=cache)
             mask = torch.cat([mask, mask[:, -1:]], 1)
-            step = {"attention_mask": mask, "position_ids": positions[:, :, -1:] + 1, "past_key_values": cache}
+            step = {"attention_mask": mask, "position_ids": positions[:, :, -1:] + 1, "cache": cache}
             got = model(tokens[:, :1], **step).logits[:, -1]
         assert (got - logits[1]).abs().max() < FP16_ERROR
 
@@ -180,40 +180,40 @@ def test_cache_in_drives_cannot_be_copied_or_shared(model, ids):
     other = copy.deepcopy(model)
     with vcsd.attach(model):
         cache = DynamicCache()
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
         for copied in (copy.deepcopy, pickle.dumps):
             with pytest.raises(UnsupportedModelError, match="cannot be copied"):
                 copied(cache)
         for foreign in (other, model.model):
             with pytest.raises(UnsupportedModelError, match=r"to the model that vcsd\.attach was given"):
-                foreign(ids[:, :1], past_key_values=cache)
+                foreign(ids[:, :1], cache=cache)
         with vcsd.attach(other), pytest.raises(UnsupportedModelError, match="another session"):
-            other(ids[:, :1], past_key_values=cache)
+            other(ids[:, :1], cache=cache)
     with vcsd.attach(model), pytest.raises(UnsupportedModelError, match="another session"):
-        model(ids[:, :1], past_key_values=cache)
+        model(ids[:, :1], cache=cache)
 
 
 def test_other_kinds_of_caches_are_refused(model, ids):
     quantized = object.__new__(QuantizedCache)  # its own parts need packages of their own
     with vcsd.attach(model):
         with pytest.raises(UnsupportedModelError, match="QuantizedCache"):
-            model(ids, past_key_values=quantized)
+            model(ids, cache=quantized)
         with pytest.raises(UnsupportedModelError, match="tuple"):
-            model(ids, past_key_values=((ids, ids),))
+            model(ids, cache=((ids, ids),))
 
 
 def test_cache_refused_after_failed_forward(model, ids):
     cache = DynamicCache()
     with vcsd.attach(model):
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
         hook = model.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], cache=cache)
         hook.remove()
         with pytest.raises(UnsupportedModelError, match="failed half way"):
-            model(ids[:, :1], past_key_values=cache)
+            model(ids[:, :1], cache=cache)
         cache.reset()
-        model(ids, past_key_values=cache)
+        model(ids, cache=cache)
 
 
 def test_second_model_with_same_config_is_refused(model):

@@ -63,9 +63,9 @@ def talk(model):
             at += length
             continue
         positions = (mask[:, : at + length].cumsum(1) - 1).clamp(min=0)[:, at:]
-        given = {"attention_mask": mask[:, : at + length], "position_ids": positions, "past_key_values": cache}
+        given = {"attention_mask": mask[:, : at + length], "position_ids": positions, "cache": cache}
         out = model(input_ids=ids[:, at : at + length], use_cache=True, **given)
-        cache = out.past_key_values
+        cache = out.cache
         logits.append(out.logits[mask[:, at : at + length].bool()])
         at += length
     return torch.cat(logits)
@@ -160,7 +160,7 @@ def test_token_takes_one_row_and_copy_of_layout():
         assert k.streams == 1
         assert in_flash(k.slots[:, :, : tokens // k.per_group]).all()
         assert copy.streams == -(-(RANK + ROTARY) // copy.channels)  # of the same rows, in another order
-        assert kept.past_key_values.get_seq_length() == tokens
+        assert kept.cache.get_seq_length() == tokens
         assert csd.driver.shape.kv_bytes_per_token == SIZES["num_hidden_layers"] * row
 
 
@@ -172,7 +172,7 @@ def test_latent_row_crosses_link_once():
         out = model(torch.randint(3, 97, (1, tokens)), use_cache=True)
         csd.driver.settle()
         before = csd.driver.traffic.link_bytes
-        model(torch.tensor([[5]]), past_key_values=out.past_key_values)
+        model(torch.tensor([[5]]), cache=out.cache)
         step = csd.driver.traffic.link_bytes - before
     assert layers * tokens * row <= before < layers * (tokens + 1) * row
     assert step == layers * (64 + 16 + HEADS * row + row + HEADS * row + HEADS * 8)
@@ -204,7 +204,7 @@ def test_dense_reads_each_row_once():
     for lone in ("dense", "local"):
         with vcsd.attach(model, method=lone, compression=1) as csd:
             out = model(torch.randint(3, 97, (1, 300)), use_cache=True)
-            model(torch.tensor([[5]]), past_key_values=out.past_key_values)
+            model(torch.tensor([[5]]), cache=out.cache)
             pages[lone] = csd.report().pages_read
     assert pages["dense"] == SIZES["num_hidden_layers"] * 100
 

@@ -72,9 +72,9 @@ def talk(model, cache=None):
     logits, at = [], 0
     for length in (40, *[1] * 30, 20, *[1] * 10):
         positions = (mask[:, : at + length].cumsum(1) - 1).clamp(min=0)[:, at:]
-        given = {"attention_mask": mask[:, : at + length], "position_ids": positions, "past_key_values": cache}
+        given = {"attention_mask": mask[:, : at + length], "position_ids": positions, "cache": cache}
         out = model(input_ids=ids[:, at : at + length], use_cache=True, **given)
-        cache = out.past_key_values
+        cache = out.cache
         logits.append(out.logits[mask[:, at : at + length].bool()])
         at += length
     return torch.cat(logits)
@@ -126,9 +126,9 @@ def test_crop_equals_models_own_cache():
     ids = torch.randint(3, 97, (2, 60))
 
     def cropped(cache, length, removed):
-        model(ids[:, :length], past_key_values=cache)
+        model(ids[:, :length], cache=cache)
         cache.crop(-removed)
-        return model(ids[:, length - removed : length + 5], past_key_values=cache).logits
+        return model(ids[:, length - removed : length + 5], cache=cache).logits
 
     expected = cropped(DynamicCache(config=model.config), 20, 5)
     with vcsd.attach(model, method="dense"):
@@ -147,8 +147,8 @@ def test_model_with_only_windows_is_refused():
 def test_cache_after_failed_batch_selection_is_refused():
     model = made(gemma3)
     with vcsd.attach(model, method="dense"):
-        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
+        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).cache
         with pytest.raises(vcsd.UnsupportedModelError, match="beam search"):
             cache.reorder_cache(torch.tensor([1, 0]))
         with pytest.raises(vcsd.UnsupportedModelError, match="start a new cache"):
-            model(torch.tensor([[5], [6]]), past_key_values=cache)
+            model(torch.tensor([[5], [6]]), cache=cache)

@@ -204,7 +204,7 @@ def test_failed_forward_leaves_other_requests() -> None:
 
 def test_a_model_without_positions_is_refused() -> None:
     model = llama()
-    model.forward = lambda input_ids, past_key_values=None: None
+    model.forward = lambda input_ids, cache=None: None
     with pytest.raises(UnsupportedModelError, match="takes no position_ids"):
         RowModel(model, None)  # type: ignore[arg-type]
 

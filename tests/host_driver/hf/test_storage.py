@@ -83,7 +83,7 @@ class Rounded(DynamicCache):
 @pytest.mark.parametrize("drives", [1, 2])
 def test_fp8_storage_decodes_as_fp8_cache(drives, method):
     model = llama(layers=[1])
-    expected = decode(model, past_key_values=Rounded())
+    expected = decode(model, cache=Rounded())
     assert (expected - decode(model)).abs().max() > BF16_ERROR  # so that rounding is seen
     with vcsd.attach(model, drives=drives, method=method, compression=1, kv_dtype="fp8") as csd:
         assert csd.driver.attention.layout == "fp8"
@@ -105,7 +105,7 @@ def test_key_beyond_fp16_in_decode_refused():
         out = model(torch.arange(3, 40)[None], use_cache=True)
         model.model.layers[2].self_attn.k_proj.weight.mul_(LARGE)
         with pytest.raises(vcsd.UnsupportedModelError, match="layer 2 has"):
-            model(torch.tensor([[5]]), past_key_values=out.past_key_values)
+            model(torch.tensor([[5]]), cache=out.cache)
 
 
 @pytest.mark.parametrize(("dtype", "bf16"), [(torch.bfloat16, True), (torch.float32, False), (torch.float16, False)])
@@ -123,10 +123,10 @@ def test_a_second_turn_and_crop_read_bf16_back():
     def talk():
         out = model(ids[:, :50], use_cache=True)
         for at in (50, 51):
-            out = model(ids[:, at : at + 1], past_key_values=out.past_key_values)
-        out.past_key_values.crop(-5)
-        first = model(ids[:, 47:70], past_key_values=out.past_key_values)
-        return torch.cat([first.logits, model(ids[:, 70:71], past_key_values=first.past_key_values).logits], 1)
+            out = model(ids[:, at : at + 1], cache=out.cache)
+        out.cache.crop(-5)
+        first = model(ids[:, 47:70], cache=out.cache)
+        return torch.cat([first.logits, model(ids[:, 70:71], cache=first.cache).logits], 1)
 
     expected = talk()
     with vcsd.attach(model, method="dense", kv_dtype="bf16"):

@@ -107,15 +107,15 @@ def test_crop_turns_and_assisted_generation(tmp_path, policy) -> None:
     with vcsd.attach(model, policy=policy, tiers=tiers):
         assert torch.equal(generate(model, inputs, 20, prompt_lookup_num_tokens=3)[0], tokens)
         cache = DynamicCache()
-        model(input_ids=ids, past_key_values=cache)
+        model(input_ids=ids, cache=cache)
         cache.crop(-10)
-        elsewhere = model(input_ids=ids[:, 5:20], past_key_values=cache).logits
-        one = model(input_ids=ids[:, :1], past_key_values=cache).logits
+        elsewhere = model(input_ids=ids[:, 5:20], cache=cache).logits
+        one = model(input_ids=ids[:, :1], cache=cache).logits
     cache = DynamicCache()
-    model(input_ids=ids, past_key_values=cache)
+    model(input_ids=ids, cache=cache)
     cache.crop(-10)
-    assert torch.equal(model(input_ids=ids[:, 5:20], past_key_values=cache).logits, elsewhere)
-    assert torch.equal(model(input_ids=ids[:, :1], past_key_values=cache).logits, one)
+    assert torch.equal(model(input_ids=ids[:, 5:20], cache=cache).logits, elsewhere)
+    assert torch.equal(model(input_ids=ids[:, :1], cache=cache).logits, one)
 
 
 @pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, qwen3_next, MADE["bloom, 6 heads"], MADE["falcon, 2 of 6"]])
@@ -159,20 +159,20 @@ def test_keys_and_values_may_differ_in_channels(tmp_path) -> None:
 def test_cache_after_failed_batch_selection_is_refused(tmp_path) -> None:
     model = sharpen(gemma3())
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
-        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).past_key_values
+        cache = model(torch.randint(3, 97, (2, 20)), use_cache=True).cache
         with pytest.raises(UnsupportedModelError, match="do not drop single sequences"):
             cache.batch_select_indices(torch.tensor([1]))
         with pytest.raises(UnsupportedModelError, match="start a new cache"):
-            model(torch.tensor([[5], [6]]), past_key_values=cache)
+            model(torch.tensor([[5], [6]]), cache=cache)
 
 
 def test_caches_share_tiers_and_release_memory(tmp_path) -> None:
     model, ids = sharpen(llama()), prompt(1)["input_ids"]
-    alone = [model(input_ids=part, past_key_values=DynamicCache()).logits for part in (ids, ids[:, :9])]
+    alone = [model(input_ids=part, cache=DynamicCache()).logits for part in (ids, ids[:, :9])]
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)) as run:
         one, other = DynamicCache(), DynamicCache()
-        assert torch.equal(model(input_ids=ids, past_key_values=one).logits, alone[0])
-        assert torch.equal(model(input_ids=ids[:, :9], past_key_values=other).logits, alone[1])
+        assert torch.equal(model(input_ids=ids, cache=one).logits, alone[0])
+        assert torch.equal(model(input_ids=ids[:, :9], cache=other).logits, alone[1])
         run.kv.real.settle()
         held = run.kv.runner.table.used["page-cache"]
         del other
@@ -187,7 +187,7 @@ def test_unsupported_call_gives_reason(tmp_path) -> None:
     model, ids = llama().eval(), prompt(2)["input_ids"]
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=44)):
         cache = DynamicCache()
-        model(input_ids=ids, past_key_values=cache)
+        model(input_ids=ids, cache=cache)
         with pytest.raises(UnsupportedModelError, match="tiers do not copy sequences yet"):
             cache.batch_repeat_interleave(2)
         with pytest.raises(UnsupportedModelError, match="tiers do not drop single sequences"):
@@ -196,23 +196,23 @@ def test_unsupported_call_gives_reason(tmp_path) -> None:
             UnsupportedModelError,
             match=r"holds keys and values of 2 x 2 x 16 and 16 of torch.float32 .* and is given 1 x 2",
         ):
-            model(input_ids=ids[:1, :1], past_key_values=cache)
+            model(input_ids=ids[:1, :1], cache=cache)
         with pytest.raises(UnsupportedModelError, match="has failed half way"):
-            model(input_ids=ids[:, :1], past_key_values=cache)
+            model(input_ids=ids[:, :1], cache=cache)
         with pytest.raises(ValueError, match="45 tokens: must be at most max_tokens = 44"):
             model(input_ids=torch.cat([ids, ids[:, :5]], 1))
         with pytest.raises(UnsupportedModelError, match="a KV cache in tiers has no gradients"):
             model.train()(input_ids=ids)
         model.eval()
         filled = DynamicCache()
-    model(input_ids=ids, past_key_values=filled)
+    model(input_ids=ids, cache=filled)
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)):
         with pytest.raises(UnsupportedModelError, match=r"was filled outside of vcsd\.attach cannot move into tiers"):
-            model(input_ids=ids[:, :1], past_key_values=filled)
+            model(input_ids=ids[:, :1], cache=filled)
         static = StaticCache(config=model.config, max_cache_len=64)
-        assert model(input_ids=ids, past_key_values=static).logits.shape == (2, 40, VOCABULARY)
+        assert model(input_ids=ids, cache=static).logits.shape == (2, 40, VOCABULARY)
     with pytest.raises(UnsupportedModelError, match="in tiers: pass the cache to the model"):
-        model(input_ids=ids[:, :1], past_key_values=static)
+        model(input_ids=ids[:, :1], cache=static)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_failing_disk_is_one_error_other_caches_continue(tmp_path, monkeypatch) 
         cache = DynamicCache()
         with pytest.raises(OSError, match=str(tmp_path)) as raised:
             for _ in range(2):
-                model(**inputs, past_key_values=cache)
+                model(**inputs, cache=cache)
         assert raised.value.errno == errno.ENOSPC
         assert torch.equal(model(**inputs).logits, expected)
 
@@ -347,8 +347,8 @@ with torch.inference_mode(), vcsd.attach(
         fields = dict(line.split(":") for line in open("/proc/self/status"))
         return int(fields["RssAnon"].split()[0]) << 10
     before, most = anonymous(), 0
-    while out.past_key_values.get_seq_length() < 2000:
-        out = model(input_ids=ids[:, :62], past_key_values=out.past_key_values)
+    while out.cache.get_seq_length() < 2000:
+        out = model(input_ids=ids[:, :62], cache=out.cache)
         most = max(most, anonymous())
     print(16 * layer, 2 * layer, most - before, flush=True)
     if kill:
@@ -399,7 +399,7 @@ def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
     with vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path, max_tokens=64)) as run:
         run.kv.real.settle()
         cache = DynamicCache()
-        model(**inputs, past_key_values=cache)
+        model(**inputs, cache=cache)
         request = cache.csd_cache.request
         dropped = threading.Thread(target=run.kv.free, args=(request,))
         dropped.start()
@@ -414,16 +414,16 @@ def test_failed_forward_releases_memory_at_once(tmp_path) -> None:
     one = layer_bytes(model, 1, 52)
     with vcsd.attach(model, policy="reactive", tiers=TierLimits(one, one, files=tmp_path, max_tokens=52)) as run:
         cache, one_more = DynamicCache(), inputs["input_ids"][:, :1]
-        model(**inputs, past_key_values=cache)
+        model(**inputs, cache=cache)
         hook = model.model.layers[2].register_forward_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            model(one_more, past_key_values=cache)
+            model(one_more, cache=cache)
         hook.remove()
         assert run.kv.runner.table.used == dict.fromkeys(run.kv.runner.table.used, 0)
         with pytest.raises(UnsupportedModelError, match="has failed half way"):
             cache.crop(-1)
         cache.reset()
-        model(**inputs, past_key_values=cache)
+        model(**inputs, cache=cache)
 
 
 def test_an_interrupt_ends_a_forward_and_the_next_one_is_right(tmp_path) -> None:
