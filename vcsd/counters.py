@@ -1,4 +1,4 @@
-"""Server metrics for Prometheus, in wall-clock time."""
+"""Server metrics for Prometheus: wall-clock time, and the simulated time of drives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class ServerMetrics:
         self._peak = Gauge("vcsd_peak_bytes", "Peak of KV data stored, by tier", ["place"], registry=registry)
         self._ttft = Histogram("vcsd_ttft_seconds", "Time to first token (TTFT)", buckets=SECONDS, registry=registry)
         self._tbt = Histogram("vcsd_tbt_seconds", "Time between tokens (TBT)", buckets=SECONDS, registry=registry)
-        self.longest_wait = 0
+        self._simulated = Gauge(
+            "vcsd_simulated_seconds", "Simulated time of the drives, by work", ["work"], registry=registry
+        )
+        self._steps = Gauge("vcsd_drive_steps", "Decode steps in drives", registry=registry)
+        self._link = Gauge("vcsd_link_bytes", "Bytes between host and drives", registry=registry)
+        self.longest_wait = self.tokens = 0
 
     def ended(self, how: str, served: int | None = None) -> None:
         """Count a finished or rejected request. `served`: requests that are left, if it was one of them."""
@@ -36,6 +41,7 @@ class ServerMetrics:
 
     def token(self, waited_s: float, first: bool) -> None:
         """Count a token, `waited_s` after the previous one or, for the first, after the request's arrival."""
+        self.tokens += 1
         self._tokens.inc()
         (self._ttft if first else self._tbt).observe(waited_s)
 
@@ -55,4 +61,10 @@ class ServerMetrics:
         for name in table.tiers:
             self._held.labels(name).set(table.used[name])
             self._peak.labels(name).set(table.peak[name])
+        if self._kv.drives:
+            traffic = self._kv.drives.driver.traffic
+            self._simulated.labels("decode").set(traffic.total.ns / 1e9)
+            self._simulated.labels("prefill").set(traffic.prefill_ns / 1e9)
+            self._steps.set(traffic.step_count)
+            self._link.set(traffic.link_bytes)
         return generate_latest(self.registry).decode()

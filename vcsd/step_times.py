@@ -115,8 +115,8 @@ class StepTimes:
         lines = []
         if self.context_tokens < SHORT_TOKENS:
             lines.append(
-                f"{self.context_tokens} tokens are too few to compare methods: all read the same few pages, and neither "
-                f"times nor errors hold for longer contexts: give a prompt of at least {SHORT_TOKENS} tokens"
+                f"{self.context_tokens} tokens are too few to compare methods: all read the same few pages, and "
+                f"neither times nor errors hold for longer contexts: give a prompt of at least {SHORT_TOKENS} tokens"
             )
         for name, tokens in self.faster_from_tokens.items():
             if tokens is None:

@@ -308,10 +308,8 @@ def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes
 def _show_prompt(prompt: str, tokens: int, is_checkpoint: bool, is_bundled: bool) -> None:
     """Print the end of a prompt, and what reads it."""
     if is_checkpoint:
-        print(
-            "The bundled model has 4.6 M parameters, reads bytes, and only copies: it continues a text with what followed"
-        )
-        print("an earlier occurrence of its last words. Other prompts give nonsense; --model takes a language model.\n")
+        print("The bundled model has 4.6 M parameters, reads bytes, and only copies: it goes on with what followed an")
+        print("earlier occurrence of its last words. Other prompts give nonsense; --model takes a language model.\n")
     name = "the bundled text" if is_bundled else "yours"
     cut = "... " if len(prompt) > SHOWN_CHARACTERS else ""
     print(f"Prompt ({name}, {tokens:,} tokens):\n{cut}{prompt[-SHOWN_CHARACTERS:]}\n", flush=True)

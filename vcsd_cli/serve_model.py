@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig
 from kv_cache.hardware import CSD
+from kv_cache.limits import TierLimits
 from kv_cache.policies import policy_of
 from vcsd.endpoint.run import check_key_for, http_server, listen, require_packages, url_of
 from vcsd.options import HostingCliOptions, check_model
@@ -24,7 +25,11 @@ from vcsd_cli.tiers import TierLimitOptions
 BUNDLED = "bundled"
 KEY_VARIABLE = "VCSD_API_KEY"
 _OPTION_NAMES = {  # of fields that are not named like their options
+    "device_mib": "--device-kv-mib",
     "drive": "--drive-config",
+    "files": "--file-tier",
+    "force": "--allow-overwrite",
+    "host_mib": "--host-kv-mib",
     "keep": "--data-dir",
     "methods": "--methods-file",
     "restart": "--no-restart",
@@ -33,7 +38,8 @@ _OPTION_NAMES = {  # of fields that are not named like their options
     "threads": "--kernel-threads",
 }
 MODEL_HELP = "folder or name of a decoder, e.g. smollm2 (default: the bundled one)"
-POLICY_HELP = "policy of docs/server.md, or FILE:NAME"
+POLICY_HELP = "policy of docs/server.md, or FILE:NAME; in-storage: all KV data is in drives, which attend"
+DRIVES = 2  # default, for policies that attend in drives
 KEY_HELP = "key that clients must send; needed unless --host is a loopback address"
 NAME_HELP = "name of the model for clients (default: the model's name or folder)"
 
@@ -42,7 +48,7 @@ NAME_HELP = "name of the model for clients (default: the model's name or folder)
 class ServingOptions:
     """Policy and batches."""
 
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "orbitflow"
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "in-storage"
     max_model_len: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 24, help="prompt and answer, tokens (default: the model's context, at most 4096)"),
@@ -75,7 +81,11 @@ class ServedDriveOptions(DriveSetOptions):
 
     drives: Annotated[
         str | None,
-        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives for such a policy, or a fleet's"),
+        typer.Option(
+            parser=parse_drives,
+            metavar=DRIVES_METAVAR,
+            help=f"drives for such a policy, or a fleet's (default: {DRIVES}, or none if the policy uses none)",
+        ),
     ] = None
 
 
@@ -98,6 +108,7 @@ def serve_model(
     require_packages()
     check_key_for(http.host, http.api_key)
     drives, attention = _drives(serving.policy, what, where, hosting)
+    limits = _limits(serving.policy, tiers)
     with closing(listen(http.host, http.port)) as listening:
         with status("loading the model"), importing():
             from vcsd.endpoint.app import EndpointConfig, ModelEndpoint
@@ -107,7 +118,7 @@ def serve_model(
 
             config = ServingConfig(
                 policy=serving.policy,
-                tiers=tiers.limits(),
+                tiers=limits,
                 drives=drives,
                 attention=attention,
                 max_batch_size=serving.max_batch_size,
@@ -121,9 +132,26 @@ def serve_model(
         setting = EndpointConfig(name, http.api_key, end_tokens(loaded, tokenizer))
         with serve(loaded, config) as server:
             running = http_server(ModelEndpoint(server, tokenizer, setting))
+            note(_placement(serving.policy, drives, limits))
             note(f"serving {name} at {url_of(listening)}: stop it with Ctrl-C")
             running.run(sockets=[listening])
+            if drives and server.counters.tokens and not server.kv.runner.table.peak[CSD]:
+                note(f"no KV data has been in the drives: --policy {serving.policy} had room elsewhere")
     note("stopped")
+
+
+def _placement(policy: str, drives: DriveSetConfig | tuple[()], limits: TierLimits) -> str:
+    """Where KV data goes, and a warning if drives that are given will hold nothing."""
+    if not drives:
+        return f"KV data: on the device, in host memory and in files, placed by --policy {policy}; no drives"
+    if policy == ServingOptions().policy:
+        return f"KV data: in {drives.count} drives, which attend; only windows stay on the device"
+    if limits.device is None:
+        return (
+            f"warning: --policy {policy} uses its {drives.count} drives when the device is full, and the device has no "
+            "limit: they will hold nothing: add --device-kv-mib MIB, or leave out --policy"
+        )
+    return f"KV data: on the device up to {limits.device / 2**20:g} MiB, then placed by --policy {policy}"
 
 
 def _drives(
@@ -132,7 +160,7 @@ def _drives(
     """Drives and attention of the options; raises ValueError if the policy and the options do not fit."""
     attends = CSD in policy_of(policy).tiers
     if attends and where.drives is None:
-        raise ValueError(f"--policy {policy} attends in drives: add --drives N, or choose a policy without drives")
+        where = replace(where, drives=str(DRIVES))
     option = what.given() or _given(where) or _given(hosting)
     if option and not attends:
         raise ValueError(f"{option}: --policy {policy} uses no drives: leave it out, or choose --policy ours")
@@ -143,6 +171,13 @@ def _drives(
     check_drives(drives)
     check_method(attention, methods_of(drives))
     return drives, attention
+
+
+def _limits(policy: str, tiers: TierLimitOptions) -> TierLimits:
+    """Limits of the options; raises ValueError if the policy does not use them."""
+    if policy == ServingOptions().policy and (option := _given(tiers)):
+        raise ValueError(f"{option}: --policy {policy} keeps all KV data in drives: add --policy orbitflow or ours")
+    return tiers.limits()
 
 
 def _given(options: Any) -> str:

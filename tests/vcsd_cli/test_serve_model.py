@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from importlib.resources import files
 
 import openai
@@ -21,16 +22,16 @@ SHIPPED = str(files("vcsd") / "shipped" / "checkpoint")
 REFUSED = [
     (["nowhere"], "no model at nowhere"),
     (["--policy", "best"], "must be one of reactive"),
-    (["--policy", "ours"], "--policy ours attends in drives: add --drives N"),
-    (["--drives", "2"], "--drives: --policy orbitflow uses no drives"),
-    (["--method", "sparf"], "--method: --policy orbitflow uses no drives"),
-    (["--no-restart"], "--no-restart: --policy orbitflow uses no drives"),
+    (["--policy", "orbitflow", "--drives", "2"], "--drives: --policy orbitflow uses no drives"),
+    (["--policy", "orbitflow", "--method", "sparf"], "--method: --policy orbitflow uses no drives"),
+    (["--policy", "orbitflow", "--no-restart"], "--no-restart: --policy orbitflow uses no drives"),
+    (["--device-kv-mib", "64"], "--device-kv-mib: --policy in-storage keeps all KV data in drives"),
     (["--policy", "ours", "--drives", "2", "--method", "magic"], "magic"),
     (["--host", "0.0.0.0"], "set VCSD_API_KEY, or add --api-key KEY"),
     (["--api-key", ""], "--api-key: must be printable ASCII"),
     (["--api-key", "k\n"], "--api-key: must be printable ASCII"),
     (["--host", "192.0.2.1", "--api-key", "k"], "Cannot assign requested address: choose another address or port"),
-    (["--file-tier", "/nowhere/at/all"], "there is no such folder, file or device"),
+    (["--policy", "orbitflow", "--file-tier", "/nowhere/at/all"], "there is no such folder, file or device"),
     (["--port", "0", "--max-model-len", "99999"], "the model's context is 4096"),
 ]
 
@@ -62,17 +63,37 @@ def test_missing_package_is_one_line_error(capsys, monkeypatch, missing) -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_until_signal(number) -> None:
     """A second signal ends the answer that is being sent, with an error for its client."""
-    words = [*MAIN, "serve-model", SHIPPED, "--port", "0", "--policy", "in-storage", "--drives", "2"]
+    words = [*MAIN, "serve-model", SHIPPED, "--port", "0"]
     environment = os.environ | {"VCSD_API_KEY": "secret"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr
-        (url,) = next(found for line in server.stderr if (found := re.findall(r"serving checkpoint at (\S+):", line)))
+        before, url = [], None
+        while url is None:
+            before.append(server.stderr.readline())
+            url = next(iter(re.findall(r"serving checkpoint at (\S+):", before[-1])), None)
+        assert "KV data: in 2 drives, which attend; only windows stay on the device\n" in before
         with openai.OpenAI(base_url=url, api_key="secret") as client:
             asked = {"model": "checkpoint", "prompt": "The drive ", "max_tokens": 6, "temperature": 0}
             assert client.completions.create(**asked).choices[0].text == "drive "
+            key = {"Authorization": "Bearer secret"}
+            asking = urllib.request.Request(url.replace("/v1", "/metrics"), headers=key)
+            with urllib.request.urlopen(asking) as answer:
+                metrics = answer.read().decode()
+            for name in ('vcsd_peak_bytes{place="csd"}', 'vcsd_simulated_seconds{work="decode"}', "vcsd_drive_steps"):
+                assert float(metrics.partition(f"\n{name} ")[2].split()[0]) > 0
             with pytest.raises(openai.APIError, match="the server is stopping"):
                 for at, _ in enumerate(client.completions.create(**asked | {"max_tokens": 4000}, stream=True)):
                     if at in (2, 12):
                         server.send_signal(number)
         said = server.stderr.read()
         assert server.wait() == 0 and said.splitlines()[-1:] == ["stopped"]
+
+
+def test_drives_that_hold_nothing_are_warned_about() -> None:
+    words = [*MAIN, "serve-model", SHIPPED, "--port", "0", "--policy", "ours", "--drives", "2"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr
+        said = next(line for line in server.stderr if "KV data" in line or "warning" in line)
+        server.send_signal(signal.SIGINT)
+        server.stderr.read()
+    assert "they will hold nothing: add --device-kv-mib MIB" in said
