@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import vcsd
 from csd_firmware import InProcessDrive
 from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -80,3 +83,27 @@ def test_report_as_json_and_as_text():
     assert json.loads(json.dumps(report.to_dict()))["simulated_time"]["steps"] == 1
     for title in ("Traffic (1 decode steps)", "Modelled time of a decode step", "Drives"):
         assert title in str(report)
+
+
+@torch.inference_mode()
+def test_bytes_that_speculation_reads_back_are_reported():
+    """Forwards of several tokens read the KV data of all layers back: bytes that a plain SSD sends too."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    ids = torch.tensor([[5, 6, 7, 8, 9, 10] * 30])
+    reports = {}
+    for candidates in (None, 5):
+        with vcsd.attach(model, drives=2, method="sparf", compression=8) as csd:
+            model.generate(ids, do_sample=False, max_new_tokens=24, prompt_lookup_num_tokens=candidates)
+            reports[candidates] = csd.report()
+    plain, speculating = reports[None], reports[5]
+    assert plain.read_back.forwards == 0 and "read back and attended on the host" not in str(plain)
+    back = speculating.read_back
+    stored = ids.shape[1] * 2 * 2 * 2 * 16 * 2  # tokens x layers x (k, v) x heads x channels x FP16
+    assert back.link_bytes >= back.forwards * stored > 0 and back.tokens > back.forwards
+    assert speculating.link_bytes >= back.link_bytes + speculating.steps * speculating.link_bytes_per_step
+    assert speculating.saved == speculating.plain_offload_bytes / speculating.link_bytes < plain.saved / 4
+    assert f"read back and attended on the host, {back.forwards} forwards" in str(speculating)
+    assert speculating.to_dict()["link_bytes"]["read_back"]["link_bytes"] == back.link_bytes

@@ -31,9 +31,9 @@ from transformers import (
 )
 
 import vcsd
-from host_driver.hf.cache_argument import cache_argument, forward_on
 from vcsd import UnsupportedModelError
 
+CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 VOCABULARY = 97
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -96,8 +96,8 @@ class Case:
 
     def forward(self, ids, cache=None, **inputs):
         """Logits, and the cache."""
-        out, cache = forward_on(self.model, cache, input_ids=ids, **inputs)
-        return out.logits.float(), cache
+        out = self.model(input_ids=ids, use_cache=True, **{CACHE: cache}, **inputs)
+        return out.logits.float(), out[CACHE]
 
 
 def _heads(model):
@@ -132,7 +132,7 @@ def prompt_lookup_on_own_cache(case):
     made = []
     with case.attached():
         for cache in (DynamicCache(), DynamicCache(config=case.model.config)):
-            made.append(case.generate(ids=_repeated(), prompt_lookup_num_tokens=3, **_cache(case, cache)))
+            made.append(case.generate(ids=_repeated(), prompt_lookup_num_tokens=3, **{CACHE: cache}))
     return made
 
 
@@ -174,7 +174,7 @@ def several_turns(case):
     with case.attached():
         first = case.generate(**options)
         ids = torch.cat([first.sequences, case.ids[:, :9]], 1)
-        return first.sequences, case.generate(ids=ids, **_cache(case, first[cache_argument(case.model.forward)]))
+        return first.sequences, case.generate(ids=ids, **{CACHE: first[CACHE]})
 
 
 def chunked_prefill(case):
@@ -197,13 +197,13 @@ def own_dynamic_cache(case):
 def own_cache_of_config(case):
     """A cache with the layers of the model's config."""
     with case.attached():
-        return case.generate(**_cache(case, DynamicCache(config=case.model.config)))
+        return case.generate(**{CACHE: DynamicCache(config=case.model.config)})
 
 
 def own_static_cache(case):
     """A cache of fixed size."""
     with case.attached():
-        return case.generate(**_cache(case, StaticCache(config=case.model.config, max_cache_len=64)))
+        return case.generate(**{CACHE: StaticCache(config=case.model.config, max_cache_len=64)})
 
 
 def static_cache_by_name(case):
@@ -235,7 +235,7 @@ def filled_cache(case):
 def own_class_of_cache(case):
     """A cache with an update of its own."""
     with case.attached():
-        return case.generate(**_cache(case, _Counting()))
+        return case.generate(**{CACHE: _Counting()})
 
 
 def mask_only_in_prefill(case):
@@ -415,15 +415,11 @@ def tuple_output(case):
     """Outputs as tuples."""
     with case.attached():
         out = case.model(case.ids, return_dict=False, use_cache=True)
-        return case.model(case.ids[:, :1], return_dict=False, **_cache(case, out[1]))[0].float()
+        return case.model(case.ids[:, :1], return_dict=False, **{CACHE: out[1]})[0].float()
 
 
 def _repeated():
     return torch.tensor([[5, 6, 7, 8, 9, 10] * 6])
-
-
-def _cache(case, cache):
-    return {cache_argument(case.model.forward): cache}
 
 
 def _with_4d_masks(case, form):
