@@ -14,7 +14,8 @@ from kv_cache.policies import POLICIES, load_policies
 from kv_cache.request import SequenceState
 from kv_cache.scheduler import IterationResult, LayerPolicy, Policy, SchedulerOutput, SchedulerState
 from kv_cache.simulation import simulate
-from kv_cache.trace import Request, Trace, generate, load
+from kv_cache.trace import Request, Trace, generate
+from kv_cache.trace_file import load
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 __all__ = [

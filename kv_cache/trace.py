@@ -1,23 +1,13 @@
-"""Request traces: readers of published formats, and a generator."""
+"""Request traces, and a generator of them."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
-
-from csd_spec.checked import from_values, lenient_value
-
-Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +41,7 @@ class Trace:
         unit: Unit of arrivals.
         block_tokens: Tokens per prefix hash; 0: no hashes.
         slo_tokens: Length of the longest request that fits on the device, if the trace has it.
+        source: Columns and units that were read from a file, in words.
     """
 
     name: str
@@ -58,6 +49,7 @@ class Trace:
     unit: Literal["s", "steps"] = "s"
     block_tokens: int = 0
     slo_tokens: int | None = None
+    source: str = ""
 
     @property
     def duration(self) -> float:
@@ -78,146 +70,7 @@ class Trace:
         )
 
 
-@lenient_value
-class _Splitwise:
-    arrived_at: Seconds
-    num_prefill_tokens: Tokens
-    num_decode_tokens: Tokens
-
-
-@lenient_value
-class _Mooncake:
-    timestamp: Annotated[int, Field(ge=0)]  # ms
-    input_length: Tokens
-    output_length: Tokens
-    hash_ids: list[int]
-
-
-@lenient_value
-class _OrbitFlow:
-    input_tokens: Tokens
-    output_tokens: Tokens
-    arrival_step: Annotated[int, Field(ge=0)]
-
-
 MOONCAKE_BLOCK, ORBITFLOW_BLOCK = 512, 16  # tokens
-
-
-def load(path: Path, name: str = "") -> Trace:
-    """Load a trace; detects Splitwise's CSV, Mooncake's JSON lines and OrbitFlow's JSON.
-
-    Args:
-        path: File.
-        name: Name, or part of the name, of one of several traces in the file; default: the first one.
-
-    Raises:
-        ValueError: A record is incomplete, has a value out of range, or arrives before the previous one (OrbitFlow's
-            are sorted). The message has one line.
-    """
-    if path.is_char_device():  # such as /dev/zero, which never ends
-        raise ValueError(f"trace {path}: is a device, not a file")
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"trace {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    if path.suffix == ".csv":
-        return _sorted_trace(path, [_splitwise(*each) for each in _rows(path, text)])
-    try:
-        if path.suffix == ".jsonl":
-            return _sorted_trace(path, [_mooncake(*each) for each in _lines(path, text)], block_tokens=MOONCAKE_BLOCK)
-        return _orbitflow(path, json.loads(text), name)
-    except RecursionError:
-        raise ValueError(f"trace {path}: is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"trace {path}: line {error.lineno} is not valid JSON: {error.msg}") from None
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    for number, row in enumerate(csv.DictReader(text.splitlines())):
-        yield f"trace {path}: line {number + 2}", number, {key: _number(value) for key, value in row.items() if key}
-
-
-def _number(text: object) -> object:
-    try:
-        return float(str(text)) if "." in str(text) else int(str(text))
-    except ValueError:
-        return text
-
-
-def _lines(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
-    number = 0
-    for at, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield f"trace {path}: line {at}", number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"trace {path}: line {at} is not valid JSON: {error.msg}") from None
-            number += 1
-
-
-def _read(where: str, values: Any, kind: type[Any]) -> Any:
-    try:
-        return from_values(values, kind)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _splitwise(where: str, number: int, values: Any) -> Request:
-    found = _read(where, values, _Splitwise)
-    return Request(
-        number=number,
-        arrival=float(found.arrived_at),
-        input_tokens=found.num_prefill_tokens,
-        output_tokens=found.num_decode_tokens,
-    )
-
-
-def _mooncake(where: str, number: int, values: Any) -> Request:
-    found = _read(where, values, _Mooncake)
-    return Request(
-        number=number,
-        arrival=found.timestamp / 1000,
-        input_tokens=found.input_length,
-        output_tokens=found.output_length,
-        hashes=tuple(found.hash_ids),
-    )
-
-
-def _orbitflow(path: Path, found: Any, name: str) -> Trace:
-    if not isinstance(found, dict) or not found:
-        raise ValueError(f"trace {path}: must be an object of traces by name")
-    chosen = next((each for each in found if name in each), None)
-    if chosen is None:
-        raise ValueError(f"trace {path}: {name!r}: must be one of {', '.join(found)}")
-    where, trace = f"trace {path}: {chosen}", found[chosen]
-    if not isinstance(trace, dict) or not isinstance(trace.get("requests"), list):
-        raise ValueError(f"{where}: has no list `requests`")
-    requests = []
-    for number, each in enumerate(trace["requests"]):
-        one = _read(f"{where}: requests[{number}]", each, _OrbitFlow)
-        requests.append(
-            Request(
-                number=number,
-                arrival=one.arrival_step,
-                input_tokens=one.input_tokens,
-                output_tokens=one.output_tokens,
-            )
-        )
-    blocks = trace.get("slo_base_blocks")
-    if blocks is not None and (not isinstance(blocks, int) or blocks < 1):
-        raise ValueError(f"{where}: slo_base_blocks = {blocks!r}: must be a whole number, at least 1")
-    requests.sort(key=lambda each: each.arrival)
-    slo_tokens = blocks * ORBITFLOW_BLOCK if blocks else None
-    return Trace(name=chosen, requests=requests, unit="steps", slo_tokens=slo_tokens)
-
-
-def _sorted_trace(path: Path, requests: list[Request], block_tokens: int = 0) -> Trace:
-    if not requests:
-        raise ValueError(f"trace {path}: has no requests")
-    for before, after in pairwise(requests):
-        if after.arrival < before.arrival:
-            raise ValueError(f"trace {path}: request {after.number} arrives before the previous one: sort the file")
-    return Trace(name=path.stem, requests=requests, block_tokens=block_tokens)
 
 
 def generate(

@@ -19,6 +19,10 @@ MAX_SEED = (1 << 32) - 1  # limit of all random number generators used
 MAX_COMPRESSION = 1024.0
 
 
+class OptionError(ValueError):
+    """A value of an option that cannot be used; the message names the option. The exit code is 2."""
+
+
 def check_model(path: Path | None) -> Path | None:
     """Folder of a model, by path or name; raises ValueError early, before slow imports."""
     return path and find_model(path)

@@ -122,12 +122,13 @@ def _run() -> NoReturn:
         if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
             sys.exit(_print_interrupted())
         from csd_spec import DriveError  # imports numpy and pydantic, which help does not need
+        from vcsd.options import OptionError
 
         if not isinstance(error, ValueError | OSError | DriveError):
             raise
         says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, OptionError) else 1)
     sys.exit(_print_interrupted() if code == INTERRUPTED else code or 0)
 
 

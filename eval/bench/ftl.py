@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
 import resource
 import time
@@ -25,6 +24,7 @@ from vcsd.options import MAX_SEED
 from vcsd.progress import Tick, no_tick, progress, status
 from vcsd_eval.baselines.conventional import ConventionalSsd
 from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.public_trace import TRACE_HELP, read_trace
 
 Picks = tuple[I32, I32]  # tokens (heads, k) and channels (heads, r), ascending
 
@@ -84,7 +84,7 @@ class Reads:
 class Churn:
     """Load `churn`: requests arrive, decode and finish."""
 
-    trace: Annotated[Path | None, typer.Option(help="churn: CSV file of request lengths")] = None
+    trace: Annotated[Path | None, typer.Option(help=f"churn: {TRACE_HELP}; only its lengths are used")] = None
     full: Annotated[
         float, typer.Option("--utilization", min=0.1, max=0.85, help="churn: fraction of the drive in use")
     ] = 0.8
@@ -262,8 +262,8 @@ def worst_balance(ftl: Ftl, handles: list[int]) -> float:
     return worst
 
 
-def read_trace(path: Path | None, seed: int) -> list[tuple[int, int]]:
-    """(prompt, output) tokens of requests from a CSV with columns num_prefill_tokens, num_decode_tokens.
+def lengths(path: Path | None, seed: int) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of the requests of a trace.
 
     Without a path: log-normal lengths like those of a chat service, median 1000 and 130, at most 8192 and 1024.
     """
@@ -272,19 +272,8 @@ def read_trace(path: Path | None, seed: int) -> list[tuple[int, int]]:
         prompts = np.clip(generator.lognormal(np.log(1000), 0.8, 4000), 16, 8192).astype(int)
         outputs = np.clip(generator.lognormal(np.log(130), 0.9, 4000), 1, 1024).astype(int)
         return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    requests = []
-    for number, row in enumerate(rows, 2):
-        try:
-            requests.append((max(1, int(row["num_prefill_tokens"])), max(1, int(row["num_decode_tokens"]))))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: num_prefill_tokens and num_decode_tokens must be integers"
-            ) from error
-    if not requests:
-        raise ValueError(f"{path}: the trace has no requests")
-    return requests
+    requests = read_trace(path, arrivals=False).requests
+    return [(request.input_tokens, request.output_tokens) for request in requests]
 
 
 CHURN_DRIVE = replace(
@@ -305,7 +294,7 @@ def bench_churn(load: Churn, seed: int = 0, tick: Tick = no_tick) -> dict[str, A
     waf: pages programmed over full pages of K, V and embedding-indexed K.
     """
     ftl = Ftl(CHURN_DRIVE, Nand(CHURN_DRIVE.geometry, payload=False))
-    requests, layers, heads = read_trace(load.trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
+    requests, layers, heads = lengths(load.trace, seed), CHURN_MODEL["layers"], CHURN_MODEL["heads"]
     layout = LAYOUTS["fp16"].form(CHURN_DRIVE.geometry.page_bytes, 128, 2048)
     pages, counts = CHURN_DRIVE.geometry.pages, ftl.nand.erase_count
     live: list[tuple[int, int]] = []  # (round in which the request finishes, handle)

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -30,7 +29,6 @@ from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies import POLICIES as EVERY
 from kv_cache.policies import policy_of
 from kv_cache.trace import Trace, generate
-from kv_cache.trace import load as load_trace
 from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
 from vcsd.options import MAX_SEED
@@ -40,6 +38,7 @@ from vcsd.server import RequestHandle, RequestRejectedError, Server
 from vcsd.serving import ServingConfig, default_performance_model, serve
 from vcsd.tables import table
 from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.public_trace import OptionalTrace, read_trace
 from vcsd_eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, ProcessUsage, by_tenth, growth, own_run_dir, steady_memory
 
 MIB = 1 << 20
@@ -59,9 +58,7 @@ LEAST_ROUNDS = 4
 class ServingLoad:
     """Trace and resources of the server."""
 
-    trace: Annotated[
-        Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
-    ] = None
+    trace: OptionalTrace = None
     requests: Annotated[
         int, typer.Option(min=1, max=100_000, help="number of requests, from the start of the trace")
     ] = 64
@@ -150,7 +147,7 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
     if load.trace is None:
         trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
     else:
-        trace = load_trace(load.trace).head(load.requests)
+        trace = read_trace(load.trace).head(load.requests)
     scale = min(1.0, load.longest / max(each.tokens for each in trace.requests))
     text, draw = list(PROMPT.read_bytes()), random.Random(load.seed)
     lengths = [

@@ -28,6 +28,7 @@ from vcsd.progress import Tick, progress
 from vcsd.tables import table
 from vcsd.timeline import check_timeline_path
 from vcsd_eval.experiment import Outcome
+from vcsd_eval.public_trace import OptionalTrace, read_trace
 from vcsd_eval.serving.machines import COSTS, drives
 from vcsd_eval.serving.timeline import PolicyTimeline
 
@@ -43,9 +44,7 @@ class PolicyOptions:
     policy: Annotated[str, typer.Option(help=f"comma-separated names ({', '.join(POLICIES)}), FILE:NAME, or all")] = (
         EVERY
     )
-    trace: Annotated[
-        Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
-    ] = None
+    trace: OptionalTrace = None
     requests: Annotated[
         int, typer.Option(min=1, max=1 << 20, help="number of requests, from the start of the trace")
     ] = 16
@@ -89,7 +88,7 @@ class PolicyOptions:
         """The trace, with arrivals in seconds."""
         if self.trace is None:
             return traces.generate(self.requests, PER_S, INPUT, OUTPUT, cv=1.0, longest=8_000)
-        return traces.load(self.trace).head(self.requests).in_seconds(cost.slo_s(1.0))
+        return read_trace(self.trace).head(self.requests).in_seconds(cost.slo_s(1.0))
 
     def machine(self) -> tuple[ServingCost, TierLimits]:
         """Costs, and bytes by tier."""

@@ -21,6 +21,7 @@ from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import RayAddress, check_picture
 from vcsd_eval.partial_results import ResultCache, fingerprint
 from vcsd_eval.plot import lines, save_figure
+from vcsd_eval.public_trace import OptionalTrace, read_trace
 from vcsd_eval.serving.machines import COSTS
 from vcsd_eval.serving.pages_error import output_error
 from vcsd_eval.serving.systems import OTHERS, PARTS, SYSTEMS, Run, run
@@ -93,9 +94,7 @@ class AdmissionOptions:
 class TraceLoad:
     """Trace, arrival rates, and machine."""
 
-    trace: Annotated[
-        Path | None, typer.Option(help="Splitwise CSV, Mooncake JSON lines or OrbitFlow JSON (default: generated)")
-    ] = None
+    trace: OptionalTrace = None
     load: Annotated[
         str,
         typer.Option(
@@ -134,10 +133,10 @@ class TraceLoad:
         if self.trace is None:
             count = self.requests or 52
             return traces.generate(count, GENERATED_PER_S * load, LENGTHS, LENGTHS, cv=1.0, longest=12_000)
-        if self.trace.suffix == ".json":
-            found = traces.load(self.trace, f"lambda{load:.1f}x").head(self.requests)
-            return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
-        return _faster(traces.load(self.trace).head(self.requests), load)
+        found = read_trace(self.trace, f"lambda{load:.1f}x").head(self.requests)
+        if found.unit == "s":
+            return _faster(found, load)
+        return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
 
     def kept(self, letting: AdmissionOptions) -> ResultCache:
         """Rows of an earlier run with the same options that was killed."""

@@ -15,7 +15,7 @@ def test_missing_trace_error_has_remedy(monkeypatch):
 
 
 def test_arrivals_in_steps_are_refused(monkeypatch):
-    monkeypatch.setattr("vcsd_eval.public_trace.load", lambda path: Trace(name="made", requests=[], unit="steps"))
+    monkeypatch.setattr("vcsd_eval.public_trace.read_trace", lambda path: Trace(name="made", requests=[], unit="steps"))
     with pytest.raises(ValueError, match="arrivals must be in seconds"):
         public_trace(Path("made.json"))
 

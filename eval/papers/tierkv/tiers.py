@@ -14,7 +14,7 @@ from kv_cache.cost import CostModel, ServingCost
 from kv_cache.engine import Engine
 from kv_cache.policies import policy_of
 from kv_cache.policies.time_slices import TimeSlices
-from kv_cache.trace import Trace, generate, load
+from kv_cache.trace import Trace, generate
 from kv_cache.transfer.sequences import Level, Levels, SequenceStore
 from vcsd.progress import Tick, progress
 from vcsd.tables import flat_table, table
@@ -25,6 +25,7 @@ from vcsd_eval.papers.machines import overlay
 from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 from vcsd_eval.papers.tierkv.blocks import BLOCK_TOKENS, block_bytes
 from vcsd_eval.plot import lines, save_figure
+from vcsd_eval.public_trace import OptionalTrace, read_trace
 
 USED = 0.9  # of the GPU's memory, for weights and KV cache; the rest is for activations
 INPUT, OUTPUT = (700, 2000), (128, 400)  # tokens of generated requests
@@ -68,7 +69,7 @@ def requests(path: Path | None, count: int, rate: float | None, seed: int, step_
         return made if rate else replace(made, requests=[replace(each, arrival=0.0) for each in made.requests])
     if rate is not None:
         raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
-    return load(path).head(count).in_seconds(step_s)
+    return read_trace(path).head(count).in_seconds(step_s)
 
 
 def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tokens: int) -> Row:
@@ -165,7 +166,7 @@ def experiment(
         str, typer.Option(help="comma-separated sizes of host memory for the KV cache, GB")
     ] = "4,8,16,32,64,96,128,512",
     slices: Annotated[str, typer.Option(help="comma-separated lengths of a time slice, tokens")] = "20,50,100,200",
-    trace: Annotated[Path | None, typer.Option(help="requests: Splitwise's CSV, Mooncake's JSON lines")] = None,
+    trace: OptionalTrace = None,
     count: Annotated[
         int, typer.Option("--requests", min=1, max=1 << 20, help="number of requests, from the start of a trace")
     ] = 135,

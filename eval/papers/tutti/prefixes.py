@@ -12,7 +12,8 @@ import typer
 from numpy.typing import NDArray
 
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from kv_cache.trace import Request, Trace, load
+from kv_cache.trace import Request, Trace
+from vcsd.options import OptionError
 from vcsd.tables import table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import numbers
@@ -36,6 +37,7 @@ from vcsd_eval.papers.tutti.in_drives import Drives
 from vcsd_eval.papers.tutti.reading import GpuReading
 from vcsd_eval.papers.tutti.reading import Path as Way
 from vcsd_eval.papers.tutti.store import BlockStore
+from vcsd_eval.public_trace import TRACE_HELP, read_trace
 
 Array = NDArray[np.float64]
 USED = 0.9  # assumed: fraction of GPU memory for weights and KV cache
@@ -137,7 +139,7 @@ def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool])
 
 def experiment(
     machine: options.MachineOptions,
-    trace: Annotated[Path, typer.Option(help="requests with hashes of their blocks: Mooncake's JSON lines")],
+    trace: Annotated[Path, typer.Option(help=f"{TRACE_HELP}; with hashes of blocks, as Mooncake's has")],
     count: Annotated[
         int,
         typer.Option("--requests", min=0, max=1 << 20, help="number of requests, from the start of the trace; 0: all"),
@@ -149,11 +151,11 @@ def experiment(
 ) -> Outcome:
     """Prompts that share prefixes: hits by size of the store; TTFT, rates and prices of Tutti, baselines, vcsd."""
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
-    served = load(trace).head(count)
+    served = read_trace(trace).head(count)
     if not served.block_tokens:
-        raise ValueError(f"trace {trace}: has no block hashes: use Mooncake's JSON lines")
+        raise OptionError(f"--trace {trace}: has no block hashes (hash_ids): use Mooncake's JSON lines")
     if served.unit != "s":
-        raise ValueError(f"trace {trace}: arrivals must be in seconds")
+        raise OptionError(f"--trace {trace}: arrivals must be in seconds, not in engine steps")
     block = served.block_tokens * model.shape.kv_bytes_per_token
     asked = sum(len(each.hashes) for each in served.requests)
     by_size = [

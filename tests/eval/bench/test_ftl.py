@@ -2,7 +2,7 @@
 
 import pytest
 
-from vcsd_eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, read_trace
+from vcsd_eval.bench.ftl import Churn, Reads, Schedule, bench_attention, bench_churn, lengths
 
 
 def test_attention_reads_balance_all_channels():
@@ -32,13 +32,13 @@ def test_churn_has_low_write_amplification():
 
 
 def test_length_traces_are_replayed(data_dir):
-    lengths = read_trace(data_dir / "splitwise_conv.csv", 0)
-    assert len(lengths) > 1000
-    assert lengths[0] == (374, 44)
+    found = lengths(data_dir / "splitwise_conv.csv", 0)
+    assert len(found) > 1000
+    assert found[0] == (374, 44)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "num_prefill_tokens,num_decode_tokens\n5,x\n"])
 def test_malformed_length_traces_name_the_line(tmp_path, text):
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ValueError, match=r"trace\.csv"):
-        read_trace(tmp_path / "trace.csv", 0)
+        lengths(tmp_path / "trace.csv", 0)

@@ -6,7 +6,7 @@ import pytest
 
 from csd_spec.network import network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
-from kv_cache.trace import load
+from kv_cache.trace_file import load
 from vcsd_eval.fleet.drive_model import coefficients
 from vcsd_eval.fleet.machine import FleetHost
 from vcsd_eval.papers.profiles import Gpu, Model
