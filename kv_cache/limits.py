@@ -53,7 +53,7 @@ class TierLimits:
         if self.files is not None and not isinstance(self.files, FilePath):
             raise ValueError(f"files = {self.files!r}: must be a pathlib.Path")
         if self.files is not None and not self.files.exists():
-            raise ValueError(f"files = {self.files}: there is no such folder, file or device")
+            raise ValueError(f"files = {self.files}: no such folder, file or device")
 
     @property
     def folder(self) -> FilePath:

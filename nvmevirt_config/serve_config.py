@@ -178,5 +178,5 @@ def resolve_spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
     if not isinstance(given, str):
         return given or INSTCSD_ZYNQ7045_8CH
     if given not in DRIVES and not (folder / given).is_file():
-        raise ValueError(f"drive: {given!r} is neither a file nor a preset ({', '.join(DRIVES)})")
+        raise ValueError(f"drive = {given!r}: neither a file nor a preset ({', '.join(DRIVES)})")
     return DRIVES[given] if given in DRIVES else load_drive(folder / given)

@@ -67,7 +67,7 @@ def _layout(text: object) -> str:
         try:
             name = name_of(str(text))
         except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
+            raise typer.BadParameter(str(error).removeprefix("layout = ")) from error
     for each in deprecated:
         typer.echo(f"vcsd: warning: {each.message}", err=True)
     return name

@@ -21,7 +21,7 @@ from vcsd_cli.serve import find_created, running
 from vcsd_cli.shared import Output, OutputOption, print_json, report_done, show, stdout
 
 log = typer.Typer(help="Print log pages of a served or created drive, or of a drive folder.")
-config = typer.Typer(help="Validate description files and print their JSON schema.")
+config = typer.Typer(help="Print and validate description files, and print their JSON schema.")
 
 DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --data-dir)")]
 
@@ -179,8 +179,8 @@ def io_passthru(
     from csd_link.connect import find_server
     from vcsd.administer import admin_window, describe_request, parse_request
 
-    numbers = [_number(text) for text in parameter or []]
-    request = parse_request(_number(opcode), numbers, input_file.read_bytes() if input_file else b"")
+    numbers = [_number("parameter", text) for text in parameter or []]
+    request = parse_request(_number("opcode", opcode), numbers, input_file.read_bytes() if input_file else b"")
     if dry_run:
         show(f"dry run, {drive}", describe_request(request, 0), output)
         return
@@ -205,11 +205,11 @@ def io_passthru(
         sys.exit(1)
 
 
-def _number(text: str) -> int:
+def _number(name: str, text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise ValueError(f"{text!r} is not a number: write 202 or 0xca") from None
+        raise ValueError(f"{name} = {text!r}: must be a number, such as 202 or 0xca") from None
 
 
 def top(
@@ -276,6 +276,19 @@ def doctor(output: OutputOption = Output.NORMAL) -> None:
         stdout().print(findings_table("Transports", findings))
     if not all(each.ok for each in findings):
         sys.exit(1)
+
+
+@config.command("show")
+def config_show(
+    preset: Annotated[str, typer.Argument(help="name of a preset; see docs/how-to/own-drive.md")] = "",
+) -> None:
+    """Print the description of a preset drive (default: the paper's) as YAML, to be changed and run."""
+    from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
+    from nvmevirt_config import SHIPPED
+
+    if preset and preset not in DRIVES:
+        raise ValueError(f"{preset}: no such preset, there are {', '.join(DRIVES)}")
+    print((SHIPPED / f"{preset or INSTCSD_ZYNQ7045_8CH.name}.yaml").read_text(encoding="utf-8"), end="")
 
 
 @config.command("validate")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
@@ -18,6 +20,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads of PyTorch that s
 
 INTERRUPTED = 130  # exit code of typer after an interrupt
 COMPLETE = "_VCSD_COMPLETE"  # environment variable of shell completion
+PIPE_CLOSED = 141  # exit code of a shell for a program that SIGPIPE ended
+STANDARD = 1, 2  # file descriptors of output and error
 GRACE_S = 1.2  # time from Ctrl-C until the process is ended
 
 root = typer.Typer(add_completion=False)
@@ -107,29 +111,61 @@ def main() -> None:
 
 
 def _run() -> NoReturn:
+    try:
+        try:
+            code = _command()
+        finally:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit) as error:
+        pipe = error if isinstance(error, BrokenPipeError) else error.__context__  # Rich exits where it has caught one
+        if not isinstance(pipe, BrokenPipeError):
+            raise
+        for descriptor in filter(_reader_is_gone, STANDARD):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)  # what is buffered is flushed at exit
+        code = PIPE_CLOSED
+    sys.exit(code)
+
+
+def _reader_is_gone(descriptor: int) -> bool:
+    """Whether nothing reads standard output or error any more, as in `vcsd ... | head`."""
+    with suppress(OSError):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        return bool(poll.poll(0))
+    return False
+
+
+def _command() -> int:
+    """Run a command; returns its exit code."""
     if COMPLETE in os.environ:
         from typer._completion_classes import completion_init
 
         completion_init()
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, help_option_names=["--help", "-h"])
     except typer.TyperException as error:
         print(f"vcsd: {' '.join(error.format_message().split())}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except Exception as error:
         if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
-            sys.exit(_print_interrupted())
-        from csd_spec import DriveError  # imports numpy and pydantic, which help does not need
-        from vcsd.options import OptionError
+            return _print_interrupted()
+        return _print_error(error)
+    return _print_interrupted() if code == INTERRUPTED else code or 0
 
-        if not isinstance(error, ValueError | OSError | DriveError):
-            raise
-        says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, OptionError) else 1)
-    sys.exit(_print_interrupted() if code == INTERRUPTED else code or 0)
+
+def _print_error(error: Exception) -> int:
+    """Print an error as one line and return its exit code; raises it again if it is a fault of this program."""
+    from csd_spec import DriveError  # imports numpy and pydantic, which help does not need
+    from vcsd.options import OptionError
+
+    is_pipe = isinstance(error, BrokenPipeError) and any(map(_reader_is_gone, STANDARD))
+    if is_pipe or not isinstance(error, ValueError | OSError | DriveError):
+        raise error
+    says = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
+    return 2 if isinstance(error, OptionError) else 1
 
 
 def _print_interrupted() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from vcsd.progress import note
 
@@ -103,44 +102,6 @@ OPTIONS = {
 """Old and new names of options; a command with the new option, and none of the old name, accepts both."""
 
 
-KEYS = {
-    "bytes_per_token_per_layer": "bytes_per_token_and_layer",
-    "corrected_over_best_baseline_max": "mended_over_better_of_both_most",
-    "corrected_over_oracle_min": "mended_over_oracle_least",
-    "deadline_attainment": "deadlines_met",
-    "deadline_attainment_incl_rejected": "deadlines_met_of_all",
-    "direct_io_engine": "past_by",
-    "drive_copies": "in_drives",
-    "false_infeasible": "infeasible_wrongly",
-    "fastest_llamacpp_cache": "llamacpp_is",
-    "fastest_preallocated_cache": "preallocated_is",
-    "fork_slowdown_with_many_forks": "fork_over_alone",
-    "free_slowdown_with_many_forks": "free_over_alone",
-    "kv_cache": "residency",
-    "kv_fraction_in_drives": "kv_share_in_drives",
-    "kv_layout": "stored",
-    "max_queue_wait_s": "longest_wait_s",
-    "max_token_gap_s": "longest_pause_s",
-    "reject_reasons": "reasons",
-    "simulated_busy_ns": "modelled_busy_ns",
-    "simulated_bytes": "modelled_bytes",
-    "simulated_ms": "modelled_ms",
-    "simulated_ns": "modelled_ns",
-    "simulated_time": "modelled",
-    "ssd_offload_baseline_per_step": "plain_offload_per_step",
-    "step_with_gpu_memory_s": "step_beside_gpu_memory_s",
-    "step_with_link_s": "step_beside_link_s",
-    "tbt_slo_attainment": "tbt_attained_by_gaps",
-    "tbt_slo_attainment_buffered": "tbt_attained_with_deposit",
-    "tbt_slo_attainment_step": "tbt_attained",
-    "tokens_not_in_reference": "tokens_chosen_otherwise",
-    "top1_match_rate": "top1_rate",
-    "tpot_slo_attainment": "tpot_attained_by_gaps",
-    "tpot_slo_attainment_step": "tpot_attained",
-    "useful_read_fraction": "useful_byte_share",
-}
-"""Old names of JSON keys by new ones. Results have both."""
-
 TOKENS = "--new-tokens"
 """New name of `--output` in commands where it was a number of tokens."""
 
@@ -171,25 +132,6 @@ def new_options(args: Sequence[str], known: Collection[str]) -> list[str]:
             _warn(name, new)
             arg = f"{new}{equals}{value}"
         found.append(arg)
-    return found
-
-
-def with_old_keys(result: Any) -> Any:
-    """A JSON result with each renamed key under its old name, too, and `deprecated_keys`: new names by old ones."""
-    used = dict[str, str]()
-    found = _with_old_keys(result, used)
-    return found | {"deprecated_keys": used} if used and isinstance(found, dict) else found
-
-
-def _with_old_keys(result: Any, used: dict[str, str]) -> Any:
-    if isinstance(result, list | tuple):
-        return [_with_old_keys(each, used) for each in result]
-    if not isinstance(result, dict):
-        return result
-    found = {name: _with_old_keys(value, used) for name, value in result.items()}
-    for name in KEYS.keys() & found.keys():
-        if found.setdefault(KEYS[name], found[name]) is found[name]:
-            used[KEYS[name]] = name
     return found
 
 

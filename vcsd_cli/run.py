@@ -32,6 +32,7 @@ from vcsd.options import (
     LayoutsFile,
     MethodsFile,
     ModelFolder,
+    OptionError,
 )
 from vcsd.progress import progress, status
 from vcsd.tables import table
@@ -76,7 +77,7 @@ class PromptOptions:
     def read(self) -> str:
         """Read the prompt."""
         if self.prompt is not None and self.prompt_file is not None:
-            raise ValueError("--prompt and --prompt-file exclude each other")
+            raise OptionError("--prompt and --prompt-file exclude each other")
         if self.prompt is not None:
             return self.prompt
         source = self.prompt_file or files("vcsd") / "shipped" / "prompt.txt"
@@ -128,13 +129,13 @@ class MethodOptions:
         r, k, recent = self.sparf_channels, self.sparf_tokens, self.sparf_recent
         outright = [value is not None for value in (r, k, recent)]
         if any(outright) and self.compression is not None:
-            raise ValueError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
+            raise OptionError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
         if method == "dense":
             return CompressionBudget(1)
         if not any(outright):
             return None
         if r is None or k is None:
-            raise ValueError("--sparf-channels and --sparf-tokens are needed together")
+            raise OptionError("--sparf-channels and --sparf-tokens are needed together")
         return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
 
 
@@ -172,7 +173,7 @@ class DriveSetOptions:
         assert self.drives is not None, "only commands that can do without drives have no default"
         is_number = self.drives.isdigit()
         if not is_number and self.transport != "inproc":
-            raise ValueError(f"--drives {self.drives} and --transport exclude each other")
+            raise OptionError(f"--drives {self.drives} and --transport exclude each other")
         count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
         return DriveSetConfig(
             count=count,
@@ -221,11 +222,7 @@ def run(
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
-    in_tiers = tiers.value()
-    if in_tiers and (option := what.given() or ("--timeline" if where.timeline else "")):
-        raise ValueError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
-    drives = where.value(hosting)
-    check_drives(drives)
+    configured = _checked(what, where, hosting, tiers)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
@@ -235,7 +232,7 @@ def run(
             from vcsd.session import AttachConfig
             from vcsd.step_times import time_steps
 
-        setting: Attachable = in_tiers or _in_drives(what, drives, where, tiers)
+        setting: Attachable = configured()
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape
@@ -260,7 +257,7 @@ def run(
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
     asked = setting.describe(done.stored, shape.head_dim) | records.write()
-    if tiers.policy and not in_tiers:
+    if tiers.policy and isinstance(setting, AttachConfig):
         asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     if output is Output.NORMAL:
         timed = bool(records.first and records.first.steps and isinstance(setting, AttachConfig))
@@ -275,20 +272,36 @@ def run(
         stdout().print(times)
 
 
-def _in_drives(what: MethodOptions, drives: DriveSetConfig, where: DriveCliOptions, tiers: TierOptions) -> AttachConfig:
-    """Configuration of a run in drives; the default method with --policy in-storage is dense."""
-    from vcsd.session import AttachConfig
+def _checked(
+    what: MethodOptions, where: DriveCliOptions, hosting: HostingCliOptions, tiers: TierOptions
+) -> Callable[[], Attachable]:
+    """Options that are checked before the model is loaded; the function makes their configuration, which needs torch.
 
+    The default method with --policy in-storage is dense.
+    """
+    in_tiers = tiers.value()
+    if in_tiers and (option := what.given() or ("--timeline" if where.timeline else "")):
+        raise OptionError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
+    drives = where.value(hosting)
+    check_drives(drives)
+    if in_tiers:
+        return lambda: in_tiers
     attention = what.value("dense" if tiers.policy else "sparf")
     check_method(attention, methods_of(drives))
     network = network_named(where.network) if where.network else None
-    return AttachConfig(
-        attention=attention,
-        drives=drives,
-        flush_interval_steps=where.flush_interval_steps,
-        redundancy=where.redundancy,
-        network=network,
-    )
+
+    def in_drives() -> AttachConfig:
+        from vcsd.session import AttachConfig
+
+        return AttachConfig(
+            attention=attention,
+            drives=drives,
+            flush_interval_steps=where.flush_interval_steps,
+            redundancy=where.redundancy,
+            network=network,
+        )
+
+    return in_drives
 
 
 def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes | None) -> dict[str, Any]:

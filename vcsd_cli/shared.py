@@ -17,7 +17,6 @@ from rich.table import Table
 
 from vcsd.progress import err
 from vcsd.tables import flat_table, parts, tab_separated
-from vcsd_cli.renamed import with_old_keys
 
 __all__ = [
     "ATTENTION_HELP",
@@ -101,5 +100,5 @@ def report_done(text: str, result: dict[str, Any], output: Output) -> None:
 
 
 def print_json(result: object) -> None:
-    """Print a result as JSON, with old names of its keys, too."""
-    print(json.dumps(with_old_keys(result)))
+    """Print a result as JSON."""
+    print(json.dumps(result))

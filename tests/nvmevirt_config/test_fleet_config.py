@@ -35,7 +35,7 @@ def test_fleet_file_needs_only_number_of_drives(tmp_path):
         ("drives: 0", "drives: "),
         ("drives: 2\nspare: 1", "spare: no such field: did you mean spares?"),
         ("drives: 2\nflash: here", "flash: 'here': must be an absolute path"),
-        ("drives: 2\ndrive: nothing", "drive: 'nothing' is neither a file nor a preset"),
+        ("drives: 2\ndrive: nothing", "drive = 'nothing': neither a file nor a preset"),
         ("drives: 2\ncpus: 0", "cpus: "),
         ("drives: two", "drives: "),
         ("- 1", ""),

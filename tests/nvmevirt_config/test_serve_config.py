@@ -46,7 +46,7 @@ def test_restart_false_applies_to_all_drives(tmp_path):
         ("drives: [5]", "drives.0.: must be an object, got 5"),
         ("drives: [{name: a, restart: false}]", "drives.0..restart: no such field"),
         ("drives: [{name: a, drive: {name: x}}]", "drives.0..drive.description.geometry: is missing"),
-        ("drives: [{name: a, drive: nowhere}]", "'nowhere' is neither a file nor a preset"),
+        ("drives: [{name: a, drive: nowhere}]", "'nowhere': neither a file nor a preset"),
         ("drives: [{name: a, durability: much}]", "drives.0..durability: must be 'process' or 'host', got 'much'"),
         ("drives: [{name: a, medium: direct}]", "medium = direct: needs a folder"),
         ("drives: [{name: a, threads: 0}]", "drives.0..threads: must be greater than or equal to 1, got 0"),

@@ -3,7 +3,6 @@
 partner of: vcsd_cli/renamed.py
 """
 
-import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from typer.core import TyperOption
 from csd_spec import renamed as python_names
 from tests.vcsd_cli.test_main import vcsd
 from vcsd_cli.main import app
-from vcsd_cli.renamed import COMMANDS, KEYS, OPTIONS, REMOVED_IN, new_options, with_old_keys
-from vcsd_cli.shared import print_json
+from vcsd_cli.renamed import COMMANDS, OPTIONS, REMOVED_IN, new_options
 
 TWO_MEANINGS = {
     "--drive-config": "a file, or for `create` also the name of a preset",
@@ -91,31 +89,6 @@ def test_flag_is_flag_everywhere(options):
         for name, option in names.items():
             flags[name].add(option.is_flag)
     assert not {name for name, found in flags.items() if len(found) > 1}
-
-
-@pytest.mark.parametrize(("new", "old"), KEYS.items())
-def test_result_has_old_key_and_says_so(capsys, new, old):
-    print_json({"rows": [{new: {"a": 1}}]})
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"rows": [{new: {"a": 1}, old: {"a": 1}}], "deprecated_keys": {old: new}}
-
-
-@pytest.mark.parametrize("new", KEYS)
-def test_new_key_is_one_that_the_code_writes(new):
-    root = Path(__file__).parents[2]
-    packages = ("vcsd", "vcsd_cli", "vcsd_eval", "kv_cache")
-    files = (file for package in packages for file in (root / package).rglob("*.py") if file.name != "renamed.py")
-    assert any(f'"{new}"' in file.read_text() or f"    {new}: " in file.read_text() for file in files)
-
-
-def test_result_without_renamed_keys_is_unchanged():
-    for result in ({"a": [1, {"b": None}]}, [{"a": 1}], 3):
-        assert with_old_keys(result) == result
-
-
-def test_key_that_is_there_is_not_replaced():
-    new, old = next(iter(KEYS.items()))
-    assert with_old_keys({new: 1, old: 2}) == {new: 1, old: 2}
 
 
 def test_release_that_ends_old_names_is_one():

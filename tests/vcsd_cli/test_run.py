@@ -13,7 +13,6 @@ from csd_io.medium import Medium
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.options import HostingCliOptions
-from vcsd_cli.renamed import KEYS
 from vcsd_cli.run import DriveCliOptions
 
 
@@ -32,7 +31,7 @@ def test_run_json_has_every_key(capsys, monkeypatch):
     assert (result["r"], result["k"], result["l"]) == (8, k, -(-k // 4))
     assert len(result["tokens"]) == 12
     assert bytes(result["tokens"]).decode() == result["text"]
-    assert set(result["agreement"]) - set(KEYS.values()) == {"tokens_equal", "max_abs_logit_diff", "top1_match_rate"}
+    assert set(result["agreement"]) == {"tokens_equal", "max_abs_logit_diff", "top1_match_rate"}
     assert result["link_bytes"]["ssd_offload_baseline_per_step"] > 100 * result["link_bytes"]["per_step"]
     assert 0 < result["flash"]["useful_read_fraction"] < 1
     assert [drive["kv_heads"] for drive in result["drives"]] == [[0], [1], [2, 3]]
