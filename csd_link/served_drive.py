@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from csd_io.medium import Medium
 from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.listen import Listen
-from csd_link.window import WindowLayout
+from csd_link.window import BLOCK_BYTES, WindowLayout
 from csd_spec.drive import DriveSpec
 
 DEFAULT = "default"  # tenant of drives that configure none
@@ -97,6 +99,35 @@ class ServedDrive(HostingOptions):
         return cls(**values | paths | made)
 
 
+def is_within(path: Path, folder: Path) -> bool:
+    """Whether a path is a folder or inside of it, for the file system: links and other spellings count."""
+    resolved, outer = os.path.realpath(path), os.path.realpath(folder)
+    return resolved == outer or resolved.startswith(f"{outer.rstrip('/')}/")
+
+
+def _check_apart(first: ServedDrive, second: ServedDrive) -> None:
+    """Raise ValueError if two drives have a folder or a part of a device in common."""
+    for one, other in ((first, second), (second, first)):
+        for name, path, folder in (
+            ("mount", one.mount, other.mount),
+            ("path", one.path, other.path),
+            ("path", one.path, other.mount),
+        ):
+            if path and folder and is_within(path, folder):
+                raise ValueError(
+                    f"drives {one.name} and {other.name}: {name} {path} is inside of {folder}: give each drive its own"
+                )
+    if first.device and second.device and os.path.realpath(first.device) == os.path.realpath(second.device):
+        ends = [
+            drive.offset_bytes + len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES for drive in (first, second)
+        ]
+        if first.offset_bytes < ends[1] and second.offset_bytes < ends[0]:
+            raise ValueError(
+                f"drives {first.name} and {second.name}: their windows in {first.device} overlap: a window of"
+                f" {first.name} ends at {ends[0]:,}, of {second.name} at {ends[1]:,}; change offset_bytes"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class ServedDrives:
     """Drives of one server process."""
@@ -108,6 +139,11 @@ class ServedDrives:
         twice = {name for name in names if names.count(name) > 1}
         if not names or twice:
             raise ValueError(f"drives: {'name ' + twice.pop() + ' is given twice' if twice else 'there is none'}")
+        for first, second in combinations(self.drives, 2):
+            _check_apart(first, second)
+        for drive in self.drives:
+            if drive.path and drive.mount and is_within(drive.path, drive.mount):
+                raise ValueError(f"{drive.name}: mount {drive.mount}: hides the folder of its flash, {drive.path}")
 
     def to_json(self) -> str:
         return json.dumps({"drives": [drive.to_dict() for drive in self.drives]})

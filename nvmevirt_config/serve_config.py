@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ from pydantic import Discriminator, Field, Tag
 
 from csd_io.folder import Durability
 from csd_io.medium import Kind, Medium
+from csd_io.paths import expand
 from csd_link.hosting import MAX_MIB, MAX_THREADS
 from csd_link.nvmeof.commands import MAX_NQN_BYTES
 from csd_link.nvmeof.listen import AllowedHost
@@ -95,7 +98,7 @@ class DriveEntry:
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """Convert to a drive configuration; paths are relative to `folder`."""
         path, mount, methods, layouts, device = (
-            each and folder / each for each in (self.path, self.mount, self.methods, self.layouts, self.device)
+            each and folder / expand(each) for each in (self.path, self.mount, self.methods, self.layouts, self.device)
         )
         default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
@@ -173,10 +176,24 @@ def load_config(path: Path) -> ServedDrives:
         raise ValueError(f"{path}: {error}") from error
 
 
+def check_files(drives: Iterable[ServedDrive]) -> None:
+    """Raise ValueError for a path of a drive that cannot be used: a missing file, or a file instead of a folder."""
+    for drive in drives:
+        for name in ("methods", "layouts"):
+            file = getattr(drive, name)
+            if file and not file.is_file():
+                raise ValueError(f"{drive.name}: {name}: {file}: no such file")
+        for name in ("path", "mount"):
+            folder = getattr(drive, name)
+            if folder and os.path.lexists(folder) and not os.path.isdir(folder) and not os.path.ismount(folder):
+                raise ValueError(f"{drive.name}: {name}: {folder}: is not a folder")
+
+
 def resolve_spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
     """Return a drive by preset, description file in `folder`, or description; raises ValueError for other names."""
     if not isinstance(given, str):
         return given or INSTCSD_ZYNQ7045_8CH
-    if given not in DRIVES and not (folder / given).is_file():
+    file = folder / expand(Path(given))
+    if given not in DRIVES and not file.is_file():
         raise ValueError(f"drive = {given!r}: neither a file nor a preset ({', '.join(DRIVES)})")
-    return DRIVES[given] if given in DRIVES else load_drive(folder / given)
+    return DRIVES[given] if given in DRIVES else load_drive(file)

@@ -299,9 +299,12 @@ def config_validate(
     """Validate a description file and print a summary."""
     from nvmevirt_config import load_config, load_drive
     from nvmevirt_config.document import read_yaml
+    from nvmevirt_config.serve_config import check_files
 
     if "drives" in read_yaml(file, dict[str, Any]):
-        drives = {drive.name: drive.spec for drive in load_config(file).drives}
+        served = load_config(file).drives
+        check_files(served)
+        drives = {drive.name: drive.spec for drive in served}
     else:
         spec = load_drive(file)
         drives = {spec.name: spec}

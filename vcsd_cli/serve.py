@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.table import Table
 
+from csd_io.paths import expand
 from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.nvmeof.tls import Credentials
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
 from nvmevirt_config import load_config
-from nvmevirt_config.serve_config import DriveEntry, ServeFile, load_hosts
-from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile
+from nvmevirt_config.document import dump_yaml
+from nvmevirt_config.serve_config import DriveEntry, ServeFile, check_files, load_hosts
+from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile, OptionError
 from vcsd_cli.shared import Output, OutputOption, print_json, report_done, stdout
 
 
@@ -100,14 +101,16 @@ def serve(
     load_methods(methods)  # reports errors once, here, instead of in every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
     drives = _apply_options(_config(what or []), asked, hosting, window, mount)
+    check_files(drives)
     tls = _credentials(tls_cert, tls_key, tls_ca)
-    for given, option in ((hosts, "--hosts"), (tls, "--tls-cert")):
+    for given, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
         if given and not listen:
             raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
     if listen:
         allowed = load_hosts(hosts) if hosts else None
         at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed, tls)
         drives = tuple(replace(drive, listen=at) for drive in drives)
+        _check_metrics(metrics, at)
     for drive in drives:
         if find_server(drive.name):
             raise ValueError(f"drive {drive.name} is served already: stop the other vcsd serve first")
@@ -137,6 +140,19 @@ def _check_open(ready_fd: int | None) -> None:
             os.fstat(ready_fd)
         except OSError as error:
             raise ValueError(f"--ready-fd {ready_fd}: {error.strerror}: open it in the calling process") from error
+
+
+def _check_metrics(metrics: str | None, listen: Listen) -> None:
+    """Raise OptionError if --metrics is a port of --listen at the same address, however its host is written."""
+    if metrics is None:
+        return
+    from vcsd.drive_metrics import parse_address
+
+    host, port = parse_address(metrics)
+    last = listen.port + len(listen.drives) - 1
+    hosts = [{info[4][0] for info in socket.getaddrinfo(name, None)} for name in (host, listen.host)]
+    if listen.port <= port <= last and (hosts[0] & hosts[1] or {"0.0.0.0", "::"} & (hosts[0] | hosts[1])):
+        raise OptionError(f"--metrics {metrics}: --listen takes ports {listen.port} to {last}: choose another port")
 
 
 @contextmanager
@@ -200,7 +216,7 @@ def _config(what: list[str]) -> ServedDrives:
     if files and len(what) > 1:
         raise ValueError("serve takes one config file, or names of drives, not both")
     if files:
-        return load_config(Path(files[0]))
+        return load_config(expand(Path(files[0])))
     names = what or list(created())
     if not names:
         raise ValueError("there is no drive: create one with vcsd create NAME, or name a config file")
@@ -227,7 +243,7 @@ def _apply_options(
         placed.append(drive)
     if window:
         make_window_file(window, at)
-    return tuple(placed)
+    return ServedDrives(tuple(placed)).drives
 
 
 def running() -> list[str]:
@@ -259,7 +275,7 @@ def create(
     entry = DriveEntry(
         name=name,
         path=Path("."),
-        drive=str(Path(drive).absolute()) if drive and is_file else drive,
+        drive=str(expand(Path(drive)).absolute()) if drive and is_file else drive,
         tenants=tuple(tenant or (DEFAULT,)),
         **{field: value for field, value in asdict(hosting).items() if value is not None},
     )
@@ -273,7 +289,7 @@ def create(
         if namespace_mib:
             size_namespace(aside, namespace_mib << 20)
         listed = adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True)
-        (aside / "served.yaml").write_text(yaml.safe_dump(listed))
+        (aside / "served.yaml").write_text(dump_yaml(listed))
         (aside / "served.yaml").chmod(0o600)
         aside.rename(folder)
     finally:

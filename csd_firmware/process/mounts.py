@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,5 +13,5 @@ def unmount(mount: Path) -> None:
     Raises CalledProcessError on failure.
     """
     mounted_at = {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
-    if str(mount.absolute()).replace(" ", "\\040") in mounted_at:
+    if os.path.realpath(mount).replace(" ", "\\040") in mounted_at:
         subprocess.run(["fusermount3", "-u", "-z", str(mount)], check=True, capture_output=True)

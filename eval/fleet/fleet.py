@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import yaml
 
 from csd_spec.network import NETWORKS, Network, network_named
 from csd_spec.presets import INSTCSD_OVERLAPPED
 from kv_cache.trace import Trace
+from nvmevirt_config.document import dump_yaml
 from vcsd.options import MAX_SEED
 from vcsd.tables import flat_table, table
 from vcsd_eval.experiment import Outcome
@@ -135,7 +135,7 @@ def fitted_of(setting: FleetOptions, trace: Trace) -> Coefficients:
     bench = CalibrationBench(INSTCSD_OVERLAPPED, Model.load(setting.model).shape, setting.seed)
     fitted = calibrate(bench, trace.requests[:REQUESTS], trace.name, command)
     if setting.coefficients:
-        setting.coefficients.write_text(yaml.safe_dump(asdict(fitted), sort_keys=False))
+        setting.coefficients.write_text(dump_yaml(asdict(fitted), sort_keys=False))
     return fitted
 
 

@@ -7,12 +7,11 @@ from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 
-import yaml
-
 from csd_firmware import InProcessDrive
 from csd_firmware.folder import encode_description
 from csd_spec import DriveSpec, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from nvmevirt_config.document import dump_yaml
 from vcsd_eval.papers.profiles import FOLDER
 
 DRIVE: DriveSpec = replace(
@@ -64,8 +63,8 @@ _METHODS = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['d
 # Text of each document, and whether all commands must refuse a version with a wrong schema: some schemas
 # are third-party, one wrong bit of drive.json is corrected, and a drive can be deleted whatever its file contains
 DOCUMENTS: dict[str, tuple[str, bool]] = {
-    "drive.yaml": (yaml.safe_dump(asdict(DRIVE)), True),
-    "drives.yaml": (yaml.safe_dump(_SERVED), True),
+    "drive.yaml": (dump_yaml(asdict(DRIVE)), True),
+    "drives.yaml": (dump_yaml(_SERVED), True),
     "model.yaml": ((FOLDER / "model" / "opt-6.7b.yaml").read_text(), True),
     "gpu.yaml": ((FOLDER / "gpu" / "a6000.yaml").read_text(), True),
     "host.yaml": ((FOLDER / "host" / "pcie4.yaml").read_text(), True),
@@ -76,7 +75,7 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "text.txt": ("In the drives lie keys and values. " * 60, False),
     "methods.py": (_METHODS, False),
     "kept/drive.json": (encode_description(DRIVE).decode(), False),
-    "home/one/served.yaml": (yaml.safe_dump(_CREATED), False),
+    "home/one/served.yaml": (dump_yaml(_CREATED), False),
 }
 READ = {
     "kept": "kept/drive.json",

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
 from typer.core import TyperOption
 
+from nvmevirt_config.document import dump_yaml, load_yaml
 from vcsd_eval.verify.cli_files import DOCUMENTS, NAMES, READ, SHORT
 
 WRONG_NUMBERS = (
@@ -229,9 +229,9 @@ def _document(name: str, draw: random.Random) -> tuple[bytes, bool]:
     text, strict = DOCUMENTS[name]
     if draw.random() < 0.4 or not name.endswith((".yaml", ".json")):
         return _damaged(text.encode(), draw), False
-    values = yaml.safe_load(text)  # JSON is YAML too
+    values = load_yaml(text)  # JSON is YAML too
     refused = _change(values, draw)
-    written = json.dumps(values) if name.endswith(".json") else yaml.safe_dump(values)
+    written = json.dumps(values) if name.endswith(".json") else dump_yaml(values)
     return written.encode(), refused and strict
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from csd_spec import DriveSpec
 from csd_spec.checked import from_values
 from csd_spec.presets import DRIVES
 from nvmevirt_config import load_drive
+from nvmevirt_config.document import load_yaml
 from vcsd.progress import progress
 from vcsd.tables import table
 from vcsd_eval.experiment import Outcome
@@ -121,7 +121,7 @@ def _varied(texts: Iterable[str], known: Mapping[str, Any]) -> Iterator[tuple[st
         name, equals, values = text.partition("=")
         if not equals or not all(each.strip() for each in values.split(",")):
             raise ValueError(f"{text!r}: must be FIELD=VALUE, or FIELD=V1,V2 to vary it")
-        yield _full_name(name.strip(), known), [yaml.safe_load(each) for each in values.split(",")]
+        yield _full_name(name.strip(), known), [load_yaml(each) for each in values.split(",")]
 
 
 def _full_name(name: str, known: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Drive descriptions read from files.
 
-partner of: nvmevirt_config/document.py
+partner of: nvmevirt_config/describe.py
 """
 
 import pytest
@@ -21,7 +21,6 @@ def test_shipped_descriptions_are_the_presets():
         ("channels: 8", "chanels: 8", "geometry.chanels: no such field: did you mean channels"),
         ("read_ns: 50000", "read_ms: 0.05", "timing.read_ms: no such field: did you mean read_ns"),
         ("read_ns: 50000", "read_ns: 0.05", "timing.read_ns: must be a valid integer, got 0.05"),
-        ("read_ns: 50000", "read_ns: 5e4", "timing.read_ns: must be a valid integer, got '5e4' .a string"),
         ("read_ns: 50000", "read_ns: 50", "timing.read_ns: must be greater than or equal to 1000, got 50"),
         ("channel_bytes_per_s: 1400000000", "channel_bytes_per_s: 1400", "timing.channel_bytes_per_s: must be greater"),
         ("page_bytes: 4096", "page_bytes: 4100", "geometry.page_bytes: .*multiple of 16, got 4100"),

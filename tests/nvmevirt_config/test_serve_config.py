@@ -9,7 +9,7 @@ from csd_link.nvmeof.listen import AllowedHost
 from csd_link.window import WindowLayout
 from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
-from nvmevirt_config.serve_config import load_hosts
+from nvmevirt_config.serve_config import check_files, load_hosts
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -66,6 +66,50 @@ def test_invalid_serve_file_is_named(tmp_path, text, reason):
     with pytest.raises(ValueError, match=reason) as error:
         load_config(tmp_path / "drives.yaml")
     assert "drives.yaml" in str(error.value)
+
+
+SAME = [
+    ("mount: m", "mount: m/"),
+    ("mount: m", "mount: ./m"),
+    ("mount: m", "mount: x/../m"),
+    ("mount: m", "mount: $HERE/m"),
+    ("mount: m", "mount: link"),
+    ("mount: m", "mount: m/inner"),
+    ("mount: m/inner", "mount: m"),
+    ("path: m", "path: link/inner"),
+    ("path: m/inner", "mount: m"),
+    ("mount: m", "mount: ~/m"),
+    ("device: w", "device: ./w, offset_bytes: 4096"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SAME)
+def test_drives_with_one_place_are_refused(tmp_path, monkeypatch, first, second):
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "link").symlink_to("m")
+    (tmp_path / "drives.yaml").write_text(f"drives: [{{name: a, {first}}}, {{name: b, {second}}}]")
+    with pytest.raises(ValueError, match=r"drives.yaml: drives [ab] and [ab]: ") as error:
+        load_config(tmp_path / "drives.yaml")
+    assert "\n" not in str(error.value)
+    apart = f"drives: [{{name: a, {first}}}, {{name: b, mount: other, path: m2, device: w2}}]"
+    (tmp_path / "drives.yaml").write_text(apart)
+    assert len(load_config(tmp_path / "drives.yaml").drives) == 2
+
+
+def test_mount_over_own_flash_is_refused(tmp_path):
+    (tmp_path / "drives.yaml").write_text("drives: [{name: a, path: m/flash, mount: m}]")
+    with pytest.raises(ValueError, match="hides the folder of its flash"):
+        load_config(tmp_path / "drives.yaml")
+
+
+def test_missing_files_and_files_instead_of_folders_are_named(tmp_path):
+    (tmp_path / "file").touch()
+    for place, says in (("methods: no.py", "methods: .*no.py: no such file"), ("mount: file", "mount: .*not a folder")):
+        (tmp_path / "drives.yaml").write_text(f"drives: [{{name: a, {place}}}]")
+        with pytest.raises(ValueError, match=f"a: {says}"):
+            check_files(load_config(tmp_path / "drives.yaml").drives)
 
 
 def test_tenants_without_share_divide_the_rest(tmp_path):

@@ -151,3 +151,21 @@ def test_delete_on_a_terminal_asks(capsys, monkeypatch):
     code, _, errors = in_process(capsys, monkeypatch, "delete", "one")
     assert code == 1 and "was not deleted: say --yes" in errors
     assert in_process(capsys, monkeypatch, "delete", "one", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_port_of_metrics_that_a_drive_takes_is_refused(capsys, monkeypatch, tmp_path, host):
+    (tmp_path / "two.yaml").write_text("drives: [{name: a}, {name: b}]")
+    words = ["serve", str(tmp_path / "two.yaml"), "--listen", "127.0.0.1:4420", "--metrics", f"{host}:4421"]
+    code, _, err = in_process(capsys, monkeypatch, *words)
+    assert code == 2 and err == f"vcsd: --metrics {host}:4421: --listen takes ports 4420 to 4421: choose another port\n"
+
+
+@pytest.mark.parametrize(
+    "entries", ["{name: a, mount: m}, {name: b, mount: m/}", "{name: a, methods: no.py}", "{name: a, mount: two.yaml}"]
+)
+def test_validate_and_serve_agree(capsys, monkeypatch, tmp_path, entries):
+    (tmp_path / "two.yaml").write_text(f"drives: [{entries}]")
+    for words in (["config", "validate"], ["serve"]):
+        code, out, err = in_process(capsys, monkeypatch, *words, str(tmp_path / "two.yaml"))
+        assert (code, out, err.count("\n")) == (1, "", 1)
