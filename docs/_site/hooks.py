@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
-from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -24,7 +23,6 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
     "checkpoint.md": "vcsd/shipped/checkpoint/README.md",
 }
-MERMAID = "assets/mermaid.min.js"
 REPORT = "papers/report/index.html"
 OTHER_FILES = "files"  # folder of the site for linked files that are not pages
 
@@ -104,17 +102,10 @@ def with_wide_lists(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def mermaid() -> Path | None:
-    """The script of diagrams that `./dev docs` has fetched."""
-    return max((ROOT / "build" / "mermaid").glob("*/mermaid.min.js"), default=None)
-
-
 def on_files(files: Files, config: Any) -> Files:
-    """Add pages from elsewhere, the files to which pages link, the script of diagrams, and the papers' report."""
+    """Add pages from elsewhere, the files to which pages link, and the papers' report."""
     if report(ROOT).is_file():
         files.append(File.generated(config, REPORT, content=report(ROOT).read_bytes()))
-    if script := mermaid():
-        files.append(File.generated(config, MERMAID, content=script.read_bytes()))
     for uri, source in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / source).read_text(encoding="utf-8")))
     for page in list(files.documentation_pages()):
@@ -131,10 +122,3 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead the links of a page to files of the site, and insert the tables that are made."""
     text = with_wide_lists(with_site_links(markdown, page.file.src_uri))
     return _MARK.sub(lambda match: MADE[match[1]](ROOT), text)
-
-
-def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Give pages with diagrams the fetched script; the theme loads its own one from another host if there is none."""
-    if 'class="mermaid"' not in output or not mermaid():
-        return output
-    return output.replace("</head>", f'<script src="{get_relative_url(MERMAID, page.url)}"></script></head>', 1)

@@ -3,6 +3,7 @@
 partner of: vcsd/__init__.py, kv_cache/__init__.py
 """
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -106,9 +108,26 @@ def test_page_begins_with_what_reader_can_do(page):
 @pytest.mark.parametrize("page", [page for page in OWN if page.startswith("concepts/")])
 def test_concept_has_picture_and_is_short(page):
     text = (DOCS / page).read_text()
-    pictures = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
-    assert pictures and not any(";" in picture for picture in pictures)  # mermaid ends a statement there
-    assert 40 <= len(text.splitlines()) <= 80
+    pictures = re.findall(r"^!\[.{10,}\]\((\.\./diagrams/.+\.svg)\)$", text, re.MULTILINE)
+    assert pictures and all((DOCS / "concepts" / picture).is_file() for picture in pictures)
+    assert 30 <= len(text.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("source", sorted(DOCS.glob("diagrams/*.mmd")), ids=lambda path: path.stem)
+def test_diagram_is_a_picture_without_scripts_or_other_hosts(source):
+    picture = source.with_suffix(".svg").read_text()
+    ElementTree.fromstring(picture)
+    assert not re.search(r"<script|foreignObject|@import|(?:href|src)=\"(?!#)|url\((?!#)", picture)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    assert digest in picture, "python docs/diagrams/render.py draws it again"
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md")]
+    assert any(f"diagrams/{source.stem}.svg" in page.read_text() for page in pages), "no page shows it"
+
+
+def test_no_page_has_the_source_of_a_diagram():
+    pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *DOCS.rglob("*.md")]
+    assert [page for page in pages if "```mermaid" in page.read_text()] == []
+    assert not re.search(r"mermaid|unpkg|extra_javascript", (ROOT / "mkdocs.yml").read_text())
 
 
 def test_reference_has_each_public_name_once():
@@ -194,7 +213,9 @@ def test_strict_build_succeeds_without_other_hosts(tmp_path):
     assert len(pages) >= len(OWN) + len(pages_elsewhere())
     for name, text in pages.items():
         assert not re.search(r"<(?:script|link|img)[^>]* (?:src|href)=\"?https?://", text), name
-    assert 'class="mermaid"' in pages["concepts/drive/index.html"]
+        assert not re.search(r"class=\"?mermaid|(?:flowchart|graph) (?:LR|TB|TD)\b|sequenceDiagram", text), name
+        for picture in re.findall(r'<img[^>]* src="([^":?#]+)"', text):
+            assert (tmp_path / name).parent.joinpath(picture).is_file(), (name, picture)
     assert "--compression" in pages["reference/cli/index.html"]
     assert "read_ns" in pages["reference/configuration/index.html"]
 
