@@ -1,10 +1,13 @@
 """Served drives in processes of their own, for tests; and a decode step to run on them."""
 
 import os
+import random
 import signal
+import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -48,6 +51,22 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.01)
+
+
+def free_port(count=1):
+    """First of `count` free consecutive ports.
+
+    They are below those that the kernel gives to connections and to servers without a port, so nothing takes one of
+    them before the test does, unless another test draws the same.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(1000):
+        first = random.SystemRandom().randrange(min(10_000, below // 2), below - count)  # tests share a seed
+        with ExitStack() as bound, suppress(OSError):
+            for port in range(first, first + count):
+                bound.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no port is free")
 
 
 def pid(name):

@@ -19,16 +19,12 @@ import yaml
 from csd_link.driveset import DriveSetConfig
 from csd_spec import SeqCreate, Status
 from tests.conftest import missing
+from tests.served import free_port
 from vcsd.transport import open_drives
 from vcsd_cli.main import app
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 MAIN = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 @contextmanager

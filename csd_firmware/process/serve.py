@@ -110,7 +110,8 @@ def serve(drive: ServedDrive, front: FrontEnd | None = None, ready: Ready = lamb
     """
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    private_dir(drive_dir(drive.name).parent)
+    private_dir(drive_dir(drive.name).parent)  # mkdir would give it another mode than the folder in it
+    private_dir(drive_dir(drive.name))
     with ExitStack() as undo:
         folder = None
         if drive.path:
@@ -124,13 +125,15 @@ def serve(drive: ServedDrive, front: FrontEnd | None = None, ready: Ready = lamb
             firmware.remedy = "the drive restarts from there"
             firmware.on_failure = partial(os.kill, os.getpid(), signal.SIGTERM)
         secret = secret_of(drive.path)
-        with open_windows(drive, firmware, turns, secret), ExitStack() as blocks:
+        with ExitStack() as blocks:
             if front or drive.listen:
                 namespace = Namespace(firmware, turns)
                 blocks.callback(_flush, namespace, firmware)
             if drive.listen:
                 subsystem = subsystem_of(drive, firmware, namespace, turns, secret)
                 blocks.enter_context(serve_nvme_tcp(drive, subsystem, firmware.state.history))
+            # After the port: hosts take a drive whose windows answer for one that has started
+            blocks.enter_context(open_windows(drive, firmware, turns, secret))
             if front:
                 front(drive, firmware, namespace, turns, ready)
             else:

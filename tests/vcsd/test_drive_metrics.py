@@ -24,7 +24,7 @@ from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
 from csd_link.run_dir import port_path
 from csd_spec import Flush, GetLog, KvFree, LogPage, SeqCreate
 from tests.csd_link.test_fleet_table import member
-from tests.served import serving, until
+from tests.served import free_port, serving, until
 from vcsd.drive_metrics import PAGES, DriveCollector, FleetCollector, parse_address, serve_metrics
 
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
@@ -72,8 +72,7 @@ def test_drive_metrics_equal_log_pages(small_drive):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_metrics_count_connections_and_refused_hosts(tmp_path, small_drive):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     listen = Listen("127.0.0.1", 0, ("csd0",), (AllowedHost(HOST),))
     with serving(tmp_path, "csd0", spec=small_drive, listen=listen):
         serve_metrics(f"127.0.0.1:{port}", DriveCollector(["csd0", "gone"]))

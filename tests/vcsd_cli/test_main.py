@@ -112,11 +112,12 @@ def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
 def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
     """Workers went on, and a compiled call made a page of errors of it."""
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code += "; from vcsd_cli.main import main; main()"
+    code += "; from vcsd_cli.main import main; print('begins', flush=True); main()"
     command = [sys.executable, "-c", code, *words]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        time.sleep(6)
+        until(lambda: "begins" in (tmp_path / "out").read_text())
+        time.sleep(5)  # wherever it is then
         began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=60)

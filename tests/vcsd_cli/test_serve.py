@@ -19,7 +19,7 @@ from csd_link.run_dir import window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
-from tests.served import until
+from tests.served import free_port, until
 from tests.vcsd_cli.test_main import vcsd as in_process
 from vcsd.options import HostingCliOptions
 from vcsd_cli.serve import _apply_options, find_created
@@ -104,17 +104,17 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
     assert vcsd("create", "one").returncode == 0
     assert vcsd("create", "two").returncode == 0
     refused = vcsd("serve", "--listen", "0.0.0.0:4420")
-    assert refused.returncode == 1 and "--listen-remote" in refused.stderr and refused.stderr.count("\n") == 1
+    assert refused.returncode == 2 and "--listen-remote" in refused.stderr and refused.stderr.count("\n") == 1
     assert "must be HOST:PORT" in vcsd("serve", "--listen", "4420").stderr
     assert "add --tls-cert FILE --tls-key FILE" in vcsd("serve", "--tls-ca", "ca.pem").stderr
     refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--tls-cert", "none.pem", "--tls-key", "none.key")
-    assert refused.returncode == 1 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
+    assert refused.returncode == 2 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
     (tmp_path / "hosts.yaml").write_text("hosts: {nqn.a: alice}")
     assert "add --listen HOST:PORT" in vcsd("serve", "--hosts", str(tmp_path / "hosts.yaml")).stderr
     refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--hosts", str(tmp_path / "hosts.yaml"))
     assert refused.returncode == 1 and "is tenant 'alice': this drive has default" in refused.stderr
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = free_port(2)
+    with socket.create_server(("127.0.0.1", port)):
         taken = vcsd("serve", "one", "--listen", f"127.0.0.1:{port}")
         assert taken.returncode == 1 and f"Address already in use: '127.0.0.1:{port}'" in taken.stderr
         assert taken.stderr.count("\n") == 1

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -25,7 +24,7 @@ from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
 from csd_spec import LogPage
 from tests.certificates import certificates
-from tests.served import decoder, serving
+from tests.served import decoder, free_port, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import admin_window, read_log
 from vcsd.report import Report
@@ -189,8 +188,7 @@ def test_mounted_drive_killed_in_decode_and_at_end(tmp_path):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port(2)
     listen = Listen("127.0.0.1", port, ("csd0", "csd1"))
     args = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "--drives", "2", "-o", "json", "--transport")
 
