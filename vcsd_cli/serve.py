@@ -101,14 +101,13 @@ def serve(
     load_methods(methods)  # reports errors once, here, instead of in every drive
     asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
     drives = _apply_options(_config(what or []), asked, hosting, window, mount)
-    check_files(drives)
     tls = _credentials(tls_cert, tls_key, tls_ca)
     for given, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
         if given and not listen:
             raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
     if listen:
-        allowed = load_hosts(hosts) if hosts else None
-        at = Listen.parse(listen, tuple(drive.name for drive in drives), listen_remote, allowed, tls)
+        names = tuple(drive.name for drive in drives)
+        at = Listen.parse(listen, names, listen_remote, load_hosts(hosts) if hosts else None, tls)
         drives = tuple(replace(drive, listen=at) for drive in drives)
         _check_metrics(metrics, at)
     for drive in drives:
@@ -241,6 +240,7 @@ def _apply_options(
         if mount:
             drive = replace(drive, mount=mount / drive.name)
         placed.append(drive)
+    check_files(placed)
     if window:
         make_window_file(window, at)
     return ServedDrives(tuple(placed)).drives

@@ -108,7 +108,7 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
     assert "must be HOST:PORT" in vcsd("serve", "--listen", "4420").stderr
     assert "add --tls-cert FILE --tls-key FILE" in vcsd("serve", "--tls-ca", "ca.pem").stderr
     refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--tls-cert", "none.pem", "--tls-key", "none.key")
-    assert refused.returncode == 2 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
+    assert refused.returncode == 1 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
     (tmp_path / "hosts.yaml").write_text("hosts: {nqn.a: alice}")
     assert "add --listen HOST:PORT" in vcsd("serve", "--hosts", str(tmp_path / "hosts.yaml")).stderr
     refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--hosts", str(tmp_path / "hosts.yaml"))
