@@ -80,7 +80,7 @@ class InProcessDrive:
             DriveError: The flush failed.
             FileExistsError: The folder is not empty.
         """
-        done = self.submit(Flush(), self.firmware.free_ns).result()
+        done = self.submit(Flush(), self.firmware.now_ns).result()
         if done.status is not Status.SUCCESS:
             raise DriveError(self.name, done.status, done.reason)
         if path.exists() and any(path.iterdir()):

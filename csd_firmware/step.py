@@ -11,6 +11,7 @@ from csd_firmware.attend import planned_run
 from csd_firmware.check import NO_LIMIT, InvalidFieldError, check, check_time, seqs_of
 from csd_firmware.handlers import HANDLERS, Run
 from csd_firmware.latency import LatencyBreakdown
+from csd_firmware.link import LinkUse
 from csd_firmware.objects import unnamed_sequences
 from csd_firmware.quotas import check_quota
 from csd_firmware.state import DriveState
@@ -58,14 +59,17 @@ _FAILED = "the drive has failed and only reads now"
 class Firmware:
     """Firmware of one drive. Commands are carried out one after the other, in order.
 
-    In simulated time, commands that do not need the engine overlap with others: they share the flash, and take turns on
-    the link.
+    A drive has one simulated clock, one flash and one link, which its commands, blocks and values share. In simulated
+    time, requests that do not need the engine overlap with others; all take turns on each direction of the link.
 
     An unexpected exception *fails* the drive: tables in DRAM may be inconsistent, so nothing is written from then on,
     and flash stays as of the last flush. Reads and logs continue, except for sequences that the failing command was
     changing.
 
     Attributes:
+        free_ns: Simulated time at which the engine is free, ns.
+        now_ns: The drive's clock: the end of the latest request, ns. A request whose host has no simulated time is
+            submitted then.
         methods: Attention methods by name.
         trace: Records when resources are busy, which takes time for every page; None: nothing is recorded.
         failure: Traceback of the exception that failed the drive; empty if the drive works, or if its disk failed.
@@ -76,9 +80,8 @@ class Firmware:
     def __init__(self, spec: DriveSpec, nand: Nand | None = None, methods: Methods = METHODS, threads: int = 1) -> None:
         self.state = DriveState(spec, nand, methods, threads)
         self.spec, self.ftl, self.methods = spec, self.state.ftl, self.state.methods
-        self.free_ns = 0  # simulated time at which the engine is free
-        self._link_free_ns = 0  # and at which the link is free for overlapping reads
-        self._busy_until_ns = 0
+        self.free_ns = self.now_ns = 0
+        self._link = {"in": LinkUse(), "out": LinkUse()}
         self._half_changed: frozenset[int] = frozenset()  # sequences that the failing command was changing
         self.trace: DriveTrace | None = None
         self.failure = ""
@@ -125,7 +128,8 @@ class Firmware:
             self._check_failed(command)
         verb, run = self.check(command, tenant, max_bytes)
         nbytes = verb.bytes_in(command)
-        watch.spend("link", self.spec.link.command_ns + self.spec.link.transfer_ns(nbytes))
+        link = self.spec.link
+        watch.until("link", self._link["in"].end_ns(watch.now_ns, link.transfer_ns(nbytes)) + link.command_ns)
         if not verb.overlaps:
             watch.until("queue", self.free_ns)
         done = run(self.state, command, watch)
@@ -214,15 +218,11 @@ class Firmware:
 
     def _complete(self, verb: CommandSpec, nbytes_in: int, done: Completion, watch: LatencyBreakdown) -> Completion:
         watch.until("flash_program", done.finish_ns)
-        self._count(verb, watch)
         assert len(done.data) == len(verb.reply), f"{verb.name} returns {len(done.data)} arrays"
+        self.cross_link("in", nbytes_in, watch.start_ns)  # only now: a rejected command changes nothing
         nbytes_out = sum([array.nbytes for array in done.data])
-        if verb.overlaps:
-            watch.until("link", self._link_free_ns)
-        watch.spend("link", self.spec.link.transfer_ns(nbytes_out))
-        if verb.overlaps:
-            assert watch.now_ns >= self._link_free_ns
-            self._link_free_ns = watch.now_ns
+        watch.until("link", self.cross_link("out", nbytes_out, watch.now_ns))
+        self.record(verb.name, watch.start_ns, watch.now_ns, verb.reads, verb.writes)
         return Completion(
             status=done.status,
             reason=done.reason,
@@ -246,11 +246,12 @@ class Firmware:
         handles = list(self.ftl.sequences)
         with self.failing("format"):
             self._half_changed = frozenset(handles)  # until everything has succeeded
-            took_ns = self.ftl.format(self.free_ns) - self.free_ns
+            took_ns = self.ftl.format(self.now_ns) - self.now_ns
             for handle in handles:
                 self.state.close(handle)
             assert took_ns >= 0 and not self.ftl.sequences and not self.state.v_sums
-            self.free_ns += took_ns
+            self.now_ns += took_ns
+            self.free_ns = self.now_ns
             self._half_changed = frozenset()
         return len(handles), took_ns
 
@@ -265,13 +266,18 @@ class Firmware:
         self.state.history.refuse(command, status, reason)
         return Completion(status=status, reason=reason, submit_ns=submit_ns, finish_ns=submit_ns)
 
-    def _count(self, verb: CommandSpec, watch: LatencyBreakdown) -> None:
-        counters, took_ns = self.ftl.counters, watch.now_ns - watch.start_ns
-        counters.host_reads += verb.reads
-        counters.host_writes += verb.writes
-        if verb.overlaps:  # overlapping busy time counts once
-            counters.busy_ns += max(0, watch.now_ns - max(watch.start_ns, self._busy_until_ns))
-            self._busy_until_ns = max(self._busy_until_ns, watch.now_ns)
-        else:
-            counters.busy_ns += took_ns - watch.breakdown_ns.get("queue", 0)
-        self.state.history.done(verb.name, took_ns)
+    def cross_link(self, way: str, nbytes: int, ready_ns: int) -> int:
+        """Return when bytes that are ready have crossed the link, `in` or `out` of the drive, ns."""
+        return self._link[way].cross(ready_ns, self.spec.link.transfer_ns(nbytes))
+
+    def record(
+        self, kind: str, submit_ns: int, finish_ns: int, reads: bool = False, writes: bool = False, nbytes: int = 0
+    ) -> None:
+        """Advance the clock to the end of a request, and add it to the latency log and the health counters."""
+        assert finish_ns >= submit_ns, f"{kind} ended before it began"
+        counters = self.ftl.counters
+        counters.host_reads += reads
+        counters.host_writes += writes
+        counters.busy_ns += max(0, finish_ns - max(submit_ns, self.now_ns))  # overlapping busy time counts once
+        self.now_ns = max(self.now_ns, finish_ns)
+        self.state.history.done(kind, finish_ns - submit_ns, nbytes)

@@ -86,7 +86,7 @@ class Tenant:
     def attach(self) -> None:
         """Begin a host's session: its simulated time 0 is when all earlier work of the drive is done."""
         timing = self._firmware.ftl.timing
-        busy_ns = max(self._firmware.free_ns, timing.idle_ns())
+        busy_ns = max(self._firmware.now_ns, timing.idle_ns())
         self._epoch_ns = -(-busy_ns // timing.grain_ns) * timing.grain_ns
 
     def _owns(self, number: int) -> bool:

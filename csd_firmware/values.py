@@ -24,7 +24,7 @@ MAX_KEY_BYTES = 16
 class Values:
     """One tenant's values. A key is identified by its bytes and length; it never collides with a prefix's name.
 
-    Requests are timed one after the other, independently of commands. A store ends when its pages are in flash, and is
+    A request is submitted at the drive's clock. A store ends when its pages are in flash, and is
     durable after the next flush. After an earlier power loss, an overwritten value is entirely the old or the new one.
     """
 
@@ -35,7 +35,7 @@ class Values:
         self._firmware, self._ftl, self._state = firmware, firmware.ftl, firmware.state
         self._tenant, self._turn = label_of(tenant), turns or nullcontext()
         self._label = self._tenant | VALUES
-        self._now_ns = 0
+        self._now_ns = 0  # simulated time that the running request has reached
         self._page_bytes = firmware.spec.geometry.page_bytes
         self.granularity_bytes = 2 * self._page_bytes
 
@@ -105,11 +105,10 @@ class Values:
         """
         with self._turn:
             seq = self._holder(key)
-            start_ns, size = self._now_ns, seq.names[key]
+            start_ns, size = self._firmware.now_ns, seq.names[key]
             data, ready_ns = self._ftl.read_value(seq.handle, min(size, size_bytes), start_ns)
-            link = self._firmware.spec.link
-            self._now_ns = ready_ns + link.command_ns + link.transfer_ns(len(data))
-            self._count("Retrieve", start_ns)
+            finish_ns = self._firmware.cross_link("out", len(data), ready_ns) + self._firmware.spec.link.command_ns
+            self._firmware.record("Retrieve", start_ns, finish_ns, reads=True)
         return data, size
 
     def exist(self, key: bytes) -> int:
@@ -146,28 +145,20 @@ class Values:
 
     @contextmanager
     def _request(self, name: str, size_bytes: int) -> Iterator[None]:
-        """Run a change: takes the lock, advances the time, and records an error in the error log.
+        """Run a change of `size_bytes` from the host: takes the lock, and records the request or its error.
 
         An unexpected exception fails the drive.
         """
         with self._turn:
-            start_ns, link = self._now_ns, self._firmware.spec.link
+            firmware = self._firmware
+            start_ns = firmware.now_ns
             try:
-                with self._firmware.failing(name):
-                    self._now_ns += link.command_ns + link.transfer_ns(size_bytes)
+                with firmware.failing(name):
+                    self._now_ns = firmware.cross_link("in", size_bytes, start_ns) + firmware.spec.link.command_ns
                     yield
             except (UnknownKeyError, KeyExistsError):
                 raise
             except FtlError as error:
-                self._firmware.refuse(name, status_of(error), str(error), start_ns)
+                firmware.refuse(name, status_of(error), str(error), start_ns)
                 raise
-            self._count(name, start_ns)
-
-    def _count(self, name: str, start_ns: int) -> None:
-        """Record a request in the latency log and the health counters."""
-        counters, took_ns = self._ftl.counters, self._now_ns - start_ns
-        assert took_ns >= 0, f"{name} ended before it began"
-        counters.host_reads += name == "Retrieve"
-        counters.host_writes += name == "Store"
-        counters.busy_ns += took_ns
-        self._state.history.done(name, took_ns)
+            firmware.record(name, start_ns, self._now_ns, writes=name == "Store")

@@ -49,7 +49,7 @@ class SharedBlocks:
 
     def read(self, offset: int, size: int) -> bytes:
         with _as_status():
-            return self._namespace.read(offset, size)
+            return self._namespace.read(offset, size)[0]
 
     def write(self, offset: int, data: Buffer) -> None:
         with _as_status():

@@ -147,4 +147,4 @@ def serve(drive: ServedDrive, front: FrontEnd | None = None, ready: Ready = lamb
         if firmware.ftl.nand.failed:
             raise OSError(firmware.ftl.nand.failed)
         if drive.path:
-            firmware.ftl.flush(firmware.free_ns)
+            firmware.ftl.flush(firmware.now_ns)

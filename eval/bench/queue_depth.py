@@ -39,7 +39,7 @@ def bench_queue_depth(
         return blocks.read(np.arange(at // page, (at + request_bytes) // page), submit_ns)[1]
 
     def of_host(at: int, submit_ns: int) -> int:
-        return namespace.read_at(at, request_bytes, submit_ns)[1]
+        return namespace.read(at, request_bytes, submit_ns)[1]
 
     rows, now_ns = [], firmware.ftl.timing.idle_ns()
     for depth in depths:

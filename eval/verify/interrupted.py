@@ -103,6 +103,10 @@ def _write_many_pages(life: PowerCycle) -> None:
     life.namespace.write(0, life.generator.bytes(PAGES * life.namespace.page_bytes))
 
 
+def _flush_blocks(life: PowerCycle) -> None:
+    life.namespace.flush()
+
+
 def _discard_pages(life: PowerCycle) -> None:
     life.namespace.discard(life.namespace.page_bytes, 4 * life.namespace.page_bytes)
 
@@ -130,7 +134,7 @@ CASES: dict[str, Callable[[PowerCycle], Completion | None]] = {
     "block write": _write_pages,
     "large block write": _write_many_pages,
     "block discard": _discard_pages,
-    "block flush": lambda life: life.namespace.flush(),
+    "block flush": _flush_blocks,
     "format": lambda life: life.firmware.format() and None,
 }
 
@@ -203,5 +207,5 @@ def observe(life: PowerCycle) -> Observed:
         rows = [each.tobytes() for layer in range(seq.layers) for each in ftl.read_back(handle, layer)[:2]]
         seqs[handle] = tuple(rows), frozenset(seq.names.items())
     page = life.namespace.page_bytes
-    content = life.namespace.read(0, PAGES * page)
+    content, _ = life.namespace.read(0, PAGES * page)
     return Observed(seqs, tuple(content[at : at + page] for at in range(0, PAGES * page, page)))

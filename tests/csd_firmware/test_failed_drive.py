@@ -93,7 +93,7 @@ def test_namespace_exception_fails_the_drive(small_drive, monkeypatch):
         namespace.write(0, bytes(32 * namespace.page_bytes))
     with pytest.raises(MediaFailedError):
         namespace.write(0, b"x")
-    assert namespace.read(0, 4) == bytes(4)
+    assert namespace.read(0, 4)[0] == bytes(4)
     device.close()
 
 

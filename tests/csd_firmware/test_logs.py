@@ -33,7 +33,7 @@ def test_smart_log_counts_work(small_drive):
         "reason": refused.reason,
     }
     latency = read(firmware, LogPage.LATENCY)
-    assert latency["KvAppend"] == {"commands": 1, "mean_ns": done.latency_ns, "max_ns": done.latency_ns}
+    assert latency["KvAppend"] == {"commands": 1} | dict.fromkeys(("mean_ns", "p99_ns", "max_ns"), done.latency_ns)
     assert latency["GetLog"]["commands"] == 3
 
 
@@ -64,7 +64,7 @@ def test_health_counts_block_requests_too(small_drive):
     namespace = Namespace(firmware, threading.Lock())
     for at in range(20):
         namespace.write(at * 512, bytes(512))
-    assert len(namespace.read(0, 5120)) == 5120
+    assert len(namespace.read(0, 5120)[0]) == 5120
     namespace.flush()
     assert firmware.ftl.counters.busy_ns == sum(each.total_ns for each in namespace.latency.values()) > 0
     smart = read(firmware, LogPage.SMART)

@@ -128,7 +128,7 @@ def test_logs_count_value_requests_and_refusals(values, firmware, small_drive):
     history = firmware.state.history
     assert history.errors[0]["command"] == "Store"
     assert history.errors[0]["status_field"] == Status.CAPACITY_EXCEEDED
-    assert {kind: history.latency_ns[kind][0] for kind in ("Store", "Retrieve")} == {"Store": 1, "Retrieve": 1}
+    assert {kind: history.latency[kind].requests for kind in ("Store", "Retrieve")} == {"Store": 1, "Retrieve": 1}
     assert (firmware.ftl.counters.host_writes, firmware.ftl.counters.host_reads) == (1, 1)
     assert firmware.step(GetLog(LogPage.SMART), 0).status is Status.SUCCESS
 
