@@ -117,7 +117,12 @@ class GarbageCollector:
         if kept.size:
             lanes = kept.astype(np.int64) % store.geometry.lanes
             channels = store.geometry.channels
-            of_journal = max(0, min(2 * channels, store.reserve - channels))  # an extent for each of its places
+            # An extent for each of the journal's places that will soon be full
+            room = [
+                store.geometry.pages_per_block - store.placement.claimed[place.blocks] for place in self.journal.writers
+            ]
+            soon_full = sum(pages.sum() < channels * store.geometry.pages_per_block // 2 for pages in room)
+            of_journal = max(0, min(soon_full * channels, store.reserve - channels))
             (targets,) = store.placement.allocate([(writer, lanes)], of_journal)
             assert not (nand.block_of(targets) == block).any(), f"block {block} takes its own pages"
             data = nand.read(kept) if nand.payload else None
