@@ -56,8 +56,14 @@ class Mount(pyfuse3.Operations):
                 | {"window_bytes": self._window_bytes, "spec": asdict(drive.spec)}
             ),
             lambda: _locked(turns, lambda: smart(firmware.ftl)),
-            lambda: {kind: each.to_dict() for kind, each in self.namespace.latency.items()},
+            lambda: _locked(turns, self._latency),
         ]
+
+    def _latency(self) -> dict[str, Any]:
+        return {
+            kind: {"requests": found.requests, "bytes": found.nbytes} | found.to_dict()
+            for kind, found in self.namespace.latency.items()
+        }
 
     def _text(self, inode: int) -> bytes:
         return json.dumps(self._texts[inode - WINDOW - 1](), indent=1).encode() + b"\n"
@@ -102,14 +108,14 @@ class Mount(pyfuse3.Operations):
 
     async def read(self, fh: int, off: int, size: int) -> bytes:
         if fh == NAMESPACE:
-            return _checked(lambda: self.namespace.read(off, size))
+            return _checked(lambda: self.namespace.read(off, size)[0])
         if fh == WINDOW:
             return bytes(self._window.view[off : min(off + size, self._window_bytes)])
         return self._text(fh)[off : off + size]
 
     async def write(self, fh: int, off: int, buf: bytes) -> int:
         if fh == NAMESPACE:
-            done = _checked(lambda: self.namespace.write(off, buf))
+            done, _ = _checked(lambda: self.namespace.write(off, buf))
             if not done and buf:
                 raise pyfuse3.FUSEError(errno.ENOSPC)
             return done
@@ -122,10 +128,13 @@ class Mount(pyfuse3.Operations):
         return len(part)
 
     async def setattr(self, inode: int, attr: Any, fields: Any, fh: int | None, ctx: Any) -> pyfuse3.EntryAttributes:
-        """Size is fixed, as for a block device; O_TRUNC (size 0) is accepted and ignored."""
-        if fields.update_size and attr.st_size not in (0, (await self.getattr(inode)).st_size):
+        """Nothing can be changed: size, owner, mode and times are fixed.
+
+        As for a block device, O_TRUNC is ignored; it arrives as a flag of `open`, never here.
+        """
+        if fields.update_size and attr.st_size != (await self.getattr(inode)).st_size:
             raise pyfuse3.FUSEError(errno.EINVAL)
-        if fields.update_mode or fields.update_uid or fields.update_gid:
+        if any((fields.update_mode, fields.update_uid, fields.update_gid, fields.update_atime, fields.update_mtime)):
             raise pyfuse3.FUSEError(errno.EPERM)
         return await self.getattr(inode)
 

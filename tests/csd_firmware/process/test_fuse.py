@@ -92,13 +92,38 @@ def test_namespace_cannot_be_resized(mount):
     size = file.stat().st_size
     with file.open("r+b") as opened:
         opened.write(b"kept")
-    for wanted in (1, size - 4096, size + 4096):
-        with pytest.raises(OSError, match="Invalid argument"):
-            os.truncate(file, wanted)
+    for path, sizes in ((file, (0, 1, size - 4096, size + 4096)), (mount / "window", (0, 4096))):
+        for wanted in sizes:
+            with pytest.raises(OSError, match="Invalid argument"):
+                os.truncate(path, wanted)
+            with path.open("r+b") as opened, pytest.raises(OSError, match="Invalid argument"):
+                opened.truncate(wanted)
     os.truncate(file, size)
-    file.open("wb").close()
+    file.open("wb").close()  # O_TRUNC, which `> namespace`, cp and dd use, is ignored as for a block device
     with file.open("rb") as opened:
         assert (file.stat().st_size, opened.read(4)) == (size, b"kept")
+
+
+def test_attributes_cannot_be_changed(mount):
+    for name in ("namespace", "window", "smart.json"):
+        file = mount / name
+        before = file.stat()
+        for change in (lambda path: path.chmod(0o644), lambda path: os.utime(path, (1, 1)), os.utime):
+            with pytest.raises(PermissionError):
+                change(file)
+        assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
+    with (mount / "namespace").open("r+b") as opened, pytest.raises(OSError, match="not supported"):
+        os.posix_fallocate(opened.fileno(), 0, 4096)
+
+
+def test_dd_and_cp_write_blocks(mount, tmp_path):
+    (tmp_path / "image").write_bytes(random.Random(1).randbytes(1 << 20))
+    file = str(mount / "namespace")
+    load = [f"if={tmp_path / 'image'}", f"of={file}", "bs=64K"]
+    for command in (["dd", *load], ["dd", *load, "seek=16", "conv=notrunc"], ["cp", str(tmp_path / "image"), file]):
+        subprocess.run(command, check=True, capture_output=True)
+    with open(file, "rb") as opened:
+        assert opened.read(2 << 20) == (tmp_path / "image").read_bytes() * 2
 
 
 def test_statfs_reports_unwritten_space(mount):
@@ -182,7 +207,7 @@ def test_an_unmount_under_load_is_clean(mount):
     device = InProcessDrive.reopen(mount.parent / "flash" / "csd0")
     kept = Namespace(device.firmware, threading.Lock())
     for number, count in enumerate(written):
-        block = kept.read(number * 4096, 4096)
+        block = kept.read(number * 4096, 4096)[0]
         assert block[0] == number
         assert int.from_bytes(block[1:]) in (count, count + 1)  # the last may have been written and not acknowledged
     device.close()
