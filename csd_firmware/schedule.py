@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,22 +28,19 @@ class StepResources:
     ftl: Ftl
     clock: EngineClock
 
-    def compute(self, item: Compute, bounds: I64) -> tuple[list[int], list[int]]:
-        """Time of a unit for streams bounds[j] to bounds[j + 1] (exclusive), and additional softmax time, for each j.
-
-        Both are in ns and for one kernel.
-        """
-        loads = list(zip(_between(self._load(item), bounds), _between(item.scores, bounds), strict=True))
-        taken = {load: self._ns(item, *load) for load in set(loads)}  # many jobs are equal
-        ns, softmax_ns = zip(*(taken[load] for load in loads), strict=True)
-        return list(ns), list(softmax_ns)
-
-    def whole(self, item: Compute) -> tuple[int, int]:
-        """The same for all streams together."""
+    def compute(self, item: Compute) -> tuple[int, int]:
+        """Time of a unit for all streams, and additional softmax time, ns; each stream is shared among all kernels."""
         length = self._length(item)
         lines = _total(item.lines)
         load = lines * length if isinstance(length, int) else _total(item.lines * length)
-        return self._ns(item, load, lines if item.scores is item.lines else _total(item.scores))
+        ns, softmax_ns = self._ns(item, load, lines if item.scores is item.lines else _total(item.scores))
+        share = self.clock.spec.kernels if item.job == "kernel" else 1
+        return -(-ns // share), -(-softmax_ns // share)
+
+    def divide(self, item: Compute, bounds: I64) -> tuple[list[int], list[int]]:
+        """The times of `compute`, divided between streams bounds[j] to bounds[j + 1] (exclusive), for each j."""
+        ns, softmax_ns = self.compute(item)
+        return _divide(ns, self._load(item), bounds), _divide(softmax_ns, item.scores, bounds)
 
     def _load(self, item: Compute) -> I64:
         """Load per stream, (N,): values for argtopk, or kernel cycles per query."""
@@ -70,12 +68,12 @@ def _total(values: I64) -> int:
     return sum(values.tolist()) if values.size < SMALL_SUM_LIMIT else int(values.sum())
 
 
-def _between(values: I64, bounds: I64) -> list[int]:
-    """Sums of values (N,) from bounds[j] to bounds[j + 1] (exclusive)."""
-    until = np.zeros(values.size + 1, np.int64)
-    np.cumsum(values, out=until[1:])
-    sums: list[int] = np.diff(until[bounds]).tolist()
-    return sums
+def _divide(ns: int, loads: I64, bounds: I64) -> list[int]:
+    """Divide a time in proportion to loads (N,), for bounds[j] to bounds[j + 1] (exclusive); the parts sum to `ns`."""
+    until = np.zeros(loads.size + 1, np.int64)
+    np.cumsum(loads, out=until[1:])
+    ends = [ns * load // max(1, int(until[-1])) for load in until[bounds].tolist()]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def serial(work: Work, units: StepResources, watch: LatencyBreakdown) -> None:
@@ -85,10 +83,9 @@ def serial(work: Work, units: StepResources, watch: LatencyBreakdown) -> None:
             programs_ns = units.ftl.programs_end_ns([item.plan], watch.now_ns)
             _read(watch, item.unit, units.ftl.read(item.plan, watch.now_ns), programs_ns)
         else:
-            ns, softmax_ns = units.whole(item)
-            share = units.clock.spec.kernels if item.job == "kernel" else 1
-            watch.spend(item.unit, -(-ns // share))
-            watch.spend("softmax", -(-softmax_ns // share))
+            ns, softmax_ns = units.compute(item)
+            watch.spend(item.unit, ns)
+            watch.spend("softmax", softmax_ns)
 
 
 def overlapped(work: Work, units: StepResources, watch: LatencyBreakdown) -> None:
@@ -107,11 +104,11 @@ def overlapped(work: Work, units: StepResources, watch: LatencyBreakdown) -> Non
         if isinstance(item, Read):
             stages.append(ReadStage(after, item.plan, bounds))
         else:
-            stages.append(UnitStage(after, POOLS.index(item.job), *units.compute(item, bounds)))
+            stages.append(UnitStage(after, POOLS.index(item.job), *units.divide(item, bounds)))
     plans = [item.plan for item in work if isinstance(item, Read)]
     programs_ns = units.ftl.programs_end_ns(plans, watch.now_ns) if plans else watch.now_ns
     trace = _unit_tracer(watch.trace, work) if watch.trace else None
-    for link in units.ftl.pipeline(stages, (1, units.clock.spec.kernels), watch.now_ns, trace):
+    for link in units.ftl.pipeline(stages, (1, 1), watch.now_ns, trace):
         item = work[link.stage]
         if isinstance(item, Read):
             _read(watch, item.unit, link.finish_ns, programs_ns)
