@@ -95,7 +95,7 @@ class EngineSpec:
 
     Attributes:
         clock_hz: Clock frequency, Hz.
-        kernels: Attention kernels; each computes either matrix product of attention, assigned by load.
+        kernels: Attention kernels; all of them share either matrix product of each head.
         lanes: Multiply-accumulates that one kernel starts per cycle.
         kernel_efficiency: Fraction of cycles in which a kernel starts them, from 0 to 1.
         softmax_ways: Scores per cycle of each kernel's softmax, which follows the products that compute them.
