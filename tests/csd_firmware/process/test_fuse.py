@@ -112,8 +112,6 @@ def test_attributes_cannot_be_changed(mount):
             with pytest.raises(PermissionError):
                 change(file)
         assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
-    with (mount / "namespace").open("r+b") as opened, pytest.raises(OSError, match="not supported"):
-        os.posix_fallocate(opened.fileno(), 0, 4096)
 
 
 def test_dd_and_cp_write_blocks(mount, tmp_path):
