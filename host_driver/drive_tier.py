@@ -10,7 +10,8 @@ import numpy as np
 
 from csd_spec import DriveError
 from csd_spec.arrays import F16, F32
-from host_driver.driver import Batch, Driver, MicroBatch
+from host_driver.batch import Batch, MicroBatch
+from host_driver.driver import Driver
 from host_driver.kv_format import KVFormat
 from kv_cache.block_table import BlockKey
 

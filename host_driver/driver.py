@@ -7,12 +7,12 @@ outputs. A prefill is shipped in the background, layer by layer, while the model
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,66 +34,16 @@ from csd_spec import (
     SeqCreate,
     Status,
 )
-from csd_spec.arrays import F16, F32, I64, U64
+from csd_spec.arrays import F16, F32, I64
 from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
+from host_driver.batch import Batch, MicroBatch, StepObserver
 from host_driver.command_order import CommandOrder
 from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import assign_heads
 from host_driver.traffic import Traffic
 
 LAYERS_IN_FLIGHT = 2  # prefill: one layer is written while the next is computed
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Sequences created together: handles by drive, and stored tokens per sequence and layer, (B, layers)."""
-
-    handles: list[U64]
-    lengths: I64
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    """A part of a batch in a decode step: its simulated time, and its place in the order of submissions."""
-
-    now_ns: int
-    breakdown_ns: Counter[str] = field(default_factory=Counter)
-    order: CommandOrder | None = None
-    number: int = 0
-    _params: tuple[tuple[AttentionConfig, list[int]], tuple[int, I64, I64]] | None = None
-
-    def params(self, attention: AttentionConfig, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
-        """r, and k and l of each sequence, for `lengths` tokens; cached, since most layers of a step share them."""
-        each = lengths.tolist()
-        if self._params is None or self._params[0] != (attention, each):
-            known = {length: attention.at(length, head_dim) for length in set(each)}
-            found = [known[length] for length in each]
-            asked = found[0].r, np.array([each.k for each in found]), np.array([each.l for each in found])
-            self._params = (attention, each), asked
-        return self._params[1]
-
-    def turn(self) -> AbstractContextManager[None]:
-        """Context in which this micro-batch may submit."""
-        return self.order.turn(self.number) if self.order else nullcontext()
-
-    def leave(self, failed: bool) -> None:
-        """Report that this micro-batch has finished or failed, so that others do not wait for it."""
-        if self.order:
-            self.order.leave(self.number, failed)
-
-
-class StepObserver(Protocol):
-    """Receives the layers of each decode step in simulated time."""
-
-    def begin_step(self, now_ns: int) -> None:
-        """A step begins."""
-
-    def end_layer(self, number: int, layer: int, began_ns: int, done: list[Completion]) -> None:
-        """A layer of micro-batch `number` ends; `done`: completion of each drive."""
-
-    def end_step(self, now_ns: int) -> None:
-        """The step ends."""
 
 
 class Driver:

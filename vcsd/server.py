@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from numbers import Integral
 from typing import Any
 
-from csd_spec.renamed import old_fields
 from host_driver.hf.rows import RowModel
 from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
@@ -35,15 +34,13 @@ def _ignore() -> None:
     """Listener of a request without one."""
 
 
-@old_fields(ended="finish_reason", longest_idle="max_idle")
 class RequestHandle:
     """A request and its tokens. Iterate over it, in any thread, to get tokens as they are produced.
 
     Attributes:
         tokens: Tokens so far.
         logprobs: Log-probabilities of these tokens; empty unless the sampling parameters ask for them.
-        finish_reason: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty while it
-            it is served.
+        finish_reason: `length`, `stop`, `cancelled` or `failed` (iterating then raises `error`); empty before.
         error: Exception of a failed request.
         idle: Iterations since its last token.
         max_idle: Maximum of `idle` so far.
@@ -212,8 +209,7 @@ class Server:
         def there() -> bool:
             return len(handle.tokens) > count or bool(handle.finish_reason)
 
-        if not there():
-            self._check_process()
+        self._check_process()
         while self._thread is None and not there():
             with self._busy:
                 if not there() and not self._step():

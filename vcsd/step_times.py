@@ -27,7 +27,8 @@ from csd_link.driveset import DriveSetConfig
 from csd_spec import LAYOUTS, NAMED, AttentionConfig, CompressionBudget, FixedBudget, KvRead, Status
 from csd_spec.arrays import F16
 from csd_spec.units import ENGINE_UNITS, FLASH_UNITS
-from host_driver.driver import Batch, Driver
+from host_driver.batch import Batch
+from host_driver.driver import Driver
 from host_driver.first_steps import FirstSteps
 from host_driver.traffic import StepRecord
 from vcsd.capacity_check import check_drives

@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from transformers.cache_utils import CacheLayerMixin
 
-from host_driver.driver import Batch, Driver, MicroBatch
+from host_driver.batch import Batch, MicroBatch
+from host_driver.driver import Driver
 from host_driver.hf.external_cache import ExternalCache, NotCopyable
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import UnsupportedModelError

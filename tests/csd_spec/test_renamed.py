@@ -12,7 +12,7 @@ from csd_spec import AttentionConfig
 from csd_spec.renamed import REMOVED_IN, new_arguments, old_names
 from kv_cache import AdmissionConfig
 from tests.host_driver.hf.test_cache import llama
-from vcsd import AttachConfig, RequestHandle, ServingConfig
+from vcsd import AttachConfig, ServingConfig
 from vcsd.attach_options import OLD_OPTIONS
 
 PATH = Path(__file__)
@@ -68,15 +68,6 @@ def test_old_field_sets_and_reads_the_new_one(kind, old, new, value):
     assert config == kind(**{new: value}) != kind()
     with expect_warning(new):
         assert getattr(config, old) == value
-
-
-def test_handle_has_its_old_attributes():
-    handle = RequestHandle.__new__(RequestHandle)
-    handle.finish_reason, handle.max_idle = "stop", 3
-    with expect_warning("finish_reason"):
-        assert handle.ended == "stop"
-    with expect_warning("max_idle"):
-        assert handle.longest_idle == 3
 
 
 OPTIONS = {

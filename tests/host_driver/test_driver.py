@@ -1,6 +1,6 @@
 """Heads over drives: stored rows and attention are the same for any number of drives, and everything is counted.
 
-partner of: host_driver/traffic.py
+partner of: host_driver/traffic.py, host_driver/batch.py
 """
 
 from dataclasses import replace

@@ -28,7 +28,8 @@ from csd_spec import (
 )
 from csd_spec.arrays import F16, keys_of
 from csd_spec.layouts import layout_named
-from host_driver.driver import Batch, Driver
+from host_driver.batch import Batch
+from host_driver.driver import Driver
 from vcsd_eval.verify.random_host import DIM, DRIVE, as_stored
 
 LAYERS, HEADS_A_DRIVE, GROUP = 2, 2, 2
