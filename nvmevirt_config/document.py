@@ -1,4 +1,4 @@
-"""YAML documents: read as validated values, and written. Nothing else in the project reads or writes YAML.
+"""YAML documents: read as validated values, and written. Nothing else in the packages reads or writes YAML.
 
 Scalars are those of YAML 1.2 (core schema). PyYAML follows 1.1, in which `1e9` is a string, `012` is 10, `1:30` is 90
 and `off` is false.

@@ -183,9 +183,9 @@ class Report:
         if back := self.read_back.forwards:
             table.add_row(f"read back and attended on the host, {back} forwards", _bytes(self.read_back.link_bytes))
             table.add_row("new tokens of these forwards", f"{self.read_back.tokens:,}")
-        table.add_row("link, all: prompts, steps, read back", _bytes(self.link_bytes))
-        table.add_row("link, all, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes))
-        table.add_row("link traffic saved, of all", f"{self.saved:.1f}x")
+        table.add_row("link, whole run", _bytes(self.link_bytes))
+        table.add_row("link, whole run, KV offloaded to a plain SSD", _bytes(self.plain_offload_bytes))
+        table.add_row("link traffic saved, whole run", f"{self.saved:.1f}x")
         stored = ", ".join(f"{name} {nbytes:,.0f}" for name, nbytes in self.token_bytes.items())
         table.add_row(f"flash bytes of a token and layer ({self.layout})", stored)
         if self.copies > 1:

@@ -27,7 +27,6 @@ from jinja2 import StrictUndefined, TemplateError, is_undefined
 from jinja2.sandbox import SandboxedEnvironment
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nvmevirt_config.document import load_yaml
 from vcsd_eval.doc_tables import cpu_name, with_table
 
 FOLDER = Path(__file__).parent
@@ -117,7 +116,7 @@ def load(name: str) -> Tables:
     if not path.exists():
         raise TableError(f"{name}: no such file of tables; there are {', '.join(names())}")
     try:
-        return Tables.model_validate(load_yaml(path.read_text()))
+        return Tables.model_validate(yaml.safe_load(path.read_text()))
     except (ValidationError, yaml.YAMLError) as error:
         raise TableError(f"{path.relative_to(ROOT)}: {' '.join(str(error).split())}") from None
 

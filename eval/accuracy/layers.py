@@ -18,6 +18,7 @@ from vcsd_eval.accuracy.recorded import Recorded, record
 WINDOW = 256  # tokens among which pages are shared out
 FEW_LAYERS = 12  # of a model with more every third is recorded by default
 QUERIES = 512  # of a prompt, whose weights are added up at once
+MANY_LAYERS = 1 << 16  # more than any model has
 _SLICE = "a number, numbers with commas, or a slice such as 0:12:3"
 
 
@@ -33,6 +34,9 @@ class Passages:
     layers: Annotated[
         str | None, typer.Option(help=f"{_SLICE} (default: all, of more than {FEW_LAYERS} every third)")
     ] = None
+
+    def __post_init__(self) -> None:
+        layer_numbers(self.layers, MANY_LAYERS)  # its form, before a model is loaded
 
 
 @dataclass(frozen=True, slots=True)

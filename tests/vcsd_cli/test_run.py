@@ -74,15 +74,26 @@ def test_run_estimates_redundancy_before_it_decodes(capsys, monkeypatch):
 def test_run_prints_text_report(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0
-    assert out.startswith(PROMPT)
+    assert out.startswith("The bundled model has 4.6 M parameters")
+    assert f"\nPrompt (yours, 820 tokens):\n... {PROMPT[-160:]}\n\nContinuation:\n" in out
     for title in (
         "Agreement with ordinary attention",
         "Traffic",
-        "Modelled time",
         "Drives",
-        "One decode step at 820 tokens, at unequal error",
+        "One decode step at 820 tokens",
+        "Decode step over context",
+        "faster than a plain SSD",
     ):
         assert title in out
+    assert "Modelled time" not in out  # a method has one step time, that of the comparison
+
+
+def test_short_context_is_called_too_short_to_compare(capsys, monkeypatch):
+    words = ("run", "--prompt", "The drive", "--max-new-tokens", "3")
+    out = vcsd(capsys, monkeypatch, *words)[1]
+    assert "9 tokens are too few to compare methods" in " ".join(out.split())
+    assert "Decode step over context" not in out
+    assert "Modelled time" in vcsd(capsys, monkeypatch, *words, "--no-compare")[1]
 
 
 def test_run_both_streams_to_one_file_text_is_whole(tmp_path):
@@ -94,11 +105,11 @@ def test_run_both_streams_to_one_file_text_is_whole(tmp_path):
         subprocess.run([sys.executable, "-c", code, *words], stdout=both, stderr=subprocess.STDOUT, check=True)
     shown = (tmp_path / "both").read_text()
     alone = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    text = alone.stdout[: alone.stdout.index("\n\nAgreement")]
-    assert len(text) >= len(PROMPT) + 20
+    text = alone.stdout[alone.stdout.index("Continuation:\n") : alone.stdout.index("\n\nAgreement")]
+    assert len(text) >= len("Continuation:\n") + 20
     assert text in shown
     assert "decoding: 3" in alone.stderr
-    lines = set(shown.replace(alone.stdout[: len(text)], "").splitlines())
+    lines = set(shown.replace(text, "").splitlines())
     said = [line for line in lines if line.endswith(" s") and ", " in line]
     assert all(line.startswith(("loading", "decoding", "ordinary", "timing", "compiling")) for line in said)
 
