@@ -14,7 +14,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver import first_steps
 from host_driver.driver import Driver
 from host_driver.first_steps import FirstSteps
-from vcsd.step_times import time_steps
+from vcsd.step_times import _faster_from, time_steps
 from vcsd.transport import open_drives
 
 SHAPE = ModelShape(name="small", layers=4, q_heads=4, kv_heads=2, head_dim=64)
@@ -117,3 +117,34 @@ def test_first_steps_driver_keeps_the_first_ones(monkeypatch):
         driver.close()
     assert (made.steps, made.context_tokens, driver.recorder) == (2, 40, None)
     assert [int(step[0][1][0, 0, 0]) for step in made.layers[3].steps] == [0, 1]
+
+
+def test_shorter_contexts_are_the_beginning_of_each_prompt():
+    made = recorded(tokens=20, rows=2)
+    for tokens in (20, 7, 30):
+        shorter = made.shortened(tokens)
+        assert shorter.context_tokens == min(tokens, 20)
+        ((_, lengths, k, v),) = shorter.layers[0].prompt
+        ((_, _, whole_k, whole_v),) = made.layers[0].prompt
+        assert lengths.tolist() == [min(tokens, 20)] * 2
+        for part, whole in ((k, whole_k), (v, whole_v)):
+            assert np.array_equal(part, np.concatenate([whole[:tokens][:20], whole[20 : 20 + tokens]]))
+    assert made.context_tokens == 20
+
+
+def test_contexts_of_the_chart_are_parts_of_the_prompt(times):
+    assert list(times.by_context_ns) == [TOKENS // part for part in (16, 8, 4, 2, 1)]
+    assert times.by_context_ns[TOKENS] == times.step_times_ns
+    ssd = [steps["plain_ssd"] for steps in times.by_context_ns.values()]
+    assert ssd == sorted(ssd) and ssd[-1] > 3 * ssd[0]
+
+
+@pytest.mark.parametrize(
+    ("behind", "tokens"),  # method less plain SSD at 100, 200 and 400 tokens
+    [((5, 5, -5), 300), ((5, -5, -5), 150), ((-1, -1, -1), 0), ((-1, 5, -5), 300), ((1, 1, 0), None)],
+)
+def test_a_method_is_faster_from_the_last_crossing_on(behind, tokens):
+    by_context_ns = {
+        context: {"ours": 10.0 + by, "plain_ssd": 10.0} for context, by in zip((100, 200, 400), behind, strict=True)
+    }
+    assert _faster_from(by_context_ns, "ours") == tokens
