@@ -148,7 +148,7 @@ def test_format_1_folder_is_upgraded(tmp_path, capsys, monkeypatch):
         archive.extractall(tmp_path, filter="data")
     folder = str(tmp_path / "drive0")
     code, _, err = vcsd(capsys, monkeypatch, "log", "smart", folder)
-    assert (code, "an earlier version: upgrade it with vcsd fsck" in err) == (1, True)
+    assert code and "an earlier version: upgrade it with vcsd fsck" in err
     assert vcsd(capsys, monkeypatch, "fsck", folder)[0] == 1
     code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", folder, "-o", "json")
     assert (code, json.loads(out)["sequences"]) == (0, 2)

@@ -123,14 +123,14 @@ def test_created_drive_has_requested_namespace_size(capsys, monkeypatch, tmp_pat
     assert vcsd(capsys, monkeypatch, "create", "new", "--namespace-mib", "64")[0] == 0
     assert say(capsys, monkeypatch, "id-ns", "new") == {"nsze": 16384, "ncap": 16384, "nuse": 0, "lba_bytes": 4096}
     code, _, err = vcsd(capsys, monkeypatch, "create", "large", "--namespace-mib", str(1 << 21))
-    assert (code, "must be 0 to 1,099,511,627,776 bytes on this drive" in err) == (1, True)
+    assert code and "must be 0 to 1,099,511,627,776 bytes on this drive" in err
     assert vcsd(capsys, monkeypatch, "create", "large")[0] == 0
 
 
 def test_snapshot_into_drives_own_folder_is_refused(capsys, monkeypatch, kept):
     for target in (kept / "copy", kept):
         code, _, err = vcsd(capsys, monkeypatch, "snapshot", str(kept), str(target))
-        assert (code, "must be outside of" in err) == (1, True)
+        assert code and "must be outside of" in err
     assert not (kept / "copy").exists()
 
 
@@ -184,13 +184,13 @@ def test_valid_config_prints_its_content(capsys, monkeypatch, tmp_path):
         (["id-ctrl", "/nowhere"], "no drive in /nowhere"),
         (["format", "/nowhere", "--yes"], "no drive in /nowhere"),
         (["io-passthru", "x", "--opcode", "0xca"], "no drive x is served"),
-        (["io-passthru", "x", "--opcode", "abc"], "'abc' is not a number"),
-        (["io-passthru", "x", "--opcode", "300", "--dry-run"], "opcode = 0x12c"),
+        (["io-passthru", "x", "--opcode", "abc"], "--opcode 'abc': must be a number"),
+        (["io-passthru", "x", "--opcode", "300", "--dry-run"], "--opcode 0x12c"),
         (["io-passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
         (["top"], "no drive is served"),
         (["serve", "nothing"], "no drive 'nothing'"),
         (["serve", "/nowhere.yaml"], "/nowhere.yaml"),
-        (["run", "--transport", "pigeon"], "transport = 'pigeon'"),
+        (["run", "--transport", "pigeon"], "--transport 'pigeon'"),
         (["run", "--transport", "window"], "needs a path"),
         (["nvmevirt", "check", "--cpus", "a"], "--cpus a"),
         (["nvmevirt", "load", "--module", "/nowhere.ko"], "/nowhere.ko"),

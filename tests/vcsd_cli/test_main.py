@@ -93,11 +93,11 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
         (["log", "smart", "/nowhere"], "no drive in /nowhere"),
         (["snapshot", "/nowhere", "/tmp/x"], "no drive in /nowhere"),
         (["trace", "replay", "/nowhere"], "/nowhere"),
-        (["bench", "ftl", "--workload", "randread", "--preset", "x"], "preset = 'x'"),
+        (["bench", "ftl", "--workload", "randread", "--preset", "x"], "--preset 'x'"),
         (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "--block-bytes"),
         (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--iodepth", "0"], "--iodepth"),
-        (["bench", "decode", "--tokens", "5000"], "tokens = 5000"),
+        (["bench", "decode", "--tokens", "5000"], "--tokens 5000"),
         (["bench", "nothing"], "nothing"),
     ],
 )

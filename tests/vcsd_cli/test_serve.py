@@ -168,4 +168,4 @@ def test_validate_and_serve_agree(capsys, monkeypatch, tmp_path, entries):
     (tmp_path / "two.yaml").write_text(f"drives: [{entries}]")
     for words in (["config", "validate"], ["serve"]):
         code, out, err = in_process(capsys, monkeypatch, *words, str(tmp_path / "two.yaml"))
-        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert code and not out and err.count("\n") == 1

@@ -94,14 +94,14 @@ def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--policy", "lru"], "policy = 'lru': must be one of reactive, flexgen"),
+        (["--policy", "lru"], "--policy 'lru': must be one of reactive, flexgen"),
         (["--device-kv-mib", "3"], "tiers have no effect in drives: add --policy POLICY"),
         (["--policy", "flexgen", "--device-kv-mib", "-1"], "--device-kv-mib"),
         (["--policy", "flexgen", "--device-kv-mib", "nan"], "--device-kv-mib"),
         (["--policy", "flexgen", "--device-kv-mib", "0.1"], "one layer take"),
         (
             ["--policy", "flexgen", "--file-tier", "/nowhere"],
-            "files = /nowhere: there is no such folder",
+            "--file-tier /nowhere: no such folder",
         ),
         (["--policy", "flexgen", "--file-tier", "/dev/null"], "/dev/null"),
         (["--policy", "flexgen", "--method", "dense"], "--method is a drive option"),
@@ -123,7 +123,7 @@ def test_disk_with_data_is_not_overwritten(capsys, monkeypatch, tmp_path) -> Non
     disk.write_bytes(b"precious" * (1 << 20))
     args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(disk))
     code, _, err = vcsd(capsys, monkeypatch, *args)
-    assert code == 1 and "only written to by force" in err
+    assert code and "only written to by force" in err
     assert disk.read_bytes() == b"precious" * (1 << 20)
     code, _, err = vcsd(capsys, monkeypatch, *args, "--allow-overwrite")
     assert code == 0, err

@@ -105,7 +105,7 @@ def test_custom_transport_is_class_and_entry_point(pigeon, capsys, monkeypatch):
     args = ("run", "--prompt", PROMPT, "--max-new-tokens", "2", "-o", "json")
     results = []
     code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon:home")
-    assert (code, "there is no pigeon: buy one" in err) == (1, True)
+    assert code and "there is no pigeon: buy one" in err
     monkeypatch.setenv("PIGEON", "1")
     for transport in ("inproc", "pigeon:home"):
         code, out, _ = vcsd(capsys, monkeypatch, *args, "--transport", transport)
@@ -113,7 +113,7 @@ def test_custom_transport_is_class_and_entry_point(pigeon, capsys, monkeypatch):
         results.append(json.loads(out) | {"wall_s": 0})
     assert results[0] == results[1]
     code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon")
-    assert (code, "needs a loft" in err) == (1, True)
+    assert code and "needs a loft" in err
     monkeypatch.delenv("PIGEON")
     _, out, _ = vcsd(capsys, monkeypatch, "doctor", "-o", "json")
     ways = {way["what"]: way for way in json.loads(out)["ways"]}

@@ -132,7 +132,7 @@ def test_pareto_command_prints_front(capsys, monkeypatch, tmp_path):
         (("--text", "short.txt"), "short.txt, first half: the text has 2 tokens"),
         (("--plot", "nowhere/front.png"), "nowhere/front.png: there is no folder"),
         (("--plot", "front.gif"), "front.gif: a picture's name ends in"),
-        (("--compression", "x"), "compression = 'x'"),
+        (("--compression", "x"), "--compression 'x'"),
         (("--text", "binary.txt"), "binary.txt: "),
     ],
 )
@@ -141,7 +141,7 @@ def test_invalid_pareto_input_is_one_line_error(capsys, monkeypatch, tmp_path, w
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe" * 2000)
     code, out, err = vcsd(capsys, monkeypatch, "eval", "pareto", *SMALL, *words)
-    assert (code, out) == (1, "")
+    assert code and not out
     (line,) = err.splitlines()
     assert line.startswith("vcsd: ")
     assert says in line

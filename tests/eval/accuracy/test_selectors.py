@@ -170,11 +170,11 @@ def test_measured_drives_release_address_space():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--layers", "4"), "layers = '4': the model has layers 0 to 3"),
-        (("--layers", "9:"), "layers = '9:': the model has layers 0 to 3"),
-        (("--layers", "x"), "layers = 'x': needs a number"),
-        (("--layers", "0:3:0"), "layers = '0:3:0': needs a number"),
-        (("--method", "nosuch"), "method = 'nosuch': must be one of"),
+        (("--layers", "4"), "--layers '4': the model has layers 0 to 3"),
+        (("--layers", "9:"), "--layers '9:': the model has layers 0 to 3"),
+        (("--layers", "x"), "--layers 'x': needs a number"),
+        (("--layers", "0:3:0"), "--layers '0:3:0': needs a number"),
+        (("--method", "nosuch"), "--method 'nosuch': must be one of"),
         (("--text", "nowhere"), "nowhere: No such file"),
         (("--text", "wikitext"), "text wikitext: set VCSD_DATA to a folder that has wikitext-2-raw-test.txt or"),
         (("--model", "nosuch"), "no model at nosuch: a folder with config.json"),
@@ -186,5 +186,5 @@ def test_invalid_methods_input_is_one_line_error(capsys, monkeypatch, tmp_path, 
     monkeypatch.delenv("VCSD_DATA", raising=False)
     monkeypatch.setenv("VCSD_MODELS", str(tmp_path))
     code, out, err = vcsd(capsys, monkeypatch, "eval", "methods", "--tokens", "64", *words)
-    assert (code, out) == (1, "")
+    assert code and not out
     assert says in err.splitlines()[-1]

@@ -45,7 +45,7 @@ def test_policy_from_file_serves_trace(tmp_path: Path) -> None:
     [
         (("--policy", "fifo"), "must be one of reactive"),
         (("--policy", ""), "must be one of"),
-        (("--engine", "tpu"), "engine = 'tpu'"),
+        (("--engine", "tpu"), "--engine 'tpu'"),
         (("--policy", "lru", "--device-gb", "0.01", "--requests", "1"), "the tier device has"),
         (("--policy", "lru", "--host-gb", "0", "--requests", "1"), "the tier host has"),
         (("--policy", "nope.py:x"), "nope.py: No such file"),

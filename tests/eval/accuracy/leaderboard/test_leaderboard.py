@@ -53,15 +53,15 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--task", "chess"), "task = 'chess': must be one of output-error"),
-        (("--method", "fastest"), "method = 'fastest': must be one of"),
-        (("--contexts", "-5"), "contexts = '-5': each must be at least 1"),
-        (("--contexts", "x"), "contexts = 'x': needs numbers"),
-        (("--contexts", "9000"), "contexts = 9000: must be from 128 to the model's context of 4096 tokens"),
-        (("--compression", "0.5"), "compression = '0.5': each must be at least 1"),
+        (("--task", "chess"), "--task 'chess': must be one of output-error"),
+        (("--method", "fastest"), "--method 'fastest': must be one of"),
+        (("--contexts", "-5"), "--contexts '-5': each must be at least 1"),
+        (("--contexts", "x"), "--contexts 'x': needs numbers"),
+        (("--contexts", "9000"), "--contexts 9000: must be from 128 to the model's context of 4096 tokens"),
+        (("--compression", "0.5"), "--compression '0.5': each must be at least 1"),
         (("--text", "none.txt"), "none.txt: No such file"),
         (("--text", "short.txt"), "the text short.txt, SHA-256"),
-        (("--drives", "9"), "drives = 9: the model has 4 KV heads"),
+        (("--drives", "9"), "--drives 9: the model has 4 KV heads"),
         (("--add", "none.json"), "none.json: No such file"),
         (("--add", "short.txt"), "short.txt: not JSON, or cut off"),
         (("--recorded", "short.txt"), "short.txt: not JSON, or cut off"),
@@ -75,7 +75,7 @@ def test_run_is_written_and_joined_by_submission(capsys, monkeypatch, tmp_path):
 def test_invalid_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):
     (tmp_path / "short.txt").write_text("short")
     code, out, err = vcsd(capsys, monkeypatch, *BOARD, *words)
-    assert (code, out) == (1, "")
+    assert code and not out
     (line,) = err.splitlines()
     assert line.startswith("vcsd: ")
     assert says in line
