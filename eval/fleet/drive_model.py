@@ -3,7 +3,7 @@
     layer_s = command_s + transfer x max over sequences i of (flash_s(0..i) + tail_s(i)), or the engine's time if longer
 
 flash_s(0..i): KV data of all heads of the sequences up to i, at the rate of the drive's channels. tail_s(i): time of
-one head of sequence i on one kernel after its last page has arrived: the sum of its values, and the part of its logits
+one head of sequence i on all kernels after its last page has arrived: the sum of its values, and the part of its logits
 that the transfer of its values does not hide. Both follow from the data sheet; command_s and transfer are fitted to the
 full emulator (`vcsd_eval.fleet.calibrate`).
 """
@@ -73,7 +73,7 @@ class DriveRates:
     Attributes:
         flash_s: For each stored token of its sequences, all heads of the drive.
         engine_s: The same, arithmetic on all kernels.
-        tail_s: For each token of a sequence: one head on one kernel, after its pages have come.
+        tail_s: For each token of a sequence: one head on all kernels, after its pages have come.
     """
 
     flash_s: float
@@ -85,9 +85,10 @@ class DriveRates:
         """A drive with some heads of a model."""
         engine, group = spec.engine, shape.q_heads // shape.kv_heads
         beats = -(-shape.head_dim // engine.lanes) * group
-        pass_s = beats / engine.kernel_efficiency / engine.clock_hz  # keys or values of a token, one head
+        # Keys or values of a token, one head, which all kernels share
+        pass_s = beats / engine.kernel_efficiency / engine.clock_hz / engine.kernels
         v_flash_s = FP16_BYTES * shape.head_dim / spec.flash_bytes_per_s
-        flash_s, engine_s = VALUES * kv_heads * v_flash_s, VALUES * kv_heads * pass_s / engine.kernels
+        flash_s, engine_s = VALUES * kv_heads * v_flash_s, VALUES * kv_heads * pass_s
         return cls(flash_s, engine_s, pass_s + max(0.0, pass_s - v_flash_s))
 
     def chain_s(self, tokens: Sequence[int]) -> float:
