@@ -212,7 +212,7 @@ def test_file_with_foreign_content_is_not_overwritten(tmp_path, command):
     words = command.replace("{}", str(file)).split()
     main = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
     done = subprocess.run([*main, *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode and not done.stdout
     assert "something else" in done.stderr
     assert file.read_bytes() == b"Dear all, " * 1000
 

@@ -75,7 +75,7 @@ def test_missing_guest_module_is_refused():
         "/nowhere.ko",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode and not done.stdout
     assert "/nowhere.ko" in done.stderr
 
 
@@ -107,7 +107,7 @@ def test_guest_with_module_finds_root_device(tmp_path):
     (tmp_path / "nvmev.ko").write_bytes(b"no module")
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "guest", "run", "--module"]
     done = subprocess.run([*command, str(tmp_path / "nvmev.ko")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.returncode and not done.stdout
     assert "module.ko" in done.stderr  # the first program ran, and could not insert it
 
 
