@@ -130,7 +130,7 @@ def page_bytes(ftl: Ftl, history: CommandStats, methods: Methods, page: int) -> 
 
 def latency(history: CommandStats) -> dict[str, Any]:
     """Vendor log page C1h: simulated latency of commands, and of requests for blocks and values, since power-on, ns."""
-    return {kind: {"commands": found.requests} | found.to_dict() for kind, found in history.latency.items()}
+    return {kind: {"commands": latency.requests} | latency.to_dict() for kind, latency in history.latency.items()}
 
 
 def programs(methods: Methods, attended: Mapping[str, AttentionLoss]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ class Namespace:
     @property
     def latency(self) -> dict[str, Latency]:
         """Simulated latency since power-on, by kind of request."""
-        known = self._firmware.state.history.latency
-        return {kind: known.get(f"Block{kind.title()}", Latency()) for kind in ("read", "write", "flush", "discard")}
+        by_kind = self._firmware.state.history.latency
+        return {kind: by_kind.get(f"Block{kind.title()}", Latency()) for kind in ("read", "write", "flush", "discard")}
 
     @property
     def free_bytes(self) -> int:

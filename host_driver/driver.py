@@ -6,7 +6,6 @@ outputs. A prefill is shipped in the background, layer by layer, while the model
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +38,7 @@ from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
 from host_driver.batch import Batch, MicroBatch, StepObserver
 from host_driver.command_order import CommandOrder
+from host_driver.exclusive import Exclusive
 from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import assign_heads
 from host_driver.traffic import Traffic
@@ -90,20 +90,7 @@ class Driver:
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False
-        self._lock = threading.RLock()
-        self._home = threading.get_ident()  # last thread with exclusive access
-        self._dropped: list[Batch] = []  # dropped batches that are not freed yet
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Exclusive access for one forward or crop; other threads wait. Frees batches dropped meanwhile."""
-        with self._lock:
-            self._home = threading.get_ident()
-            self._free_dropped()
-            try:
-                yield
-            finally:
-                self._free_dropped()
+        self.access = Exclusive(self.free, "in drives")
 
     def create(self, count: int, max_tokens: int) -> Batch:
         """Create `count` sequences on every drive."""
@@ -237,23 +224,6 @@ class Driver:
             done = self._collect(self._submit(commands, self.now_ns), ignore_lost_drives=True)
             self.now_ns = max([self.now_ns, *(c.finish_ns for c in done)])
 
-    def drop(self, batch: Batch) -> None:
-        """Free sequences now or before the next forward.
-
-        The garbage collector calls this at any time and in any thread, including those of the drives, which must not
-        wait for a command.
-        """
-        self._dropped.append(batch)
-        if threading.get_ident() == self._home and self._lock.acquire(blocking=False):
-            try:
-                self._free_dropped()
-            finally:
-                self._lock.release()
-
-    def _free_dropped(self) -> None:
-        while self._dropped:
-            self.free(self._dropped.pop())
-
     def flush(self) -> None:
         """Flush all drives; on return all data so far survives a power loss."""
         self.settle()
@@ -261,8 +231,9 @@ class Driver:
 
     def close(self) -> None:
         """Wait for all commands in flight, ignoring their errors; refuse further work."""
-        with self._lock:  # a forward of another thread ends first
-            self._closed = True
+        self._closed = True
+        with self.access.hold():
+            pass  # a forward of another thread has ended
         self._shipper.shutdown()
         self._abandon()
 

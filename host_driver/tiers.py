@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 from csd_io.direct import open_queue
 from csd_io.queue import aligned
+from host_driver.exclusive import Exclusive
 from host_driver.hf.staging import side_stream
 from kv_cache.block_table import BlockKey, PolicyError
 from kv_cache.hardware import DEVICE, DIRECT, HOST, PAGE_CACHE, Machine
@@ -161,10 +160,7 @@ class TieredKv:
         self._shapes: dict[Hashable, Shape] = {}
         self._policy_thread = PolicyThread()
         self._running: Hashable | None = None
-        self._lock = threading.Lock()
-        self._home = threading.get_ident()  # last thread with exclusive access
-        self._holder: int | None = None
-        self._dropped: list[Hashable] = []  # dropped batches that are not freed yet
+        self.access = Exclusive(self._free, "in tiers")
         self._closed = False
         self.files = CachedFiles(tiers.folder)
         held = stores(tiers, self.device, self.files)
@@ -179,22 +175,6 @@ class TieredKv:
             final_tokens=max_tokens,
             recorded=[] if record else None,
         )
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Exclusive access for one forward or crop; other threads wait. Frees batches dropped meanwhile."""
-        if self._holder == threading.get_ident():
-            raise PolicyError("the KV cache in tiers cannot be changed by this thread during its own forward")
-        with self._lock:
-            self._holder = self._home = threading.get_ident()
-            try:
-                self._free_dropped()
-                yield
-            finally:
-                try:
-                    self._free_dropped()
-                finally:
-                    self._holder = None
 
     def open(self, request: Hashable, shape: Shape) -> None:
         """Add a batch of this shape; raises PolicyError if a layer of it cannot fit on the device."""
@@ -254,36 +234,22 @@ class TieredKv:
 
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Keep the first tokens of a block."""
-        with self.exclusive():
+        with self.access.hold():
             self.real.settle()
             self.runner.crop(block, tokens)
             self.real.crop(block, tokens * self._shapes[block.request].row_bytes)
 
-    def free(self, request: Hashable) -> None:
-        """Free a batch, now or before the next forward.
-
-        The garbage collector calls this at any time and in any thread, including copy threads, which must not wait for
-        copies.
-        """
-        self._dropped.append(request)
-        if threading.get_ident() == self._home and self._lock.acquire(blocking=False):
-            try:
-                self._free_dropped()
-            finally:
-                self._lock.release()
-
-    def _free_dropped(self) -> None:
-        while self._dropped:
-            request = self._dropped.pop()
-            if not self._closed and request in self._shapes:
-                self.real.settle()
-                self.runner.free(request)
-                self.real.forget(request)
-                del self._shapes[request]
+    def _free(self, request: Hashable) -> None:
+        """Free a batch."""
+        if not self._closed and request in self._shapes:
+            self.real.settle()
+            self.runner.free(request)
+            self.real.forget(request)
+            del self._shapes[request]
 
     def close(self) -> None:
         """Wait for transfers in flight and free everything."""
-        with self.exclusive():
+        with self.access.hold():
             self._closed = True
             self.real.close()
 

@@ -166,15 +166,14 @@ class Server:
 
     def _check(self, request: Request) -> None:
         """Raise Rejected if the server does not accept a request."""
-        kv = self.kv
         if self._closed:
             raise ServerClosedError("the server is closed" + (f": {self._cause}" if self._cause else ""))
         if request.tokens > self.max_tokens:
             raise RequestRejectedError(
                 f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}"
             )
-        room = kv.runner.machine.tiers["device"].limit_bytes
-        if room is not None and request.tokens * kv.row_bytes > room:
+        room = self.kv.runner.machine.tiers["device"].limit_bytes
+        if room is not None and request.tokens * self.kv.row_bytes > room:
             raise RequestRejectedError(
                 f"a layer's KV data at {request.tokens:,} tokens exceeds the device's {room:,} bytes"
             )
@@ -209,7 +208,8 @@ class Server:
         def there() -> bool:
             return len(handle.tokens) > count or bool(handle.finish_reason)
 
-        self._check_process()
+        if not there():
+            self._check_process()
         while self._thread is None and not there():
             with self._busy:
                 if not there() and not self._step():

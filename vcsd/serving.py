@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.simulation import UNLIMITED, levels_of
 from kv_cache.transfer.sequences import SequenceStore
+from vcsd.home_stack import HomeStack
 from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
@@ -194,14 +194,13 @@ def serve(
     """
     model = unwrapped(model)
     shape = placement(model).shape
-    process = os.getpid()
     context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
     max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
     if max_tokens > context:
         raise ValueError(f"max_tokens = {max_tokens}: the model's context is {context}")
     tiers = serving.tiers
     cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
-    with ExitStack() as undo:
+    with HomeStack() as undo:
         driver = undo.enter_context(_driver(serving, shape, model.dtype)) if serving.count else None
         undo.enter_context(in_rows(model))
         like = next(model.parameters())
@@ -213,11 +212,7 @@ def serve(
         undo.callback(server.close)
         if background:
             server.start()
-        try:
-            yield server
-        finally:
-            if os.getpid() != process:
-                undo.pop_all()  # a forked child has none of our threads, and the drives are its parent's
+        yield server
 
 
 @contextmanager

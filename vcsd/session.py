@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +35,7 @@ from vcsd.attach_options import (
     drives_of,
 )
 from vcsd.capacity_check import check_drives
+from vcsd.home_stack import HomeStack
 from vcsd.redundancy import open_redundant
 from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report, method_statistics
@@ -254,14 +254,13 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
     """Like `attach`, with all options in one value."""
     model = unwrapped(model)
     placed = placement(model)
-    process = os.getpid()
     config = config.stored(model.dtype, placed.shape.latent)
     what = config.attention
     config.check(placed.shape)
     known = config.known_methods()  # before connecting: drives serve one host at a time
     check_method(what, known)
     check_not_attached(model)
-    with ExitStack() as undo:
+    with HomeStack() as undo:
         drives = config.drives
         devices, replay = undo.enter_context(open_redundant(drives, config.redundancy, config.network))
         driver = Driver(devices, placed.shape, what, config.flush_interval_steps)
@@ -273,8 +272,4 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
         undo.callback(csd.save_statistics)
         micro_batches = config.micro_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))
-        try:
-            yield csd
-        finally:
-            if os.getpid() != process:
-                undo.pop_all()  # a forked child has none of our threads, and the drives are its parent's
+        yield csd

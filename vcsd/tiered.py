@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +21,7 @@ from kv_cache.hardware import DEVICE, PAGE_CACHE
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike, policy_of
 from kv_cache.scheduler import Policy
+from vcsd.home_stack import HomeStack
 from vcsd.tables import table
 
 MAX_TOKENS = 4096  # default maximum length of a sequence
@@ -71,19 +71,16 @@ class TierConfig:
         """Attach a model until the block ends, then restore it."""
         model = unwrapped(model)
         kinds = kinds_in_tiers(model)
-        process = os.getpid()
         tiers, policy = self.tiers, self.made()
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
         cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
         kv = TieredKv(tiers, policy, cache_bytes, kinds.count(FULL), model, max_tokens, self.record)
-        try:
-            with in_tiers(model, kv, kinds):
-                yield TierSession(kv, self.name, kinds)
-        finally:
-            if os.getpid() == process:  # a forked child has none of our threads
-                kv.close()
+        with HomeStack() as undo:
+            undo.callback(kv.close)
+            undo.enter_context(in_tiers(model, kv, kinds))
+            yield TierSession(kv, self.name, kinds)
 
     def stored(self, dtype: torch.dtype, latent: bool) -> TierConfig:
         """No effect: tiers store the model's dtype."""
@@ -143,7 +140,7 @@ class TierReport:
     @classmethod
     def of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
         """Build a report. `kinds`: kind of each layer of the model."""
-        with kv.exclusive():
+        with kv.access.hold():
             kv.real.settle()
             return cls._of(kv, policy, kinds)
 

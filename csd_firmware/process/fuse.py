@@ -61,8 +61,8 @@ class Mount(pyfuse3.Operations):
 
     def _latency(self) -> dict[str, Any]:
         return {
-            kind: {"requests": found.requests, "bytes": found.nbytes} | found.to_dict()
-            for kind, found in self.namespace.latency.items()
+            kind: {"requests": latency.requests, "bytes": latency.nbytes} | latency.to_dict()
+            for kind, latency in self.namespace.latency.items()
         }
 
     def _text(self, inode: int) -> bytes:

@@ -149,7 +149,7 @@ class CsdCache(ExternalCache):
         if self.batch is None:
             self.batch = self.driver.create(count, self.max_tokens)
             self.valid = np.zeros((count, 0), bool)
-            self._release = weakref.finalize(self, self.driver.drop, self.batch)
+            self._release = weakref.finalize(self, self.driver.access.drop, self.batch)
             self._release.atexit = False
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class CsdCache(ExternalCache):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with self.driver.exclusive(), super().forward():
+        with self.driver.access.hold(), super().forward():
             yield
             self._seen = None
 
@@ -182,11 +182,11 @@ class CsdCache(ExternalCache):
             raise UnsupportedModelError("output_attentions: attention weights stay in the drives: leave it out")
         mask, past = inputs.get("attention_mask"), self.get_seq_length()
         if isinstance(mask, dict):
-            return inputs | {"attention_mask": {kind: _seen(each) for kind, each in mask.items()}}
+            return inputs | {"attention_mask": {kind: _visible(of_kind) for kind, of_kind in mask.items()}}
         stored, earlier = self.valid[:, :past], np.ones((len(self.valid), past), bool)
         if mask is not None:
             if mask.dim() != 2:
-                return inputs | {"attention_mask": _seen(mask)}  # compared when attention sees it
+                return inputs | {"attention_mask": _visible(mask)}  # compared when attention sees it
             earlier = mask[:, :past].to("cpu", torch.bool).numpy()
         if past and not np.array_equal(earlier, stored):
             raise UnsupportedModelError(
@@ -198,7 +198,7 @@ class CsdCache(ExternalCache):
     def crop_layer(self, layer: int, length: int) -> None:
         """Keep the first `length` positions of one layer."""
         assert self.batch is not None
-        with self.driver.exclusive():
+        with self.driver.access.hold():
             self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))
         if all(each.length == length for each in self.own_layers):
             self.valid = self.valid[:, :length]
@@ -273,15 +273,16 @@ class CsdCache(ExternalCache):
         return row[:, past:]
 
 
-def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
+def _visible(mask: torch.Tensor | None) -> torch.Tensor | None:
     """A mask (B, 1, new, positions) as True where a query sees a token; it may be given as terms of the logits."""
     if mask is None or mask.dim() != 4:
         return mask
-    seen = mask if mask.dtype == torch.bool else mask == 0
-    hides = mask.dtype == torch.bool or bool((seen | (mask <= torch.finfo(mask.dtype).min / 2)).all())
-    if mask.shape[1] > 1 or not hides:
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    # Terms of the least value hide a token; any other one than 0 would be a bias, which drives do not know
+    is_binary = mask.dtype == torch.bool or bool((visible | (mask <= torch.finfo(mask.dtype).min / 2)).all())
+    if mask.shape[1] > 1 or not is_binary:
         raise UnsupportedModelError(
             f"an attention_mask {tuple(mask.shape)} of {mask.dtype}: drives need one for all heads, (batch, 1, new, "
             "positions), that only shows or hides tokens"
         )
-    return seen
+    return visible

@@ -159,7 +159,7 @@ class TieredCache(TieredObject, ExternalCache):
             batch, heads, *channels, dtype = self._states = _shape_of(keys, values)
             self.request = next(_numbers)
             self.kv.open(self.request, Shape((batch, heads, max(channels)), dtype))
-            self._release = weakref.finalize(self, self.kv.free, self.request)
+            self._release = weakref.finalize(self, self.kv.access.drop, self.request)
             self._release.atexit = False
 
     def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -185,7 +185,7 @@ class TieredCache(TieredObject, ExternalCache):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with self.kv.exclusive():
+        with self.kv.access.hold():
             try:
                 with super().forward():
                     yield

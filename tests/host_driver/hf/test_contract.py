@@ -3,7 +3,8 @@
 Each feature runs with each family of models in drives, in tiers and, where a server can be asked for it, in a server.
 `REFUSED` has the features that are refused, and where; docs/models.md has the same table.
 
-partner of: host_driver/hf/forward.py, host_driver/hf/external_cache.py, host_driver/hf/cache_argument.py
+partner of: host_driver/hf/forward.py, host_driver/hf/external_cache.py, host_driver/hf/cache_argument.py,
+host_driver/exclusive.py, vcsd/home_stack.py
 """
 
 import copy
@@ -291,22 +292,7 @@ def fork(case):
     """A forked child generates."""
     with case.attached():
         case.generate()
-        ours, theirs = os.pipe()
-        if child := os.fork():
-            os.close(theirs)
-            with os.fdopen(ours, "rb") as pipe:
-                outcome = pickle.loads(pipe.read())
-            os.waitpid(child, 0)
-            if isinstance(outcome, BaseException):
-                raise outcome
-            return outcome
-        try:
-            outcome = case.generate()
-        except BaseException as error:
-            outcome = error
-        with os.fdopen(theirs, "wb") as pipe:
-            pickle.dump(outcome, pipe)
-        os._exit(0)
+        return _in_child(case.generate)
 
 
 def deep_copy(case):
@@ -416,6 +402,26 @@ def tuple_output(case):
     with case.attached():
         out = case.model(case.ids, return_dict=False, use_cache=True)
         return case.model(case.ids[:, :1], return_dict=False, **{CACHE: out[1]})[0].float()
+
+
+def _in_child(work):
+    """Result of a function in a forked child; its exception is raised here."""
+    ours, theirs = os.pipe()
+    if not (child := os.fork()):
+        try:
+            outcome = work()
+        except BaseException as error:
+            outcome = error
+        with os.fdopen(theirs, "wb") as pipe:
+            pickle.dump(outcome, pipe)
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        outcome = pickle.loads(pipe.read())
+    os.waitpid(child, 0)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _repeated():
@@ -600,18 +606,7 @@ def server_deep_copy(case):
 def server_fork(case):
     """A forked child submits a request."""
     with vcsd.serve(case.model, vcsd.ServingConfig(policy="in-storage", drives=1)) as server:
-        ours, theirs = os.pipe()
-        if not os.fork():
-            try:
-                outcome = server.submit(case.ids[0].tolist(), NEW).result()
-            except BaseException as error:
-                outcome = error
-            with os.fdopen(theirs, "wb") as pipe:
-                pickle.dump(outcome, pipe)
-            os._exit(0)
-        os.close(theirs)
-        with os.fdopen(ours, "rb") as pipe:
-            raise pickle.loads(pipe.read())
+        return _in_child(lambda: server.submit(case.ids[0].tolist(), NEW).result())
 
 
 def server_meta(case):

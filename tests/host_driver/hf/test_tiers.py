@@ -401,7 +401,7 @@ def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
         cache = DynamicCache()
         model(**inputs, cache=cache)
         request = cache.csd_cache.request
-        dropped = threading.Thread(target=run.kv.free, args=(request,))
+        dropped = threading.Thread(target=run.kv.access.drop, args=(request,))
         dropped.start()
         dropped.join()
         assert run.kv.runner.table.entries  # not by that thread
