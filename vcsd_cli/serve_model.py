@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -20,23 +20,10 @@ from vcsd.progress import note, status
 from vcsd.transport import check_drives, check_method, methods_of
 from vcsd_cli.run import DRIVES_METAVAR, DriveSetOptions, MethodOptions, Processor, parse_drives
 from vcsd_cli.shared import importing
-from vcsd_cli.tiers import TierLimitOptions
+from vcsd_cli.tiers import IN_STORAGE, TierLimitOptions
 
 BUNDLED = "bundled"
 KEY_VARIABLE = "VCSD_API_KEY"
-_OPTION_NAMES = {  # of fields that are not named like their options
-    "device_mib": "--device-kv-mib",
-    "drive": "--drive-config",
-    "files": "--file-tier",
-    "force": "--allow-overwrite",
-    "host_mib": "--host-kv-mib",
-    "keep": "--data-dir",
-    "methods": "--methods-file",
-    "restart": "--no-restart",
-    "durability": "--flush-durability",
-    "host_memory_mib": "--page-buffer-mib",
-    "threads": "--kernel-threads",
-}
 MODEL_HELP = "folder or name of a decoder, e.g. smollm2 (default: the bundled one)"
 POLICY_HELP = "policy of docs/server.md, or FILE:NAME; in-storage: all KV data is in drives, which attend"
 DRIVES = 2  # default, for policies that attend in drives
@@ -48,7 +35,7 @@ NAME_HELP = "name of the model for clients (default: the model's name or folder)
 class ServingOptions:
     """Policy and batches."""
 
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "in-storage"
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = IN_STORAGE
     max_model_len: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 24, help="prompt and answer, tokens (default: the model's context, at most 4096)"),
@@ -144,12 +131,12 @@ def _placement(policy: str, drives: DriveSetConfig | tuple[()], limits: TierLimi
     """Where KV data goes, and a warning if drives that are given will hold nothing."""
     if not drives:
         return f"KV data: on the device, in host memory and in files, placed by --policy {policy}; no drives"
-    if policy == ServingOptions().policy:
+    if policy == IN_STORAGE:
         return f"KV data: in {drives.count} drives, which attend; only windows stay on the device"
     if limits.device is None:
         return (
-            f"warning: --policy {policy} uses its {drives.count} drives when the device is full, and the device has no "
-            "limit: they will hold nothing: add --device-kv-mib MIB, or leave out --policy"
+            f"warning: --policy {policy} may leave its {drives.count} drives empty, as the device has no limit: add "
+            "--device-kv-mib MIB, or leave out --policy"
         )
     return f"KV data: on the device up to {limits.device / 2**20:g} MiB, then placed by --policy {policy}"
 
@@ -175,12 +162,19 @@ def _drives(
 
 def _limits(policy: str, tiers: TierLimitOptions) -> TierLimits:
     """Limits of the options; raises ValueError if the policy does not use them."""
-    if policy == ServingOptions().policy and (option := _given(tiers)):
+    if policy == IN_STORAGE and (option := _given(tiers)):
         raise ValueError(f"{option}: --policy {policy} keeps all KV data in drives: add --policy orbitflow or ours")
     return tiers.limits()
 
 
 def _given(options: Any) -> str:
     """Name of the first option whose value is not the default; empty if there is none."""
-    changed = (each.name for each in fields(options) if getattr(options, each.name) != each.default)
-    return next((_OPTION_NAMES.get(name, f"--{name.replace('_', '-')}") for name in changed), "")
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if value != field.default:
+            option = hints[field.name].__metadata__[0]  # Typer keeps the first name where a default would be
+            names = (option.default, *(option.param_decls or ()), f"--{field.name.replace('_', '-')}")
+            name = next(name for name in names if str(name).startswith("--"))
+            return f"--no-{name[2:]}" if value is False else name
+    return ""

@@ -99,4 +99,4 @@ def test_drives_that_hold_nothing_are_warned_about() -> None:
         said = next(line for line in server.stderr if "KV data" in line or "warning" in line)
         server.send_signal(signal.SIGINT)
         server.stderr.read()
-    assert "they will hold nothing: add --device-kv-mib MIB" in said
+    assert "may leave its 2 drives empty, as the device has no limit: add --device-kv-mib MIB" in said
