@@ -16,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from host_driver.hf.shape import OLDEST_TRANSFORMERS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "matrix"
@@ -54,12 +57,22 @@ class Outcome:
     seconds: float
 
 
+def oldest(name: str) -> str:
+    """Requirement of the oldest version of a package that pyproject.toml allows."""
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (bound,) = (found[1] for each in requirements if (found := re.match(rf"{name}>=([\d.]+)", each)))
+    return f"{name}=={bound}.0"
+
+
 ROWS = (
     Row("newest", (CPU_TORCH,), contract=True),
-    Row("oldest transformers", (CPU_TORCH, "transformers==5.20.0"), contract=True),
-    Row("oldest numpy", (CPU_TORCH, "numpy==2.2.6")),
-    Row("oldest numba", (CPU_TORCH, "numba==0.63.1")),
-    Row("oldest torch", ("torch==2.10.0",)),
+    # Models need a later transformers than the integrations, whose oldest one is vLLM's
+    Row(
+        "oldest transformers", (CPU_TORCH, f"transformers=={'.'.join(map(str, OLDEST_TRANSFORMERS))}.0"), contract=True
+    ),
+    Row("oldest numpy", (CPU_TORCH, oldest("numpy"))),
+    Row("oldest numba", (CPU_TORCH, oldest("numba"))),
+    Row("oldest torch", (oldest("torch"),)),
     Row("newest torch", ("torch",)),
 )
 VLLM = "vLLM and LMCache"
