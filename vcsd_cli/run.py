@@ -245,8 +245,8 @@ def run(
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
     records = StepRecords(FirstSteps() if text.compare else None, where.timeline)
     if output is Output.NORMAL:
-        bundled = text.prompt is None and text.prompt_file is None
-        _show_prompt(prompt, inputs["input_ids"].shape[1], path == CHECKPOINT, bundled)
+        parameters = loaded.num_parameters() if path == CHECKPOINT else None
+        _show_prompt(prompt, inputs["input_ids"].shape[1], parameters)
     stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
         done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
@@ -259,12 +259,12 @@ def run(
     asked = setting.describe(done.stored, shape.head_dim) | records.write()
     if tiers.policy and isinstance(setting, AttachConfig):
         asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+    recorded = records.first if records.first and records.first.steps else None
     if output is Output.NORMAL:
-        timed = bool(records.first and records.first.steps and isinstance(setting, AttachConfig))
-        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, timed)
-    if records.first and records.first.steps and isinstance(setting, AttachConfig):
+        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, bool(recorded))
+    if recorded and isinstance(setting, AttachConfig):  # only a driver records
         with status("timing other methods"):
-            times = time_steps(records.first, what.method or setting.attention.method, setting.attention, where.methods)
+            times = time_steps(recorded, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})
@@ -318,14 +318,14 @@ def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes
     }
 
 
-def _show_prompt(prompt: str, tokens: int, is_checkpoint: bool, is_bundled: bool) -> None:
-    """Print the end of a prompt, and what reads it."""
-    if is_checkpoint:
-        print("The bundled model has 4.6 M parameters, reads bytes, and only copies: it goes on with what followed an")
+def _show_prompt(prompt: str, tokens: int, copying_parameters: int | None) -> None:
+    """Print the end of a prompt; and what the bundled model is, by its number of parameters, if it reads it."""
+    if copying_parameters:
+        size = f"{copying_parameters / 1e6:.1f} M parameters"
+        print(f"The bundled model has {size}, reads bytes, and only copies: it goes on with what followed an")
         print("earlier occurrence of its last words. Other prompts give nonsense; --model takes a language model.\n")
-    name = "the bundled text" if is_bundled else "yours"
     cut = "... " if len(prompt) > SHOWN_CHARACTERS else ""
-    print(f"Prompt ({name}, {tokens:,} tokens):\n{cut}{prompt[-SHOWN_CHARACTERS:]}\n", flush=True)
+    print(f"Prompt ({tokens:,} tokens):\n{cut}{prompt[-SHOWN_CHARACTERS:]}\n", flush=True)
 
 
 def _show(

@@ -76,7 +76,7 @@ def test_run_prints_text_report(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0
     assert out.startswith("The bundled model has 4.6 M parameters")
-    assert f"\nPrompt (yours, 820 tokens):\n... {PROMPT[-160:]}\n\nContinuation:\n" in out
+    assert f"\nPrompt (820 tokens):\n... {PROMPT[-160:]}\n\nContinuation:\n" in out
     for title in (
         "Agreement with ordinary attention",
         "Traffic",
