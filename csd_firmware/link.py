@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from operator import itemgetter
 
 _KEPT = 64
+_end = itemgetter(1)
 
 
 class LinkUse:
@@ -15,7 +17,7 @@ class LinkUse:
     """
 
     def __init__(self) -> None:
-        self._begins, self._ends = list[int](), list[int]()  # of each time of use, in order
+        self._uses = list[tuple[int, int]]()  # begin and end of each time of use, ns, in order
 
     def end_ns(self, ready_ns: int, ns: int) -> int:
         """When a transfer of `ns` that is ready at `ready_ns` would end, ns."""
@@ -23,9 +25,9 @@ class LinkUse:
 
     def _gap(self, ready_ns: int, ns: int) -> tuple[int, int]:
         """Place of the first gap, and when the transfer begins in it, ns."""
-        at, start_ns = bisect_left(self._ends, ready_ns), ready_ns
-        while at < len(self._begins) and start_ns + ns > self._begins[at]:
-            start_ns = max(start_ns, self._ends[at])
+        at, start_ns = bisect_left(self._uses, ready_ns, key=_end), ready_ns
+        while at < len(self._uses) and start_ns + ns > self._uses[at][0]:
+            start_ns = max(start_ns, self._uses[at][1])
             at += 1
         return at, start_ns
 
@@ -33,19 +35,13 @@ class LinkUse:
         """Book a transfer of `ns` that is ready at `ready_ns`; returns its end, ns."""
         if not ns:
             return ready_ns
-        begins, ends = self._begins, self._ends
         at, start_ns = self._gap(ready_ns, ns)
         end_ns = start_ns + ns
-        after, before = at > 0 and ends[at - 1] == start_ns, at < len(begins) and begins[at] == end_ns
-        if after and before:
-            del ends[at - 1], begins[at]
-        elif after:
-            ends[at - 1] = end_ns
-        elif before:
-            begins[at] = start_ns
-        else:
-            begins.insert(at, start_ns)
-            ends.insert(at, end_ns)
-            if len(begins) > _KEPT:  # the oldest time matters only to a host whose clock is far behind
-                del begins[0], ends[0]
+        first = at - (at > 0 and self._uses[at - 1][1] == start_ns)
+        last = at + (at < len(self._uses) and self._uses[at][0] == end_ns)
+        begin_ns = self._uses[first][0] if first < at else start_ns
+        until_ns = self._uses[at][1] if at < last else end_ns
+        self._uses[first:last] = [(begin_ns, until_ns)]  # in one step: a drive that fails here must go on reading
+        if len(self._uses) > _KEPT:  # the oldest time matters only to a host whose clock is far behind
+            del self._uses[0]
         return end_ns

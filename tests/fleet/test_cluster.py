@@ -212,8 +212,8 @@ def test_lost_node_one_error_and_new_drive(fleet, cluster):
                 step()
                 time.sleep(0.1)
         assert "\n" not in str(raised.value)
-    generation = before[lost].generation + 1
-    until(lambda: (members(fleet)[lost].generation, members(fleet)[lost].state) == (generation, "up"))
+    generation = before[lost].generation
+    until(lambda: members(fleet)[lost].generation > generation and members(fleet)[lost].state == "up")
     assert members(fleet)[lost].nqn != before[lost].nqn
 
 
@@ -230,7 +230,6 @@ def local_fleet(drives):
 
 def test_local_fleet_ends_with_its_process(ray_here):
     other = run_dir() / "fleet-0ther"
-    before = set(run_dir().iterdir()) | {other}
     other.mkdir()
     with local_fleet("1") as local:
         assert local_file().stat().st_mode & 0o077 == 0
@@ -243,6 +242,6 @@ def test_local_fleet_ends_with_its_process(ray_here):
             done = vcsd(*words)
             assert done.returncode == 1 and "process of the local fleet has exited" in done.stderr
         assert vcsd("fleet", "down").stderr.endswith("the fleet is down\n")
-    assert set(run_dir().iterdir()) == before and not Path(local["ray_dir"]).exists()
-    other.rmdir()
+    assert not [*run_dir().glob(f"*-{local['fleet']}")] and not Path(local["ray_dir"]).exists()
+    other.rmdir()  # files of others stay
     assert "no Ray cluster answers at 127.0.0.1:1" in vcsd("fleet", "down").stderr

@@ -10,7 +10,7 @@ def test_invalid_file_tier_path_is_refused(tmp_path):
     assert TierLimits(files=tmp_path).files == tmp_path
     with pytest.raises(ValueError, match=r"must be a pathlib\.Path"):
         TierLimits(files=str(tmp_path))
-    with pytest.raises(ValueError, match="there is no such folder"):
+    with pytest.raises(ValueError, match="no such folder, file or device"):
         TierLimits(files=tmp_path / "none")
 
 
