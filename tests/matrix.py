@@ -116,7 +116,7 @@ def tried(row: Row, wheel: Path) -> Outcome:
     python = environment / "bin" / "python"
     shutil.rmtree(environment, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     reason = failed([*pip, wheel, *row.pins, *(TOOLS if row.contract else ())], FOLDER)
     ran, versions = "install", {}
     if not reason:
@@ -180,6 +180,7 @@ def run(
     command: list[object], folder: Path, variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     environment = os.environ | (variables or {})
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # libraries are installed without byte code
     return subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
