@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,17 +36,25 @@ settings.register_profile(RANDOM, settings.get_profile("ci"), derandomize=False,
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a quick run."""
+    parser.addoption("--long", action="store_true", help="run the tests that are marked long too")
     parser.addoption("--quick", action="store_true", help=f"run the files that take least, {QUICK_S:g} s together")
     parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name}, which --quick reads")
 
 
+@pytest.hookimpl(trylast=True)  # after those that mark tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the tests of a quick run: whole files with the shortest recorded durations."""
+    """Select the tests of a quick run: whole files with the shortest recorded durations. Leave long tests out."""
+    if not config.getoption("--long"):
+        _keep(config, items, lambda item: item.get_closest_marker("long") is None)
     if config.getoption("--quick"):
         seconds = json.loads(DURATIONS.read_text())
         chosen = quick_tests([function_of(item.nodeid) for item in items], seconds)
-        config.hook.pytest_deselected(items=[item for item in items if function_of(item.nodeid) not in chosen])
-        items[:] = [item for item in items if function_of(item.nodeid) in chosen]
+        _keep(config, items, lambda item: function_of(item.nodeid) in chosen)
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
 
 
 def function_of(nodeid: str) -> str:

@@ -93,7 +93,7 @@ def test_equivalent_mutants_are_not_counted() -> None:
     assert (counts["survived_percent"], counts["caught_by"]) == (50.0, {"tests": 1})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twelve_mutants_are_caught(logs: Path) -> None:
     quick = [mutant for mutant in load() if mutant.quick]
     assert len(quick) == 12

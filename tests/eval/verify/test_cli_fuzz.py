@@ -21,8 +21,6 @@ from vcsd_eval.verify import cli_fuzz
 from vcsd_eval.verify.cli_files import DOCUMENTS, NAMES, SHORT, make_folder
 from vcsd_eval.verify.cli_inputs import make_input
 
-INPUTS = 60
-
 
 def made_up(sheep: Annotated[int, typer.Option(min=1, max=9)] = 3) -> None:
     """A made-up command."""
@@ -130,11 +128,13 @@ def test_inputs_deterministic_and_of_all_commands():
     assert 500 < sum(each.refused for each in inputs) < 2500
 
 
-def test_cli_fuzz_finds_nothing_and_has_all_keys(capsys, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("inputs", [25, pytest.param(300, marks=pytest.mark.long)])
+def test_cli_fuzz_finds_nothing_and_has_all_keys(capsys, monkeypatch, inputs):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    code, out, _ = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--inputs", str(INPUTS), "--seed", "3", "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "bench", "cli-fuzz", "--inputs", str(inputs), "--seed", "3", "-o", "json")
     result = json.loads(out)
     assert (code, result["found"]) == (0, []), out
-    assert (result["inputs"], result["commands"]) == (INPUTS, len(list(app.leaf_commands())))
+    assert (result["inputs"], result["commands"]) == (inputs, len(list(app.leaf_commands())))
     assert [result[key] for key in ("tracebacks", "signals", "silent", "hangs")] == [0, 0, 0, 0]
-    assert 0 < result["accepted"] < INPUTS
+    assert 0 < result["accepted"] < inputs
