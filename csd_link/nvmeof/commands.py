@@ -18,6 +18,7 @@ ALL_NAMESPACES = 0xFFFFFFFF
 
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 MAX_NQN_BYTES = 223
+RETRY_S = 60.0  # our initiators repeat a command that the controller asks to retry for that long
 
 
 class Code(IntEnum):
@@ -84,6 +85,9 @@ class Csi(IntEnum):
     NVM = 0x00
     KEY_VALUE = 0x01
     SEQUENCES = 0x30
+
+
+RETRIED = frozenset({Code.INTERRUPTED, Code.TRANSIENT, Code.CONTROLLER_BUSY})  # without DO_NOT_RETRY
 
 
 class CommandError(Exception):

@@ -13,6 +13,7 @@ import numpy as np
 from csd_link.nvmeof.commands import (
     ALL_NAMESPACES,
     DO_NOT_RETRY,
+    RETRIED,
     SGL_IN_CAPSULE,
     SGL_TRANSPORT,
     Admin,
@@ -26,7 +27,7 @@ from csd_link.nvmeof.commands import (
     words,
 )
 from csd_link.nvmeof.controller import Controller
-from csd_link.nvmeof.controllers import CONNECT_DATA_BYTES, ConnectData, Controllers
+from csd_link.nvmeof.controllers import CONNECT_DATA_BYTES, ConnectData, Controllers, Host
 from csd_link.nvmeof.pdu import (
     FROM_HOST,
     R2T,
@@ -54,7 +55,6 @@ _ADMIN_CAPSULE_BYTES = 8192  # of the admin queue, by the specification
 _SEND_BYTES = 1 << 20  # responses are coalesced up to this size while more commands are ready to be read
 _MAX_ALIGN = 31
 _NO_FLOW_CONTROL = 1 << 2
-_RETRIED = (Code.INTERRUPTED, Code.TRANSIENT)
 _FLUSH = 0x00
 _NO_DATA = memoryview(b"")
 
@@ -79,12 +79,18 @@ class Connection:
         self._controllers, self._limits = controllers, controllers.limits
         self.stream = PduStream(line, frozenset({PduType.IC_REQ}), self._limits.pdu_s)
         self._controller: Controller | None = None
+        self.has_spoken = False
         self._queue = self._entries = self._sq_head = self._align = self._tags = 0
         self._flow_control = True
         self._nqns: list[str] = []  # NQNs that the host's certificate allows; empty for any
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._transfers: deque[DataTransfer] = deque()  # only the data of the first is requested
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the host is known: it has connected to a controller."""
+        return self._controller is not None
 
     def run(self) -> None:
         """Serve the host until it disconnects, violates the protocol, or is too slow."""
@@ -99,16 +105,16 @@ class Connection:
                 if head.kind is PduType.H2C_TERM:
                     return
                 self._take(head, pdu)
-                self._check_transfer()
+                self.stream.on_idle()  # a host that is never idle has the same limits
         except PduError as error:
             with suppress(OSError):
                 self.stream.send([pack_term(PduType.C2H_TERM, Term(error.fes, error.information, raw))])
         except OSError:
             pass  # closed by the host, or because it was too slow
         finally:
-            for transfer in self._transfers:
-                self._controllers.release_bytes(len(transfer.data))
             if self._controller:
+                for transfer in self._transfers:
+                    self._controllers.release_bytes(self._controller.owner, len(transfer.data))
                 self._controllers.disconnect(self._controller, self._queue)
             self.stream.close()
 
@@ -124,6 +130,7 @@ class Connection:
             self._handshake(self.stream.line, deadline)
         _, request = self.stream.receive()
         assert isinstance(request, IcReq)
+        self.has_spoken = True
         if request.version:
             raise PduError(Fes.UNSUPPORTED_PARAMETER, 8, f"PFV = {request.version}: this is version 0")
         if request.align > _MAX_ALIGN:
@@ -165,7 +172,7 @@ class Connection:
                     return
                 data = _in_capsule(sqe, data)[:size]
             if size > self._limits.in_capsule_bytes:
-                with self._controllers.reserve_bytes(size):
+                with self._controllers.reserve_bytes(self._owner, size):
                     self._execute(sqe, data)
                     self._send()
             else:
@@ -188,6 +195,11 @@ class Connection:
         if size > self._limits.transfer_bytes:
             raise CommandError(Code.INVALID_FIELD)
         return size
+
+    @property
+    def _owner(self) -> Host:
+        assert self._controller is not None
+        return self._controller.owner
 
     def _namespace(self, sqe: Sqe) -> NvmeNamespace:
         assert self._controller is not None
@@ -240,7 +252,7 @@ class Connection:
             self._send()
 
     def _refuse(self, sqe: Sqe, error: CommandError) -> None:
-        status = error.status if error.status in _RETRIED else error.status | DO_NOT_RETRY
+        status = error.status if error.status in RETRIED else error.status | DO_NOT_RETRY
         self._controllers.subsystem.note(self._queue, sqe.cid, status, sqe.nsid)
         self._sq_head = (self._sq_head + 1) % max(1, self._entries)
         self._respond(sqe.cid, error.dw0, status)
@@ -281,10 +293,10 @@ class Connection:
             raise CommandError(Code.INVALID_HOST)
         if queue:
             made = self._controllers.join(asked, queue, self.stream.shut)
-            self.stream.on_idle = lambda: None
+            self.stream.on_idle = self._check_transfer
             self.stream.max_data_bytes = max(self._limits.in_capsule_bytes, MAX_H2C_BYTES)
         else:
-            made = self._controllers.create(asked, self.stream.shut)
+            made = self._controllers.create(asked, _peer(self.stream.line), self.stream.shut)
             made.features.keep_alive_ms = sqe.cdw12
             made.address = _address(self.stream.line)
             made.complete_event = self._respond
@@ -313,7 +325,7 @@ class Connection:
         while self._transfers:
             first = self._transfers[0]
             try:
-                self._controllers.acquire_bytes(first.size)
+                self._controllers.acquire_bytes(self._owner, first.size)
             except CommandError as error:
                 self._transfers.popleft()
                 self._refuse(first.sqe, error)
@@ -347,7 +359,7 @@ class Connection:
         except CommandError as error:
             self._refuse(first.sqe, error)
         finally:
-            self._controllers.release_bytes(first.size)
+            self._controllers.release_bytes(self._owner, first.size)
         self._ask_first()
 
     def _check_transfer(self) -> None:
@@ -362,6 +374,11 @@ def _in_capsule(sqe: Sqe, data: memoryview) -> memoryview:
     if sqe.sgl_address + sqe.sgl_bytes > len(data):
         raise CommandError(Code.SGL_OFFSET)
     return data[sqe.sgl_address : sqe.sgl_address + sqe.sgl_bytes]
+
+
+def _peer(line: socket.socket | TlsLine) -> str:
+    """Address of the host, without its port."""
+    return str(line.getpeername()[0]) if line.family in (socket.AF_INET, socket.AF_INET6) else ""
 
 
 def _address(line: socket.socket | TlsLine) -> Address:

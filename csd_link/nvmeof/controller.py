@@ -44,6 +44,7 @@ class Controller:
         self.queues: set[int] = set()
         self.lock = threading.Lock()  # guards queues
         self.address = Address("", 0, False)
+        self.owner = host[1], ""  # with the host's address
         self.complete_event: CompleteEvent = lambda cid, result, status: None
         self._cc = self._csts = 0
         self._events: list[int] = []  # command IDs of outstanding Asynchronous Event Requests

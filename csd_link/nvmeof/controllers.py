@@ -1,8 +1,9 @@
-"""Controllers of a target: connections of hosts, and the limit on data in flight."""
+"""Controllers of a target: connections of hosts, and their shares of what the target has."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ _ANY_CONTROLLER = 0xFFFF
 _IN_DATA = 1 << 16  # the invalid parameter is in the data, not in the queue entry
 _CNTLID_AT, _SUBNQN_AT, _HOSTNQN_AT = 16, 256, 512
 _MAX_CNTLID = 0xFFEF
+
+Host = tuple[str, str]  # NQN of a host, and the address from which it connects
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +70,17 @@ class Controllers:
         self._found: dict[int, Controller] = {}
         self._hang_ups: dict[int, dict[int, Callable[[], None]]] = {}  # by controller and queue
         self._numbers = count()
-        self._in_flight_bytes = 0
+        self._in_flight = Counter[Host]()  # bytes
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def create(self, asked: ConnectData, hang_up: Callable[[], None]) -> Controller:
+    def create(self, asked: ConnectData, address: str, hang_up: Callable[[], None]) -> Controller:
         """Create a controller for the host of an admin queue; raises CommandError.
 
         Args:
             asked: Data of the Connect command.
+            address: Address of the host.
             hang_up: Closes the connection, from any thread.
         """
         if asked.subnqn not in (self.subsystem.nqn, DISCOVERY_NQN):
@@ -89,10 +93,13 @@ class Controllers:
             raise CommandError(Code.INVALID_HOST)
         subsystem = self._discovery if asked.subnqn == DISCOVERY_NQN else self.subsystem
         with self._lock:
-            if len(self._found) >= self.limits.controllers:
-                raise CommandError(Code.CONTROLLER_BUSY)
+            owned = Counter(each.owner for each in self._found.values())
+            owner = asked.hostnqn, address
+            self._admit(owner, owned, self.limits.host_controllers, self.limits.controllers)
+            self._admit_connection(owner)
             cntlid = next(each for number in self._numbers if (each := number % _MAX_CNTLID + 1) not in self._found)
             made = Controller(subsystem, cntlid, (asked.host_id, asked.hostnqn), self.limits)
+            made.owner = owner
             self._found[cntlid], self._hang_ups[cntlid] = made, {0: hang_up}
         return made
 
@@ -111,8 +118,34 @@ class Controllers:
             queues = self._hang_ups[asked.cntlid]
             if queue in queues or queue > self.limits.io_queues:
                 raise CommandError(Code.CONNECT_PARAMETERS, 42)
+            self._admit_connection(found.owner)
             queues[queue] = hang_up
         return found
+
+    def _admit_connection(self, owner: Host) -> None:
+        connections = Counter[Host]()
+        for cntlid, queues in self._hang_ups.items():
+            connections[self._found[cntlid].owner] += len(queues)
+        named = self.limits.connections - self.limits.unnamed_connections
+        self._admit(owner, connections, self.limits.host_connections, named)
+
+    def _admit(self, owner: Host, held: Counter[Host], most_of_host: int, most: int) -> None:
+        """Admit one more of what `held` counts, or raise CommandError.
+
+        At the limit of all hosts, the host that holds most loses its newest controller, unless this host would then
+        hold as much: a host within its equal share neither waits for others nor loses anything to them.
+        """
+        if held[owner] >= most_of_host:
+            raise CommandError(Code.CONTROLLER_BUSY)
+        if held.total() < most:
+            return
+        (largest, largest_held), *_ = held.most_common(1)
+        if largest_held <= held[owner] + 1:
+            raise CommandError(Code.CONTROLLER_BUSY)
+        cntlid = next(number for number in reversed(self._found) if self._found[number].owner == largest)
+        del self._found[cntlid]
+        for hang_up in self._hang_ups.pop(cntlid).values():
+            hang_up()
 
     def disconnect(self, controller: Controller, queue: int) -> None:
         """Remove a queue whose connection has closed; the admin queue removes the controller with all queues."""
@@ -124,29 +157,40 @@ class Controllers:
                 self._hang_ups.pop(controller.cntlid, None)
                 for hang_up in queues.values():
                     hang_up()
+            name = controller.host[1]
+            has_left = queue == 0 and not any(each.host[1] == name for each in self._found.values())
+        if has_left:
+            for namespace in controller.subsystem.namespaces.values():
+                namespace.host_left(name)
 
-    def acquire_bytes(self, size: int) -> None:
-        """Count bytes as in flight; raises CommandError if the limit is exceeded."""
+    def acquire_bytes(self, owner: Host, size: int) -> None:
+        """Count bytes of a host as in flight; raises CommandError if a limit is exceeded."""
+        limits = self.limits
         with self._lock:
-            if self._in_flight_bytes + size > self.limits.in_flight_bytes:
+            held = self._in_flight[owner]
+            is_full = self._in_flight.total() + size > limits.in_flight_bytes
+            if held and (is_full or held + size > limits.host_in_flight_bytes):
                 raise CommandError(Code.INTERRUPTED)
-            self._in_flight_bytes += size
+            self._in_flight[owner] += size
 
-    def release_bytes(self, size: int) -> None:
+    def release_bytes(self, owner: Host, size: int) -> None:
         """Count bytes as no longer in flight."""
         with self._lock:
-            self._in_flight_bytes -= size
-            assert self._in_flight_bytes >= 0, "data was released twice"
+            self._in_flight[owner] -= size
+            assert self._in_flight[owner] >= 0, "data was released twice"
+            if not self._in_flight[owner]:
+                del self._in_flight[owner]
 
     @property
     def in_flight_bytes(self) -> int:
-        return self._in_flight_bytes
+        """Bytes in flight of all hosts."""
+        return self._in_flight.total()
 
     @contextmanager
-    def reserve_bytes(self, size: int) -> Iterator[None]:
+    def reserve_bytes(self, owner: Host, size: int) -> Iterator[None]:
         """Count bytes as in flight for the duration of a block."""
-        self.acquire_bytes(size)
+        self.acquire_bytes(owner, size)
         try:
             yield
         finally:
-            self.release_bytes(size)
+            self.release_bytes(owner, size)

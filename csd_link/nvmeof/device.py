@@ -12,11 +12,19 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from csd_link.host_end import AttachedDrive, DriveLostError, HeartbeatTimeoutError, Pending, path_lost
-from csd_link.nvmeof.commands import SGL_TRANSPORT, Code, Csi, Sqe
+from csd_link.nvmeof.commands import RETRY_S, SGL_TRANSPORT, Code, Csi, Sqe
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import ControllerTimeoutError, Reply, StatusError
 from csd_link.nvmeof.pdu import Buffer, Digests
-from csd_link.nvmeof.sequences import UNKNOWN_SESSION, EncodedCommand, Op, decode_attach, decode_frame, dwords
+from csd_link.nvmeof.sequences import (
+    LOST_SESSION,
+    UNKNOWN_SESSION,
+    EncodedCommand,
+    Op,
+    decode_attach,
+    decode_frame,
+    dwords,
+)
 from csd_link.nvmeof.stream import ConnectionClosedError
 from csd_link.nvmeof.tls import Credentials, TlsError
 from csd_link.window import Identity
@@ -29,7 +37,7 @@ MAX_DELAY_S = 1.0  # maximum delay between two attempts
 MAX_RESUMES = 50  # consecutive connections on which no command completed
 _ATTACH_BYTES = 1 << 16
 _FETCH_BYTES = 1 << 20  # fetched at first; the rest of a larger completion is fetched afterwards
-_RETRY_S = 0.01
+_DELAY_S, _MAX_RETRY_DELAY_S = 0.01, 0.25  # before a retry, and before a later one
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +96,11 @@ class NvmeDrive(AttachedDrive):
         self._large: _SentCommand | None = None  # command whose data is being transferred by R2T
         self._numbers = 0
         self._resumes = 0  # reconnects since the last completed command
+        self._retry_until = 0.0  # time.monotonic() at which retries end; 0: the last command was not retried
+        self._delay_s = _DELAY_S
         try:
             with ExitStack() as undo:
-                self._host = self._connect(name)
+                self._host = self._connect_first(name)
                 undo.callback(self._host.close)
                 self._name = self._host.name
                 self._nsid = self._find()
@@ -124,8 +134,22 @@ class NvmeDrive(AttachedDrive):
         try:
             for sent in list(self._waiting):
                 self._poll_completions(sent.future)
+            if not self._lost:
+                with suppress(OSError, StatusError):  # the drive drops the session later
+                    self._host.io.command(self._sqe(Op.DETACH, 0, 0, 0))
         finally:
             self._host.close()
+
+    def _connect_first(self, name: str) -> NvmeHost:
+        """Connect, also to a drive that is busy with the controllers of others for a moment."""
+        until = time.monotonic() + REFUSED_S
+        while True:
+            try:
+                return self._connect(name)
+            except StatusError as error:
+                if error.status != Code.CONTROLLER_BUSY or time.monotonic() > until:
+                    raise
+            time.sleep(_MAX_RETRY_DELAY_S)
 
     def _connect(self, name: str) -> NvmeHost:
         at = self._locate()
@@ -164,7 +188,6 @@ class NvmeDrive(AttachedDrive):
             io.shut()
 
     def _fetch(self, sent: _SentCommand) -> None:
-        assert not sent.is_asked or sent.frame, f"command {sent.number}: its completion is fetched twice"
         sent.is_asked = True
         at, into = (_FETCH_BYTES, memoryview(sent.frame)[_FETCH_BYTES:]) if sent.frame else (0, None)
         size = _FETCH_BYTES if into is None else len(into)
@@ -201,10 +224,13 @@ class NvmeDrive(AttachedDrive):
         if not reply.status and op is Op.SUBMIT and sent.is_asked:
             return False
         with self._sending:
-            if reply.status == Code.INTERRUPTED and op is Op.SUBMIT:
-                time.sleep(_RETRY_S)  # the target's in-flight limit is exhausted
-                self._unsent.appendleft(sent)
-                self._large = None
+            if reply.status == Code.INTERRUPTED:  # the target's limit on data in flight is exhausted
+                self._wait_to_retry()
+                if op is Op.SUBMIT:
+                    self._unsent.appendleft(sent)
+                    self._large = None
+                else:
+                    self._fetch(sent)
             elif reply.status:
                 raise _status_error(reply.status)
             elif op is Op.SUBMIT:
@@ -219,11 +245,20 @@ class NvmeDrive(AttachedDrive):
                 self._fetch(sent)
             else:
                 self._waiting.remove(sent)
-                self._resumes = 0
+                self._resumes, self._retry_until, self._delay_s = 0, 0.0, _DELAY_S
                 sent.future.set_result(decode_frame(sent.frame or reply.data))
                 return True
             self._send()
         return False
+
+    def _wait_to_retry(self) -> None:
+        """Wait before a command is sent again; raises DriveLostError when that has taken RETRY_S."""
+        now = time.monotonic()
+        self._retry_until = self._retry_until or now + RETRY_S
+        if now > self._retry_until:
+            raise DriveLostError(f"it has had no memory for this host's data for {RETRY_S:g} s (Command Interrupted)")
+        time.sleep(self._delay_s)
+        self._delay_s = min(2 * self._delay_s, _MAX_RETRY_DELAY_S)
 
     def _resume(self, error: OSError) -> None:
         """Reconnect and resend commands in flight, or mark the drive as lost."""
@@ -250,7 +285,7 @@ class NvmeDrive(AttachedDrive):
     def _reconnect(self, error: OSError) -> NvmeHost:
         """Reconnect after `error`; raises DriveLostError after `ctrl_loss_s`."""
         began = refused = time.monotonic()
-        delay_s = _RETRY_S
+        delay_s = _DELAY_S
         while True:
             try:
                 return self._connect(self._name)
@@ -284,5 +319,5 @@ def _status_error(status: int) -> OSError:
     if status == Code.TRANSIENT:
         return ConnectionClosedError("data was damaged on its way to the drive")
     if status == UNKNOWN_SESSION:
-        return DriveLostError("its firmware has restarted")
+        return DriveLostError(LOST_SESSION)
     return DriveLostError(f"it refuses an NVMe command with status {status:#05x}")

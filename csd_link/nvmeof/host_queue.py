@@ -135,7 +135,7 @@ class HostQueue:
         self._out: list[Buffer] = []
         self._begun: dict[int, _InFlightCommand] = {}
         self._cids = 0
-        self._since = time.monotonic()
+        self._since = time.perf_counter()
         self._sending = threading.Lock()
 
     def _initialize(self, digests: Digests) -> int:
@@ -208,7 +208,7 @@ class HostQueue:
 
     def next(self) -> Reply:
         """Wait for the next completion; raises OSError if the connection is lost."""
-        self._since = time.monotonic()
+        self._since = time.perf_counter()
         try:
             while True:
                 if self._out:
@@ -231,7 +231,7 @@ class HostQueue:
             raise ConnectionClosedError(f"the controller breaks the protocol: {error}") from error
 
     def _check_alive(self) -> None:
-        if time.monotonic() - self._since > CONTROLLER_TIMEOUT_S:
+        if time.perf_counter() - max(self._since, self._stream.heard) > CONTROLLER_TIMEOUT_S:
             raise ControllerTimeoutError(f"nothing received from the controller for {CONTROLLER_TIMEOUT_S:g} s")
 
     def shut(self) -> None:

@@ -21,25 +21,37 @@ _TEMPERATURE_K = 298  # assumed: an emulated drive has no thermometer
 class Limits:
     """Limits of a target.
 
+    A host is a host NQN at an address. One that holds less than its equal share of the controllers or connections takes
+    one from the host that holds most.
+
     Attributes:
         connections: TCP connections.
+        unnamed_connections: Connections whose host is not known yet, of `connections`.
+        host_connections: Connections of a host.
         controllers: Controllers of all hosts.
+        host_controllers: Controllers of a host.
         io_queues: I/O queues per controller.
         queue_entries: Entries per queue.
         in_capsule_bytes: In-capsule data of a command on an I/O queue.
         transfer_bytes: Data of a command, a power of two of at least 4 KiB.
-        in_flight_bytes: Total data of commands that do not use in-capsule data.
+        in_flight_bytes: Total data of commands that do not use in-capsule data. The first such command of a host is
+            admitted in any case.
+        host_in_flight_bytes: Such data of a host.
         handshake_s: Time from a connection until its Connect command.
         pdu_s: Time for one PDU, see `PduStream`.
     """
 
-    connections: int = 64
-    controllers: int = 16
+    connections: int = 256
+    unnamed_connections: int = 64
+    host_connections: int = 64
+    controllers: int = 64
+    host_controllers: int = 16
     io_queues: int = 8
     queue_entries: int = 128
     in_capsule_bytes: int = 1 << 20
     transfer_bytes: int = 1 << 26
     in_flight_bytes: int = 1 << 28
+    host_in_flight_bytes: int = 1 << 26
     handshake_s: float = 10.0
     pdu_s: float = 10.0
 
@@ -54,6 +66,7 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
     _text(page, 4, 20, subsystem.serial)
     _text(page, 24, 40, subsystem.model)
     _text(page, 64, 8, subsystem.firmware)
+    page[76] = 1 << 1  # CMIC: the subsystem may have several controllers
     page[77] = (limits.transfer_bytes // MDTS_UNIT_BYTES).bit_length() - 1  # MDTS
     struct.pack_into("<HI", page, 78, cntlid, VERSION)
     struct.pack_into("<I", page, 92, 0 if is_discovery else 1 << 8)  # OAES: namespace attribute notices

@@ -95,6 +95,9 @@ class KeyValueNamespace:
         struct.pack_into("<HxBIII", page, 72, MAX_KEY_BYTES, 0, values.max_value_bytes, values.max_keys, 0)
         return bytes(page)
 
+    def host_left(self, host: str) -> None:
+        """It keeps nothing of a host."""
+
     def data_bytes(self, sqe: Sqe) -> int:
         return sqe.cdw10 if sqe.opcode in (KeyValue.STORE, KeyValue.RETRIEVE, KeyValue.LIST) else 0
 

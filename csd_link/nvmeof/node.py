@@ -16,9 +16,12 @@ from typing import Protocol
 from csd_io.passthrough import Passthrough, VendorCommand
 from csd_io.queue import aligned
 from csd_link.host_end import AttachedDrive, DriveLostError, Pending, path_lost
+from csd_link.nvmeof.commands import DO_NOT_RETRY, RETRIED, RETRY_S
 from csd_link.nvmeof.pdu import Buffer
 from csd_link.nvmeof.sequences import (
+    FIELDS_BYTES,
     FRAME,
+    LOST_SESSION,
     UNKNOWN_SESSION,
     EncodedCommand,
     Op,
@@ -30,9 +33,7 @@ from csd_link.nvmeof.sequences import (
 from csd_link.window import Identity
 from csd_spec import Command, Completion
 
-FIELDS_BYTES = 1 << 16  # maximum bytes of a completion besides its data
-RECONNECT_S = 40.0  # time for Linux to reconnect: it retries every 10 s (--reconnect-delay of nvme connect)
-_RETRY_S = 0.05
+_DELAY_S = 0.05  # before a retry; Linux connects again every 10 s (--reconnect-delay of nvme connect)
 _ATTACH_BYTES = 1 << 16
 _PATH_RELATED = 3  # status code type
 
@@ -111,13 +112,14 @@ class NodeDrive(AttachedDrive):
         with self._lock:
             while self._waiting:
                 self._end_first()
+            if not self._lost:
+                self._line.begin([VendorCommand(Op.DETACH, self._in[:0], self._dwords(0, 0))])
+                self._line.wait()
             self._line.close()
 
     def _attach(self) -> tuple[int, Identity]:
         data = self._in[:_ATTACH_BYTES]
-        self._line.begin([VendorCommand(Op.ATTACH, data, (_ATTACH_BYTES,))])
-        (status,) = self._line.wait()
-        if status:
+        if status := self._repeat([VendorCommand(Op.ATTACH, data, (_ATTACH_BYTES,))]):
             raise OSError(_words(status))
         return decode_attach(data)
 
@@ -146,12 +148,12 @@ class NodeDrive(AttachedDrive):
 
     def _end_first(self) -> None:
         """Wait for the first command, and submit the next one."""
-        first, deadline = self._waiting[0], time.monotonic() + RECONNECT_S
+        first, deadline = self._waiting[0], time.monotonic() + RETRY_S
         while failed := next((status for status in self._line.wait() if status), 0):
-            if failed >> 8 & 7 != _PATH_RELATED or failed < 0 or time.monotonic() > deadline:
+            if not _is_retried(failed) or time.monotonic() > deadline:
                 self._fail(failed)
                 return
-            time.sleep(_RETRY_S)
+            time.sleep(_DELAY_S)
             self._begin()
         frame = self._frame(first.number)
         if frame is None:
@@ -167,20 +169,33 @@ class NodeDrive(AttachedDrive):
         frame = bytearray(self._in[:size])
         while len(frame) < size:
             part = self._in[: min(size - len(frame), len(self._in))]
-            self._line.begin([self._fetch(number, part, len(frame))])
-            (status,) = self._line.wait()
-            if status:
+            if status := self._repeat([self._fetch(number, part, len(frame))]):
                 self._fail(status)
                 return None
             frame += part
         return frame
 
+    def _repeat(self, commands: list[VendorCommand]) -> int:
+        """Execute a command, again while the drive asks to retry it; returns its status."""
+        deadline = time.monotonic() + RETRY_S
+        while True:
+            self._line.begin(commands)
+            (status,) = self._line.wait()
+            if not _is_retried(status) or time.monotonic() > deadline:
+                return status
+            time.sleep(_DELAY_S)
+
     def _fail(self, status: int) -> None:
         self._lost = DriveLostError(
-            "its firmware has restarted" if status == UNKNOWN_SESSION else f"{self.path}: {_words(status)}"
+            LOST_SESSION if status == UNKNOWN_SESSION | DO_NOT_RETRY else f"{self.path}: {_words(status)}"
         )
         while self._waiting:
             self._waiting.popleft().future.set_result(path_lost(self._lost))
+
+
+def _is_retried(status: int) -> bool:
+    """Whether a command is sent again: Linux connects again meanwhile, or the drive asks for it."""
+    return status > 0 and (status >> 8 & 7 == _PATH_RELATED or status in RETRIED)
 
 
 def _words(status: int) -> str:

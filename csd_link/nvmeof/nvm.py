@@ -72,6 +72,7 @@ class NvmNamespace:
         page = bytearray(4096)
         used = min(self._lbas, -(-self._blocks.used_bytes // LBA_BYTES))
         struct.pack_into("<QQQ", page, 0, self._lbas, self._lbas, used)
+        page[30] = 1 << 0  # NMIC: several controllers may attach it
         page[24] = 1 << 0 | 1 << 4  # NSFEAT: NUSE may be below NCAP; NPWG and following fields are valid
         page[33] = 1 << 0 | 1 << 3  # DLFEAT: deallocated blocks read as zeros, Write Zeroes may deallocate
         unit = max(1, self._blocks.page_bytes // LBA_BYTES) - 1
@@ -79,6 +80,9 @@ class NvmNamespace:
         page[104:120] = self.uuid  # NGUID
         page[130] = _SHIFT  # LBADS of format 0
         return bytes(page)
+
+    def host_left(self, host: str) -> None:
+        """It keeps nothing of a host."""
 
     def data_bytes(self, sqe: Sqe) -> int:
         if sqe.opcode in (Nvm.READ, Nvm.WRITE, Nvm.COMPARE):

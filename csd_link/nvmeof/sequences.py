@@ -5,10 +5,12 @@
 | 82h | Attach | to the host: session, then identity as JSON | bytes | | | |
 | 81h | Submit | to the drive: entry of 64 bytes, payload (`wire.pack_entry`) | bytes | kept | number | session |
 | 86h | Fetch | to the host: a frame with the completion | bytes | offset | number | session |
+| 80h | Detach | none | | | | session |
 
-Attach begins a session, which outlives connections. Commands of a session are numbered from 0 on. The drive executes
-each number once and in order, and keeps its completion until a later Submit releases it: only the last `kept` numbers
-before that Submit are still needed. So a host that has lost a connection resends all commands without a completion.
+Attach begins a session, which outlives connections, and Detach ends it; that of a host that has left ends LEFT_S later.
+Commands of a session are numbered from 0 on. The drive executes each number once and in order, and keeps its completion
+until a later Submit releases it: only the last `kept` numbers before that Submit are still needed. So a host that has
+lost a connection resends all commands without a completion.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -45,13 +48,19 @@ ATTACHED = struct.Struct("<QII")  # session, version, bytes of JSON
 FRAME = struct.Struct("<QQ")  # bytes of a completion's fields, bytes of its data
 FRAME_VERSION = 1
 UNKNOWN_SESSION = 0x7C1  # vendor-specific status
-_LITTLE_BYTES = 1 << 20  # guaranteed space for each session's completions
+LOST_SESSION = "it does not know this session: it has restarted, or has dropped it while this host was gone"
+LEFT_S = 120.0  # sessions outlive the last controller of their host by that, twice our initiator's reconnect timeout
+MAX_SESSIONS, MAX_HOST_SESSIONS = 64, 16  # of all hosts, and of one
+KEPT_BYTES = 1 << 30  # completions of all sessions: there are fewer sessions, if each may keep more
+_MIN_SESSIONS = 8
+FIELDS_BYTES = 1 << 16  # maximum bytes of a completion besides its data
 _ALIGN = 16  # alignment of a completion's data in its frame
 
 
 class Op(IntEnum):
     """Opcodes; their low two bits are the direction of data."""
 
+    DETACH = 0x80
     SUBMIT = 0x81
     ATTACH = 0x82
     FETCH = 0x86
@@ -99,13 +108,18 @@ class SequenceNamespace:
     csi: int = Csi.SEQUENCES
     effects: Mapping[int, int] = effects_of(Op, (Op.SUBMIT,))
 
-    def __init__(self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = 64) -> None:
+    def __init__(
+        self, serve: Callable[[str], Service], identity: Identity, uuid: bytes, sessions: int = MAX_SESSIONS
+    ) -> None:
         """`serve` returns the service of a host, by its NQN; `sessions` is the maximum number kept."""
         self._serve, self._identity, self.uuid, self._layout = serve, identity, uuid, identity.layout
-        self.most_sessions = sessions
-        self.most_kept_bytes = (self._layout.depth + 1) * self._layout.slot_bytes  # more than a single session can keep
+        session_bytes = self._layout.depth * (self._layout.slot_bytes + FIELDS_BYTES)  # kept by a session at most
+        self.most_sessions = min(sessions, max(_MIN_SESSIONS, KEPT_BYTES // session_bytes))
+        self.most_kept_bytes = self.most_sessions * session_bytes
         self._lock = threading.Lock()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._left: dict[str, float] = {}  # hosts without a controller, and since when, time.monotonic()
+        self._expiring = False  # whether a timer for them runs
 
     def __len__(self) -> int:
         """Current number of sessions."""
@@ -127,11 +141,14 @@ class SequenceNamespace:
     def execute(self, sqe: Sqe, data: Buffer, host: str) -> Answer:
         if sqe.opcode == Op.ATTACH:
             return _whole((self._attach(host),), sqe.cdw10)
-        number, session = words(sqe.cdw12, sqe.cdw13), self._session(words(sqe.cdw14, sqe.cdw15), host)
+        name = words(sqe.cdw14, sqe.cdw15)
+        number, session = words(sqe.cdw12, sqe.cdw13), self._session(name, host)
+        if sqe.opcode == Op.DETACH:
+            with self._lock:
+                self._sessions.pop(name, None)
+            return Answer()
         if sqe.opcode == Op.SUBMIT:
             session.submit(number, sqe.cdw11, data)
-            if session.kept_bytes > _LITTLE_BYTES:
-                self._drop()
             return Answer()
         frame = session.fetch(number)
         if sqe.cdw11:
@@ -142,8 +159,9 @@ class SequenceNamespace:
         made = Session(self._serve(host), host, self._layout.depth, self._layout.slot_bytes)
         number = int.from_bytes(os.urandom(8), "little") | 1
         with self._lock:
+            self._left.pop(host, None)
             self._sessions[number] = made
-        self._drop()
+            self._drop()
         text = self._identity.to_json()
         return ATTACHED.pack(number, FRAME_VERSION, len(text)) + text
 
@@ -152,22 +170,50 @@ class SequenceNamespace:
             found = self._sessions.get(number)
             if found is None or found.host != host:
                 raise CommandError(UNKNOWN_SESSION)
+            self._left.pop(host, None)
             self._sessions.move_to_end(number)
         return found
 
     def _drop(self) -> None:
-        """Drop sessions while there are too many, or their completions take too much space.
+        """Drop sessions while there are too many, or too many of a host; the caller holds the lock.
 
-        The host with the largest share loses its least recently used session first, so that a host that opens sessions
-        without limit cannot evict those of others.
+        The host with the most sessions loses one: of a host that has left, if it is one of several, then the least
+        recently used one. So a host that opens sessions without limit cannot evict those of others.
         """
+        while True:
+            shares = Counter(session.host for session in self._sessions.values())
+            host, held = max(shares.items(), key=lambda share: (share[1], share[0] in self._left))
+            if held <= MAX_HOST_SESSIONS and len(self._sessions) <= self.most_sessions:
+                return
+            del self._sessions[next(number for number, session in self._sessions.items() if session.host == host)]
+
+    def host_left(self, host: str) -> None:
+        """Keep the sessions of a host without controller for LEFT_S: it may connect again."""
         with self._lock:
-            while (is_full := self.kept_bytes > self.most_kept_bytes) or len(self._sessions) > self.most_sessions:
-                shares = Counter[str]()
-                for each in self._sessions.values():
-                    shares[each.host] += each.kept_bytes if is_full else 1
-                (host, _), *_ = shares.most_common(1)
-                del self._sessions[next(number for number, each in self._sessions.items() if each.host == host)]
+            if not any(session.host == host for session in self._sessions.values()):
+                return
+            self._left[host] = time.monotonic()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Start the timer for the host that has left first, unless one runs; the caller holds the lock."""
+        if self._left and not self._expiring:
+            self._expiring = True
+            timer = threading.Timer(max(0.0, min(self._left.values()) + LEFT_S - time.monotonic()), self._expire)
+            timer.daemon = True
+            timer.start()
+
+    def _expire(self) -> None:
+        """Drop the sessions of hosts that have left LEFT_S ago."""
+        with self._lock:
+            until = time.monotonic() - LEFT_S
+            gone = {host for host, since in self._left.items() if since <= until}
+            for number in [number for number, session in self._sessions.items() if session.host in gone]:
+                del self._sessions[number]
+            for host in gone:
+                del self._left[host]
+            self._expiring = False
+            self._set_timer()
 
 
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:

@@ -59,7 +59,9 @@ class PduStream:
         """
         self.line, self.allowed = line, allowed
         self.digests, self.max_data_bytes = Digests(), 0
-        self.on_idle: Callable[[], None] = lambda: None  # called while idle; may raise ConnectionClosedError
+        # Called every IDLE_CHECK_S while the peer sends no whole PDU; may raise ConnectionClosedError
+        self.on_idle: Callable[[], None] = lambda: None
+        self.heard = self._checked = time.perf_counter()  # when bytes came, and `on_idle` was called last, s
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0
         self._spin_until = 0.0  # time.perf_counter(), s
@@ -111,8 +113,7 @@ class PduStream:
         while got < len(into):
             more = self._receive_into(into[got:])
             got += more
-            if not more:
-                self.on_idle()
+            self._check()
             if got < len(into) and time.monotonic() > deadline:
                 raise ConnectionClosedError(f"{len(into) - got} of {len(into)} bytes of data did not come in time")
 
@@ -161,13 +162,18 @@ class PduStream:
             self._end += got
             if self._end >= size:
                 return
-            if not got:
-                self.on_idle()
+            self._check()
             now = time.monotonic()
             if not deadline or (idle and not self._end):
                 deadline = now + self._pdu_s
             elif now > deadline:
                 raise ConnectionClosedError(f"a PDU was not complete after {self._pdu_s:g} s")
+
+    def _check(self) -> None:
+        """Call `on_idle` if it is time: a peer that sends a byte now and then is not spared."""
+        if (now := time.perf_counter()) - self._checked >= IDLE_CHECK_S:
+            self._checked = now
+            self.on_idle()
 
     def _receive_into(self, view: memoryview, spins: bool = False) -> int:
         """Receive available bytes; returns 0 if none arrived for a while. Raises ConnectionClosedError at the end.
@@ -186,7 +192,8 @@ class PduStream:
                 os.sched_yield()
         if not got:
             raise ConnectionClosedError("the peer has closed the connection")
-        self._spin_until = time.perf_counter() + SPIN_S
+        self.heard = time.perf_counter()
+        self._spin_until = self.heard + SPIN_S
         return got
 
 

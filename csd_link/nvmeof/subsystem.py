@@ -55,6 +55,10 @@ class NvmeNamespace(Protocol):
         """
         ...
 
+    def host_left(self, host: str) -> None:
+        """A host, by its NQN, has no controller any more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Smart:

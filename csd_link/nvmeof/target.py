@@ -84,9 +84,13 @@ class Target:
             except OSError:
                 continue  # closed, or the host has disconnected
             with self._lock:
-                if len(self._connections) >= self.controllers.limits.connections:
+                limits = self.controllers.limits
+                if len(self._connections) >= limits.connections:
                     line.close()
                     continue
+                unnamed = [connection for connection in self._connections if not connection.is_named]
+                if len(unnamed) >= limits.unnamed_connections:  # the oldest one makes room, if possible a silent one
+                    min(unnamed, key=lambda connection: connection.has_spoken).stream.shut()
                 try:
                     wrapped = TlsLine(line, self._tls) if self._tls else line
                     connection = Connection(wrapped, self.controllers)

@@ -87,7 +87,7 @@ class TlsLine:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=peer is None, server_hostname=peer)
         self._unsent, self._size = memoryview(b""), 0  # encrypted bytes, and the size of their plaintext
         self.family, self.close, self.shutdown = line.family, line.close, line.shutdown
-        self.setsockopt, self.getsockname = line.setsockopt, line.getsockname
+        self.setsockopt, self.getsockname, self.getpeername = line.setsockopt, line.getsockname, line.getpeername
 
     def handshake(self, deadline: float) -> None:
         """Do the handshake before a deadline (time.monotonic); raises TlsError with the reason, or OSError."""

@@ -14,9 +14,9 @@ from csd_io.passthrough import VendorCommand
 from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import node as node_module
-from csd_link.nvmeof.commands import CommandError, Sqe
-from csd_link.nvmeof.node import FIELDS_BYTES, NodeDrive
-from csd_link.nvmeof.sequences import SequenceNamespace
+from csd_link.nvmeof.commands import DO_NOT_RETRY, RETRIED, CommandError, Sqe
+from csd_link.nvmeof.node import NodeDrive
+from csd_link.nvmeof.sequences import FIELDS_BYTES, LOST_SESSION, SequenceNamespace
 from csd_link.transports import transport_of
 from csd_link.window import Identity, WindowLayout
 from csd_spec import Completion, KvAppend, KvFree, Status
@@ -50,7 +50,7 @@ class Kernel:
         try:
             found = b"".join(self.namespace.execute(sqe, to_drive, "host").data)
         except CommandError as error:
-            return fault or error.status
+            return fault or error.status | DO_NOT_RETRY * (error.status not in RETRIED)
         command.buffer[: len(found)] = found
         return fault
 
@@ -118,7 +118,7 @@ def test_large_append_and_completion_are_split(device, drive):
 
 
 def test_reconnected_path_loses_and_repeats_nothing(device, drive, kernel, monkeypatch):
-    monkeypatch.setattr(node_module, "_RETRY_S", 0)
+    monkeypatch.setattr(node_module, "_DELAY_S", 0)
     draw = random.Random(1)
     for number in range(200):
         kernel.faults = [
@@ -130,7 +130,7 @@ def test_reconnected_path_loses_and_repeats_nothing(device, drive, kernel, monke
 
 
 def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypatch):
-    monkeypatch.setattr(node_module, "RECONNECT_S", 0)
+    monkeypatch.setattr(node_module, "RETRY_S", 0)
     kernel.faults = [(HOST_PATH_ERROR, False)] * 9
     done = device.submit(KvFree((20,)), 0).result()
     assert done.status is Status.PATH_LOST and "status 0x370" in str(device.lost) and not drive.seen
@@ -139,7 +139,7 @@ def test_restarted_drive_and_dead_path_are_lost(device, drive, kernel, monkeypat
     other = NodeDrive(NODE, lambda path: kernel)
     kernel.namespace._sessions.clear()
     assert other.submit(KvFree((20,)), 0).result().status is Status.PATH_LOST
-    assert str(other.lost) == "its firmware has restarted"
+    assert str(other.lost) == LOST_SESSION
 
 
 def test_namespace_without_sequences_is_lost(kernel, tmp_path):

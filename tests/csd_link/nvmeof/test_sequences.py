@@ -22,7 +22,15 @@ from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.pdu import Digests
-from csd_link.nvmeof.sequences import FRAME, UNKNOWN_SESSION, Op, SequenceNamespace, Session, decode_frame
+from csd_link.nvmeof.sequences import (
+    FRAME,
+    LOST_SESSION,
+    UNKNOWN_SESSION,
+    Op,
+    SequenceNamespace,
+    Session,
+    decode_frame,
+)
 from csd_link.window import Identity, WindowLayout
 from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
@@ -211,7 +219,7 @@ def test_restarted_or_closed_drive_is_lost(namespace, monkeypatch):
         port = target.port
         namespace._sessions.clear()
         done = device.submit(Flush(), 0).result()
-        assert (done.status, done.reason) == (Status.PATH_LOST, "its firmware has restarted")
+        assert (done.status, done.reason) == (Status.PATH_LOST, LOST_SESSION)
         assert device.submit(Flush(), 0).result().status is Status.PATH_LOST
         device.close()
         device = device_of(target.port)

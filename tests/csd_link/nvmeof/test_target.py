@@ -291,13 +291,13 @@ def test_a_keep_alive_timeout_ends_the_association(blocks):
 
 
 def test_connections_above_limit_are_refused(blocks):
-    limits = replace(SMALL, connections=3, controllers=1)
+    limits = replace(SMALL, connections=4, unnamed_connections=2, controllers=1)
     with target_of(subsystem_of(blocks), limits) as target:
         with raw_queues(target) as (admin, _), raw(target) as third:
             third.initialize()
-            assert third.connect().status == Code.CONTROLLER_BUSY | DO_NOT_RETRY
-            with raw(target) as fourth:
-                assert fourth.ended() is None
+            assert third.connect().status == Code.CONTROLLER_BUSY
+            with raw(target), raw(target) as fifth:
+                assert fifth.ended() is None
             admin.close()
         until(lambda: not target.connections)
         assert works(target)
