@@ -28,6 +28,7 @@ from csd_link.nvmeof.commands import (
 )
 from csd_link.nvmeof.controller import Controller
 from csd_link.nvmeof.controllers import CONNECT_DATA_BYTES, ConnectData, Controllers, Host
+from csd_link.nvmeof.fields import ADMIN, check_fields
 from csd_link.nvmeof.pdu import (
     FROM_HOST,
     R2T,
@@ -183,14 +184,17 @@ class Connection:
     def _data_bytes(self, sqe: Sqe) -> int:
         """Bytes that a command transfers; raises CommandError for an unknown command."""
         if sqe.opcode == Admin.FABRICS:
+            check_fields(sqe, ADMIN)
             return CONNECT_DATA_BYTES if sqe.fabrics_type == Fabrics.CONNECT else 0
         if self._controller is None:
             raise CommandError(Code.SEQUENCE_ERROR)
         if not self._queue:
+            check_fields(sqe, ADMIN)
             return 0
         namespace = self._namespace(sqe)
         if sqe.opcode not in namespace.effects:
             raise CommandError(Code.INVALID_OPCODE)
+        check_fields(sqe, namespace.csi)
         size = namespace.data_bytes(sqe)
         if size > self._limits.transfer_bytes:
             raise CommandError(Code.INVALID_FIELD)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from csd_link.nvmeof import identify
 from csd_link.nvmeof.commands import ALL_NAMESPACES, Admin, Answer, Code, CommandError, Csi, Sqe, words
-from csd_link.nvmeof.features import Features
+from csd_link.nvmeof.features import Feature, Features
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.subsystem import Address, NvmeNamespace, Subsystem
 
@@ -177,10 +177,12 @@ class Controller:
             io_effects = subsystem.namespaces[numbers[0]].effects if numbers else {}
             pages = {
                 0x01: lambda: identify.error_log(subsystem),
-                _LOG_SMART: lambda: identify.smart_log(subsystem.smart()),
+                _LOG_SMART: lambda: identify.smart_log(subsystem),
                 0x03: lambda: identify.firmware_log(subsystem),
                 0x04: lambda: identify.namespace_list(()),  # changed namespaces: a drive's namespaces do not change
                 0x05: lambda: identify.effects_log(io_effects, is_discovery=False),
+                0x12: lambda: identify.features_log(Feature),
+                0x13: lambda: bytes(identify.PAGE_BYTES),  # commands of a management endpoint, of which there is none
             }
         return pages | {0x00: lambda: identify.supported_logs((0x00, *pages))}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from csd_link.nvmeof.commands import DISCOVERY_NQN, Admin
-from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, NvmeNamespace, Smart, Subsystem
+from csd_link.nvmeof.subsystem import ERROR_ENTRIES, SUPPORTED, Address, NvmeNamespace, Subsystem
 
 PAGE_BYTES = 4096
 VERSION = 0x20000
@@ -84,7 +84,8 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
     struct.pack_into("<I", page, 516, 0 if is_discovery else max(subsystem.namespaces, default=0))
     struct.pack_into("<H", page, 520, 1 << 0 | 1 << 2 | 1 << 3 | 1 << 7)  # ONCS: Compare, DSM, Write Zeroes, Verify
     page[525] = 1 << 0 | 3 << 1  # VWC: present; Flush supports the broadcast NSID
-    struct.pack_into("<I", page, 536, 1 << 0 | 1 << 20)  # SGLS: any length; an address may be an offset
+    # SGLS: any length; a list may be longer than the data; an address may be an offset
+    struct.pack_into("<I", page, 536, 1 << 0 | 1 << 18 | 1 << 20)
     nqn = (DISCOVERY_NQN if is_discovery else subsystem.nqn).encode()
     page[768 : 768 + len(nqn)] = nqn
     in_capsule = 0 if is_discovery else limits.in_capsule_bytes
@@ -118,9 +119,9 @@ def command_sets(sets: Iterable[int]) -> bytes:
     return sum(1 << csi for csi in set(sets)).to_bytes(8, "little").ljust(PAGE_BYTES, b"\0")
 
 
-def smart_log(smart: Smart) -> bytes:
-    """SMART / health information (figure 207)."""
-    page = bytearray(512)
+def smart_log(subsystem: Subsystem) -> bytes:
+    """SMART / health information (figure 207). The entries of the error log are those of the subsystem's own."""
+    page, smart = bytearray(512), subsystem.smart()
     struct.pack_into(
         "<BHBBB",
         page,
@@ -139,7 +140,7 @@ def smart_log(smart: Smart) -> bytes:
         (96, smart.controller_busy_time),
         (112, smart.power_cycles),
         (160, smart.media_errors),
-        (176, smart.num_err_log_entries),
+        (176, subsystem.error_count),
     )
     for at, value in counts:
         page[at : at + 16] = int(value).to_bytes(16, "little")
@@ -160,6 +161,14 @@ def firmware_log(subsystem: Subsystem) -> bytes:
     page = bytearray(512)
     page[0] = 1
     _text(page, 8, 8, subsystem.firmware)
+    return bytes(page)
+
+
+def features_log(features: Iterable[int]) -> bytes:
+    """Feature Identifiers Supported and Effects (log page 12h)."""
+    page = bytearray(PAGE_BYTES)
+    for feature in features:
+        struct.pack_into("<I", page, 4 * feature, SUPPORTED)
     return bytes(page)
 
 

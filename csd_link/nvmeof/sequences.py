@@ -7,7 +7,7 @@
 | 86h | Fetch | to the host: a frame with the completion | bytes | offset | number | session |
 | 80h | Detach | none | | | | session |
 
-Attach begins a session, which outlives connections, and Detach ends it; that of a host that has left ends LEFT_S later.
+Attach begins a session, which outlives connections, and Detach ends it; those of hosts that have left end later.
 Commands of a session are numbered from 0 on. The drive executes each number once and in order, and keeps its completion
 until a later Submit releases it: only the last `kept` numbers before that Submit are still needed. So a host that has
 lost a connection resends all commands without a completion.
@@ -119,7 +119,6 @@ class SequenceNamespace:
         self._lock = threading.Lock()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
         self._left: dict[str, float] = {}  # hosts without a controller, and since when, time.monotonic()
-        self._expiring = False  # whether a timer for them runs
 
     def __len__(self) -> int:
         """Current number of sessions."""
@@ -160,6 +159,7 @@ class SequenceNamespace:
         number = int.from_bytes(os.urandom(8), "little") | 1
         with self._lock:
             self._left.pop(host, None)
+            self._expire()
             self._sessions[number] = made
             self._drop()
         text = self._identity.to_json()
@@ -171,6 +171,7 @@ class SequenceNamespace:
             if found is None or found.host != host:
                 raise CommandError(UNKNOWN_SESSION)
             self._left.pop(host, None)
+            self._expire()
             self._sessions.move_to_end(number)
         return found
 
@@ -193,27 +194,15 @@ class SequenceNamespace:
             if not any(session.host == host for session in self._sessions.values()):
                 return
             self._left[host] = time.monotonic()
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        """Start the timer for the host that has left first, unless one runs; the caller holds the lock."""
-        if self._left and not self._expiring:
-            self._expiring = True
-            timer = threading.Timer(max(0.0, min(self._left.values()) + LEFT_S - time.monotonic()), self._expire)
-            timer.daemon = True
-            timer.start()
 
     def _expire(self) -> None:
-        """Drop the sessions of hosts that have left LEFT_S ago."""
-        with self._lock:
-            until = time.monotonic() - LEFT_S
-            gone = {host for host, since in self._left.items() if since <= until}
-            for number in [number for number, session in self._sessions.items() if session.host in gone]:
-                del self._sessions[number]
-            for host in gone:
-                del self._left[host]
-            self._expiring = False
-            self._set_timer()
+        """Drop the sessions of hosts that have left LEFT_S ago; the caller holds the lock."""
+        until = time.monotonic() - LEFT_S
+        gone = {host for host, since in self._left.items() if since <= until}
+        for number in [number for number, session in self._sessions.items() if session.host in gone]:
+            del self._sessions[number]
+        for host in gone:
+            del self._left[host]
 
 
 def _whole(parts: tuple[bytes, ...], most: int) -> Answer:

@@ -75,7 +75,6 @@ class Smart:
     controller_busy_time: int = 0
     power_cycles: int = 0
     media_errors: int = 0
-    num_err_log_entries: int = 0
 
 
 class ErrorEntry(NamedTuple):
@@ -138,6 +137,11 @@ class Subsystem:
         with self._lock:
             self._count += 1
             self.errors.appendleft(ErrorEntry(self._count, sq_id, cid, status, nsid))
+
+    @property
+    def error_count(self) -> int:
+        """Number of failed commands."""
+        return self._count
 
     def with_set(self, csi: int) -> list[int]:
         """NSIDs of a command set, ascending."""

@@ -119,10 +119,14 @@ def test_log_pages_and_refusals(controller):
     assert log(controller, 2, 16, offset=48) == smart[48:64]
     controller.subsystem.note(1, 2, 0x4002, 3)
     controller.subsystem.note(4, 5, 0x4002, 6)
+    assert int.from_bytes(log(controller, 2, 512)[176:192], "little") == 2  # as many as the error log has had
     newest = log(controller, 1, 64)
     assert struct.unpack_from("<QHHH", newest) == (2, 4, 5, 0x8004)
     assert log(controller, 3, 512)[:9] == b"\1" + bytes(7) + b"1"
     assert log(controller, 4) == bytes(4096)
+    supported = struct.unpack("<256I", log(controller, 0x12, 1024))
+    assert {number for number in range(256) if supported[number]} == set(Feature)
+    assert log(controller, 0x13) == bytes(4096)
     assert refused(log, controller, 0x70) == Code.INVALID_LOG_PAGE
     assert refused(log, controller, 2, 512, offset=2) == Code.INVALID_FIELD
     assert refused(log, controller, 2, 512, offset=516) == Code.INVALID_FIELD

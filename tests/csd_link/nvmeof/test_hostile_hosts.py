@@ -160,8 +160,10 @@ def test_session_is_dropped_by_detach_and_after_its_host_has_left(monkeypatch):
     namespace.host_left(f"{HOST}2")
     with pytest.raises(CommandError, match="0x00c"):  # it is known, and has fetched too early
         ask(Op.FETCH, back, f"{HOST}2")
-    until(lambda: len(namespace) == 2)
-    assert gone not in namespace._sessions and {back, there} == namespace._sessions.keys()
+    time.sleep(0.3)
+    assert len(namespace) == 3
+    attach(f"{HOST}3")  # any command ends what is over
+    assert gone not in namespace._sessions and {back, there} < namespace._sessions.keys()
 
 
 def test_host_loses_own_sessions_above_its_limit():
