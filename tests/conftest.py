@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a quick run."""
     parser.addoption("--long", action="store_true", help="run the tests that are marked long too")
     parser.addoption("--quick", action="store_true", help=f"run the files that take least, {QUICK_S:g} s together")
-    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name}, which --quick reads")
+    parser.addoption("--record-durations", action="store_true", help=f"write those of this run to {DURATIONS.name}")
 
 
 @pytest.hookimpl(trylast=True)  # after those that mark tests
@@ -200,11 +200,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _record(seconds: Mapping[str, float]) -> None:
-    """Write the durations of test functions."""
-    found: dict[str, float] = defaultdict(float)
-    for nodeid, each in seconds.items():
-        found[function_of(nodeid)] += each
-    DURATIONS.write_text(json.dumps({test: round(found[test], 2) for test in sorted(found)}, indent=0) + "\n")
+    """Write the durations of test functions; those that did not run keep theirs."""
+    taken: dict[str, float] = defaultdict(float)
+    for nodeid, duration in seconds.items():
+        taken[function_of(nodeid)] += duration
+    known = json.loads(DURATIONS.read_text()) | {test: round(taken[test], 2) for test in taken}
+    DURATIONS.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
 
 
 def missing(what: str, reason: str) -> NoReturn:
