@@ -22,7 +22,7 @@ BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID = 1, 2, 3
 _SET_FLAGS, _SET_ADDRESS, _SET_NETMASK = 0x8914, 0x8916, 0x891C  # linux/sockios.h
 _UP_AND_RUNNING = 0x41
 _PATIENCE_S = 60.0
-_HOST = "nqn.2014-08.org.nvmexpress:uuid:6c7b3a52-0d6e-4d7f-9a0e-0f3b8f0a7c11"
+HOST = "nqn.2014-08.org.nvmexpress:uuid:6c7b3a52-0d6e-4d7f-9a0e-0f3b8f0a7c11"
 
 
 def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc: Any) -> dict[str, Any]:
@@ -43,10 +43,22 @@ def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc
     ports = [int(port) for port in given["ports"].split(",")]
     found = nvme("discover", *_at(ports[0]), "-o", "json")["records"]
     for port, record in zip(ports, found, strict=True):
-        nvme("connect", *_at(port), "-n", record["subnqn"], "--hostnqn", _HOST, "--reconnect-delay", "1")
+        nvme("connect", *_at(port), "-n", record["subnqn"], "--hostnqn", HOST, "--reconnect-delay", "1")
     nodes = [_nodes(record["subnqn"]) for record in found]
     used: dict[str, Any] = import_module(given["then"]).use(nodes, given, libc)
     return {"discovered": [record["subnqn"] for record in found]} | used
+
+
+def connect_again(port: int, nqn: str, host: str) -> str:
+    """Connect to a drive that is connected already, which nvme-cli refuses; returns the name of the controller."""
+    fields = f"transport=tcp,traddr={OUTSIDE},trsvcid={port},nqn={nqn},hostnqn={host},hostid={host.rpartition(':')[2]}"
+    fd = os.open("/dev/nvme-fabrics", os.O_RDWR)
+    try:
+        os.write(fd, f"{fields},reconnect_delay=1,duplicate_connect".encode())
+        answer = dict(part.split("=") for part in os.read(fd, 4096).decode().strip().split(","))
+    finally:
+        os.close(fd)
+    return f"nvme{answer['instance']}"
 
 
 def _at(port: int) -> tuple[str, ...]:

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from host_driver.in_guest_fabric import BLOCKS_NSID, SEQUENCES_NSID, VALUES_NSID, nvme, run, wait_for_node
+from host_driver.in_guest_fabric import (
+    BLOCKS_NSID,
+    HOST,
+    SEQUENCES_NSID,
+    VALUES_NSID,
+    connect_again,
+    nvme,
+    run,
+    wait_for_node,
+)
 
 _FILE_BYTES = 4 << 20
 _FIO = (
@@ -39,6 +48,7 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         "values_equal": _values(nodes[0][VALUES_NSID]),
         "filesystem": [_filesystem(node[BLOCKS_NSID], libc) for node in nodes],
         "fio": _fio(first),
+        "paths": _paths(first, int(given["ports"].split(",")[0])),
         "decodes": {"nvme+tcp": decoded},
     }
 
@@ -123,6 +133,20 @@ def _fio(node: Path) -> dict[str, Any]:
         (job,) = said["jobs"]
         counts |= {f"{kind}_{way}s": job[way]["total_ios"] for way in ("write", "read")} | {"error": job["error"]}
     return {"version": said["fio version"], "node": node.name} | counts
+
+
+def _paths(node: Path, port: int) -> dict[str, Any]:
+    """fio on a block namespace with a second path of this host, and of another host, to the same drive."""
+    nqn, found = nvme("id-ctrl", str(node), "-o", "json")["subnqn"], {}
+    for name, host in {"same_host": HOST, "other_host": f"{HOST[:-1]}2"}.items():
+        controller = connect_again(port, nqn, host)
+        for policy in Path("/sys/class/nvme-subsystem").glob("*/iopolicy"):
+            policy.write_text("round-robin")  # both paths get commands
+        controllers = Path("/sys/class/nvme").glob("*/subsysnqn")
+        count = sum(path.read_text().strip() == nqn for path in controllers)
+        found[name] = _fio(node) | {"controllers": count}
+        nvme("disconnect", "-d", controller)
+    return found
 
 
 def _fsck(block: str) -> bool:

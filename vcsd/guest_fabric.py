@@ -72,6 +72,7 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
     differ = [f"{way}: {name}" for name in FIGURES if decode[name] != expected[name]]
     files_right = all(each["bytes_equal"] and each["fsck_clean"] for each in answer["filesystem"])
     trimmed = all(each["nuse_trimmed"] < each["nuse_with_file"] for each in answer["filesystem"])
+    checked = not any(fio["error"] for fio in (answer["fio"], *answer["paths"].values()))
     return {
         "fabric": "tcp",
         "accelerator": used,
@@ -82,10 +83,11 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
         "values_equal": answer["values_equal"],
         "filesystem": answer["filesystem"],
         "fio": answer["fio"],
+        "paths": answer["paths"],
         "tokens": run.tokens,
         "decoded_over": decode["nodes"],
         "how": decode["how"],
-        "equal": not differ and answer["values_equal"] and files_right and trimmed and not answer["fio"]["error"],
+        "equal": not differ and answer["values_equal"] and files_right and trimmed and checked,
         "differ": differ,
         "decode_wall_s": {way: decode["wall_s"]},
         "wall_s": time.monotonic() - began,

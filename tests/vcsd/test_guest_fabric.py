@@ -39,6 +39,9 @@ def test_guest_decode_over_nvme_tcp_equals_in_process():
     assert fio == {"randwrite_writes": 1024, "randwrite_reads": 1024, "randread_writes": 0, "randread_reads": 1024} | {
         "error": 0
     }
+    for paths in result["paths"].values():  # of one host, and of two
+        assert (paths["controllers"], paths["randwrite_reads"], paths["error"]) == (2, 1024, 0)
+    assert result["paths"].keys() == {"same_host", "other_host"}
     assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
     for each in result["filesystem"]:
         assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]
