@@ -44,5 +44,6 @@ def attend_dense(q, v, bf16, counts, tokens, places, sums, out, rows):  # type: 
     attended, alpha = np.empty_like(wide), np.ones(wide.shape[:2], np.float32)
     _widen(q.reshape(q.size), bf16, wide.reshape(wide.size))
     totals = rows.reshape(streams, q.shape[2], 2)
+    # int64, not a literal, whose type would make numba compile `_attend` a second time
     _attend(np.int64(0), streams, place, k_slots, v_slots, n, wide, tokens, counts, alpha, sums, None, attended, totals)
     return _to_half(attended.reshape(attended.size), bf16, out.reshape(out.size))

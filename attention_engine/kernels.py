@@ -170,6 +170,7 @@ def _attend(  # type: ignore[no-untyped-def]
         tops[:], totals[:] = -np.inf, 0
         out[stream] = 0
         known = min(length, PREFETCH_DISTANCE)
+        # int64, as below: a literal has a type of its own, for which numba would compile `_locate` again
         _locate(place, k_slots, v_slots, tokens, stream, np.int64(0), known, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
             count = min(BLOCK, length - start)

@@ -52,8 +52,8 @@ def _networks() -> dict[str, Network]:
 NETWORKS = _networks()
 
 
-def network_named(name: str) -> Network:
-    """Return the network with a name; raises ValueError if it is unknown."""
+def network_named(name: str, option: str = "network") -> Network:
+    """Return the network with a name; raises ValueError, which names the option, if it is unknown."""
     if name not in NETWORKS:
-        raise ValueError(f"network = {name!r}: must be one of {', '.join(NETWORKS)}")
+        raise ValueError(f"{option} = {name!r}: must be one of {', '.join(NETWORKS)}")
     return NETWORKS[name]

@@ -93,9 +93,9 @@ class Controllers:
             raise CommandError(Code.INVALID_HOST)
         subsystem = self._discovery if asked.subnqn == DISCOVERY_NQN else self.subsystem
         with self._lock:
-            owned = Counter(each.owner for each in self._found.values())
+            controllers = Counter(controller.owner for controller in self._found.values())
             owner = asked.hostnqn, address
-            self._admit(owner, owned, self.limits.host_controllers, self.limits.controllers)
+            self._admit(owner, controllers, self.limits.host_controllers, self.limits.controllers)
             self._admit_connection(owner)
             cntlid = next(each for number in self._numbers if (each := number % _MAX_CNTLID + 1) not in self._found)
             made = Controller(subsystem, cntlid, (asked.host_id, asked.hostnqn), self.limits)
@@ -158,7 +158,7 @@ class Controllers:
                 for hang_up in queues.values():
                     hang_up()
             name = controller.host[1]
-            has_left = queue == 0 and not any(each.host[1] == name for each in self._found.values())
+            has_left = queue == 0 and not any(other.host[1] == name for other in self._found.values())
         if has_left:
             for namespace in controller.subsystem.namespaces.values():
                 namespace.host_left(name)

@@ -135,8 +135,9 @@ class NvmeDrive(AttachedDrive):
             for sent in list(self._waiting):
                 self._poll_completions(sent.future)
             if not self._lost:
-                with suppress(OSError, StatusError):  # the drive drops the session later
-                    self._host.io.command(self._sqe(Op.DETACH, 0, 0, 0))
+                with suppress(OSError):  # no answer is awaited: a drive that is silent drops the session later
+                    self._host.io.begin(self._sqe(Op.DETACH, 0, 0, 0))
+                    self._host.io.flush()
         finally:
             self._host.close()
 
@@ -188,6 +189,7 @@ class NvmeDrive(AttachedDrive):
             io.shut()
 
     def _fetch(self, sent: _SentCommand) -> None:
+        assert not sent.is_asked or sent.frame, f"command {sent.number}: its completion is fetched twice"
         sent.is_asked = True
         at, into = (_FETCH_BYTES, memoryview(sent.frame)[_FETCH_BYTES:]) if sent.frame else (0, None)
         size = _FETCH_BYTES if into is None else len(into)
@@ -224,12 +226,14 @@ class NvmeDrive(AttachedDrive):
         if not reply.status and op is Op.SUBMIT and sent.is_asked:
             return False
         with self._sending:
-            if reply.status == Code.INTERRUPTED:  # the target's limit on data in flight is exhausted
+            # The target's limit on data in flight is exhausted
+            if reply.status == Code.INTERRUPTED and (op is Op.FETCH or not sent.is_asked):
                 self._wait_to_retry()
                 if op is Op.SUBMIT:
                     self._unsent.appendleft(sent)
                     self._large = None
                 else:
+                    sent.is_asked = False
                     self._fetch(sent)
             elif reply.status:
                 raise _status_error(reply.status)
@@ -318,6 +322,8 @@ def _status_error(status: int) -> OSError:
     """Convert a status to the reason to reconnect, or to the reason why the drive is lost."""
     if status == Code.TRANSIENT:
         return ConnectionClosedError("data was damaged on its way to the drive")
+    if status == Code.INTERRUPTED:  # all are sent again: others follow it already
+        return ConnectionClosedError("the drive has no memory for a command")
     if status == UNKNOWN_SESSION:
         return DriveLostError(LOST_SESSION)
     return DriveLostError(f"it refuses an NVMe command with status {status:#05x}")

@@ -14,6 +14,7 @@ from csd_link.nvmeof.nvm import Nvm
 ADMIN = -1  # in place of a command set
 _SGL = 1  # PSDT: an SGL, the only kind of data pointer over fabrics
 _WITH_BLOCKS = (Nvm.READ, Nvm.WRITE, Nvm.COMPARE, Nvm.WRITE_ZEROES, Nvm.VERIFY)
+_WITH_UUID = (Admin.IDENTIFY, Admin.GET_LOG_PAGE, Admin.GET_FEATURES, Admin.SET_FEATURES)
 _WRITES = (Nvm.WRITE, Nvm.WRITE_ZEROES)
 
 
@@ -46,8 +47,7 @@ UNSUPPORTED: dict[int, tuple[Field, ...]] = {
         Field("DSPEC", "OACS bit 5: no directives", "cdw13", 0xFFFF << 16, _WRITES),
     ),
     ADMIN: (
-        Field("UUID Index", "CTRATT bit 9: no UUID list", "cdw14", 0x7F, (Admin.IDENTIFY, Admin.GET_LOG_PAGE)),
-        Field("UUID Index", "CTRATT bit 9: no UUID list", "cdw14", 0x7F, (Admin.GET_FEATURES, Admin.SET_FEATURES)),
+        Field("UUID Index", "CTRATT bit 9: no UUID list", "cdw14", 0x7F, _WITH_UUID),
         Field("CNS Specific Identifier", "no CNS has one", "cdw11", 0xFFFF, (Admin.IDENTIFY,)),
         Field("CNTID", "no CNS has one", "cdw10", 0xFFFF << 16, (Admin.IDENTIFY,)),
         Field("LSP", "no log page has one", "cdw10", 0x7F << 8, (Admin.GET_LOG_PAGE,)),

@@ -55,6 +55,9 @@ class Limits:
     handshake_s: float = 10.0
     pdu_s: float = 10.0
 
+    def __post_init__(self) -> None:
+        assert self.unnamed_connections < self.connections, "no connection is left for known hosts"
+
 
 def _text(page: bytearray, at: int, size: int, text: str) -> None:
     page[at : at + size] = text.encode("ascii", "replace")[:size].ljust(size)

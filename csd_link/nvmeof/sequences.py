@@ -197,6 +197,8 @@ class SequenceNamespace:
 
     def _expire(self) -> None:
         """Drop the sessions of hosts that have left LEFT_S ago; the caller holds the lock."""
+        if not self._left:
+            return
         until = time.monotonic() - LEFT_S
         gone = {host for host, since in self._left.items() if since <= until}
         for number in [number for number, session in self._sessions.items() if session.host in gone]:

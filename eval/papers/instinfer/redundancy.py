@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from csd_spec.network import NETWORKS
+from csd_spec.network import NETWORKS, network_named
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.sharding import assign_heads
 from nvmevirt_config import load_drive
@@ -74,9 +74,7 @@ class Combinations:
         if min(counts) < 2:
             raise ValueError(f"drives = {self.drives!r}: each must be at least 2, one drive has no redundancy")
         names = self.networks.split(",")
-        if not {"none", *NETWORKS}.issuperset(names):
-            raise ValueError(f"networks = {self.networks!r}: must be of none, {', '.join(NETWORKS)}")
-        networks = {name: NETWORKS.get(name) for name in names}
+        networks = {name: None if name == "none" else network_named(name, "networks") for name in names}
         shape, found = setup.model.shape, []
         for drives, batch, tokens, (name, network) in product(counts, batches, lengths, networks.items()):
             assign_heads(shape, drives)

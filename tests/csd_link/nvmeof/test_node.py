@@ -14,7 +14,7 @@ from csd_io.passthrough import VendorCommand
 from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import node as node_module
-from csd_link.nvmeof.commands import DO_NOT_RETRY, RETRIED, CommandError, Sqe
+from csd_link.nvmeof.commands import DO_NOT_RETRY, RETRIED, Code, CommandError, Sqe
 from csd_link.nvmeof.node import NodeDrive
 from csd_link.nvmeof.sequences import FIELDS_BYTES, LOST_SESSION, SequenceNamespace
 from csd_link.transports import transport_of
@@ -122,7 +122,8 @@ def test_reconnected_path_loses_and_repeats_nothing(device, drive, kernel, monke
     draw = random.Random(1)
     for number in range(200):
         kernel.faults = [
-            (draw.choice([HOST_PATH_ERROR, HOST_ABORTED]), draw.random() < 0.5) for _ in range(draw.randrange(6))
+            (draw.choice([HOST_PATH_ERROR, HOST_ABORTED, Code.INTERRUPTED]), draw.random() < 0.5)
+            for _ in range(draw.randrange(6))
         ]
         done = device.submit(KvFree((20 + number,)), number).result()
         assert done.status is Status.SUCCESS and done.data[0].tolist() == [number % 251] * (20 + number)

@@ -276,6 +276,34 @@ def test_repeatedly_cut_connection_is_lost(namespace, service, monkeypatch):
         proxy.close()
 
 
+@pytest.mark.parametrize("op", [Op.SUBMIT, Op.FETCH])
+def test_command_without_memory_is_repeated_for_a_while(namespace, service, monkeypatch, op):
+    """Whichever of the two NVMe commands the drive asks to retry, also for the second part of a completion."""
+    execute, left = namespace.execute, 7
+
+    def busy(sqe, data, host):
+        nonlocal left
+        if sqe.opcode == op and left:
+            left -= 1
+            raise CommandError(Code.INTERRUPTED)
+        return execute(sqe, data, host)
+
+    monkeypatch.setattr(namespace, "execute", busy)
+    with target_with(namespace) as target:
+        device = device_of(target.port)
+        rows = np.zeros((100_000,), KEY)  # more than fits a capsule
+        for number, command in enumerate((KvExist(rows), KvFree((3 << 20,)), KvExist(rows))):
+            left = 7
+            done = device.submit(command, number).result()
+            assert done.status is Status.SUCCESS and (left == 0 or op is Op.SUBMIT)
+        assert service.seen == [0, 1, 2]
+        monkeypatch.setattr(device_module, "RETRY_S", 0.0)
+        left = 1 << 30
+        done = device.submit(KvExist(rows), 3).result()
+        assert (done.status, "no memory for this host's data" in done.reason) == (Status.PATH_LOST, True)
+        device.close()
+
+
 def test_damaged_data_is_sent_again(namespace, service, monkeypatch):
     execute, damaged = SequenceNamespace.execute, [True, True]
 

@@ -63,7 +63,7 @@ def test_verdict_counts_rows():
         (("--drives", "1"), "--drives '1': each must be at least 2"),
         (("--drives", "41"), "--drives 41: the model has 40 KV heads"),
         (("--tokens", "1024"), "--decoded 1024: must be fewer than tokens = 1024"),
-        (("--networks", "fast"), "--networks 'fast': must be of none, "),
+        (("--networks", "fast"), "--networks 'fast': must be one of "),
     ],
 )
 def test_eval_redundancy_wrong_options_are_one_line(capsys, monkeypatch, words, reason):
