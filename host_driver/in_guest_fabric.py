@@ -49,16 +49,14 @@ def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc
     return {"discovered": [record["subnqn"] for record in found]} | used
 
 
-def connect_again(port: int, nqn: str, host: str) -> str:
-    """Connect to a drive that is connected already, which nvme-cli refuses; returns the name of the controller."""
+def connect_again(port: int, nqn: str, host: str) -> None:
+    """Connect to a drive that is connected already, which nvme-cli refuses."""
     fields = f"transport=tcp,traddr={OUTSIDE},trsvcid={port},nqn={nqn},hostnqn={host},hostid={host.rpartition(':')[2]}"
     fd = os.open("/dev/nvme-fabrics", os.O_RDWR)
     try:
         os.write(fd, f"{fields},reconnect_delay=1,duplicate_connect".encode())
-        answer = dict(part.split("=") for part in os.read(fd, 4096).decode().strip().split(","))
     finally:
         os.close(fd)
-    return f"nvme{answer['instance']}"
 
 
 def _at(port: int) -> tuple[str, ...]:

@@ -136,17 +136,29 @@ def _fio(node: Path) -> dict[str, Any]:
 
 
 def _paths(node: Path, port: int) -> dict[str, Any]:
-    """fio on a block namespace with a second path of this host, and of another host, to the same drive."""
-    nqn, found = nvme("id-ctrl", str(node), "-o", "json")["subnqn"], {}
+    """fio on a block namespace over a second connection to the same drive, of this host and of another one.
+
+    First both connections get commands in turn, then the new one gets all of them.
+    """
+    nqn, results = nvme("id-ctrl", str(node), "-o", "json")["subnqn"], {}
+    (subsystem,) = (path.parent for path in Path("/sys/class/nvme-subsystem").glob("*/subsysnqn") if _is(path, nqn))
+    (subsystem / "iopolicy").write_text("round-robin")
     for name, host in {"same_host": HOST, "other_host": f"{HOST[:-1]}2"}.items():
-        controller = connect_again(port, nqn, host)
-        for policy in Path("/sys/class/nvme-subsystem").glob("*/iopolicy"):
-            policy.write_text("round-robin")  # both paths get commands
-        controllers = Path("/sys/class/nvme").glob("*/subsysnqn")
-        count = sum(path.read_text().strip() == nqn for path in controllers)
-        found[name] = _fio(node) | {"controllers": count}
-        nvme("disconnect", "-d", controller)
-    return found
+        (before,) = _controllers(nqn)
+        connect_again(port, nqn, host)
+        count, both = len(_controllers(nqn)), _fio(node)
+        nvme("disconnect", "-d", before)
+        results[name] = {"controllers": count, "both": both, "alone": _fio(node)}
+    return results
+
+
+def _controllers(nqn: str) -> list[str]:
+    """Names of the controllers that Linux has of a subsystem."""
+    return [path.parent.name for path in Path("/sys/class/nvme").glob("*/subsysnqn") if _is(path, nqn)]
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.read_text().strip() == text
 
 
 def _fsck(block: str) -> bool:

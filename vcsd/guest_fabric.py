@@ -72,7 +72,8 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
     differ = [f"{way}: {name}" for name in FIGURES if decode[name] != expected[name]]
     files_right = all(each["bytes_equal"] and each["fsck_clean"] for each in answer["filesystem"])
     trimmed = all(each["nuse_trimmed"] < each["nuse_with_file"] for each in answer["filesystem"])
-    checked = not any(fio["error"] for fio in (answer["fio"], *answer["paths"].values()))
+    over_paths = [paths[which] for paths in answer["paths"].values() for which in ("both", "alone")]
+    checked = not any(fio["error"] for fio in (answer["fio"], *over_paths))
     return {
         "fabric": "tcp",
         "accelerator": used,

@@ -40,7 +40,8 @@ def test_guest_decode_over_nvme_tcp_equals_in_process():
         "error": 0
     }
     for paths in result["paths"].values():  # of one host, and of two
-        assert (paths["controllers"], paths["randwrite_reads"], paths["error"]) == (2, 1024, 0)
+        counts = [(fio["randwrite_reads"], fio["error"]) for fio in (paths["both"], paths["alone"])]
+        assert (paths["controllers"], counts) == (2, [(1024, 0)] * 2)
     assert result["paths"].keys() == {"same_host", "other_host"}
     assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
     for each in result["filesystem"]:
