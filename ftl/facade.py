@@ -21,6 +21,8 @@ from ftl.kv.relayout import relayout
 from ftl.kv.sequence import Sequence
 from ftl.recovery import recover
 
+UNRECORDED = 1 << 14  # freed sequences that are recorded without a flush
+
 
 class Ftl:
     """KV sequences over NAND and drive DRAM, with their simulated time.
@@ -120,8 +122,10 @@ class Ftl:
     def free(self, handles: Seq[int], start_ns: int) -> None:
         """Free sequences; if one is unknown, raises UnknownSequenceError and frees none."""
         fork_crop.free(self.kv, handles)
-        if len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128:
-            self.collector.reclaim(start_ns, everything=False)  # a larger pool of free blocks improves wear leveling
+        # A larger pool of free blocks improves wear leveling, and memory is bounded without a flush
+        many = len(self.placement.erasable_blocks()) > self.spec.geometry.blocks // 128
+        if many or len(self.kv.changes.freed) > UNRECORDED:
+            self.collector.reclaim(start_ns, everything=False)
 
     def relayout(self, handle: int, m: int, start_ns: int, layout: KvLayout | None = None) -> int:
         """Rewrite the embedding-indexed copy of K with `m` channels per page.

@@ -25,6 +25,13 @@ CHEAP = 0.25
 Chosen with `vcsd eval lifetime` (docs/lifetime.md), on the trace that it reports.
 """
 
+GARBAGE_BYTES = 32 << 20
+"""Invalid pages that may stay in flash, beside as many as are valid: more are erased, although no host flushes.
+
+They are counted after every half of it is written, so a drive's pages use at most twice its data and 48 MiB of memory or
+disk space. A larger share would need more, a smaller one would move more valid pages for random overwrites.
+"""
+
 
 class Reclaimer(Protocol):
     """Garbage collection, in two steps."""
@@ -54,6 +61,7 @@ class FlashStore:
         self.referrers: list[Referrer] = []
         self.reclaim: Reclaimer | None = None
         self.garbage: list[int] = []  # erasable blocks found at power-on, if nothing was lost
+        self._bounded_at = 0  # writes of the array when its invalid pages were last counted
 
     @property
     def content(self) -> U16:
@@ -91,6 +99,7 @@ class FlashStore:
         """
         self.placement.check_alive()
         self.begin(start_ns)
+        self._bound_garbage(start_ns)
         self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
         if not overwrites:
@@ -108,6 +117,21 @@ class FlashStore:
                     take_over = True
                 elif not self.reclaim.collect(start_ns):
                     raise
+
+    def _bound_garbage(self, start_ns: int) -> None:
+        """Erase invalid pages beyond `GARBAGE_BYTES`; valid pages among them are moved."""
+        allowed = GARBAGE_BYTES // self.geometry.page_bytes
+        if self.reclaim is None or self.nand.writes - self._bounded_at < allowed // 2:
+            return
+        self._bounded_at = self.nand.writes
+        if self._excess() > allowed:
+            self.reclaim.erase_empty(start_ns)
+        while self._excess() > allowed and self.reclaim.collect(start_ns):
+            pass
+
+    def _excess(self) -> int:
+        """Invalid pages in flash, less the valid ones."""
+        return int(self.nand.next_page.sum(dtype=np.int64) - 2 * self.placement.valid.sum(dtype=np.int64))
 
     def _check_room(self, pages: int, start_ns: int) -> None:
         """Raise OutOfSpaceError if the file system has no room for `pages` pages plus the journal margin."""
