@@ -1,9 +1,15 @@
-"""Candidates for the list of mutants: one operator applied to one place of one function, chosen by a seed."""
+"""Random mutants: one operator applied to one place of one function of the product, drawn by a seed.
+
+Nobody chooses where: every module with functions is as likely as any other, in it every operator that has a place, then
+every place. Not changed are texts (of errors, too), annotations, assertions, and functions that Numba compiles.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,46 +28,105 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+PLAIN = (ast.Assert, ast.Raise, ast.JoinedStr, ast.AnnAssign)  # nothing in them is changed; raises may be dropped
 
 
-def changes(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """Replacements of a node: pairs of source text, old and new."""
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """Changes of a node: operator, part that is replaced, and its replacement."""
     match node:
         case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.AugAssign():
-            yield ast.unparse(node), "pass"
-        case ast.If(test=test, body=[ast.Raise() | ast.Continue() | ast.Return()]):
-            yield ast.unparse(test), "False"
-        case ast.If(test=test) | ast.IfExp(test=test):
-            yield ast.unparse(test), f"not ({ast.unparse(test)})"
+            yield "statement dropped", node, ast.Pass()
+        case ast.Raise():
+            yield "statement dropped", node, ast.Pass()
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            yield "condition negated", test, ast.UnaryOp(ast.Not(), test)
+        case ast.comprehension(ifs=[test, *_]):
+            yield "condition negated", test, ast.UnaryOp(ast.Not(), test)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARISONS:
-            yield ast.unparse(node), ast.unparse(ast.Compare(left, [COMPARISONS[type(op)]()], [right]))
+            yield "comparison changed", node, ast.Compare(left, [COMPARISONS[type(op)]()], [right])
         case ast.BoolOp(values=values):
             for dropped in values:
-                rest = [each for each in values if each is not dropped]
-                yield ast.unparse(node), ast.unparse(ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0])
+                rest = [value for value in values if value is not dropped]
+                yield "condition dropped", node, ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0]
         case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
             other = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-            yield ast.unparse(node), ast.unparse(ast.BinOp(left, other, right))
-        case ast.Call(func=ast.Name(id="min" | "max"), args=[first, second]):
-            yield ast.unparse(node), ast.unparse(first)
-            yield ast.unparse(node), ast.unparse(second)
+            yield "sign changed", node, ast.BinOp(left, other, right)
+        case ast.Call(args=[first, second, *rest], func=func, keywords=words) if ast.dump(first) != ast.dump(second):
+            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+                yield "arguments swapped", node, ast.Call(func, [second, first, *rest], words)
+            if isinstance(func, ast.Name) and func.id in ("min", "max") and not rest:
+                yield "limit dropped", node, first
+                yield "limit dropped", node, second
+        case ast.Constant(value=bool()):
+            yield "constant changed", node, ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield "constant changed", node, ast.Constant(node.value + 1)
+        case ast.ExceptHandler(type=ast.expr() as kind) if ast.unparse(kind) not in ("Exception", "BaseException"):
+            yield "except widened", kind, ast.Name("Exception", ast.Load())
 
 
-def candidates(path: Path) -> Iterator[Mutant]:
-    """All mutants of a module's Python functions."""
-    for name, node in functions(ast.parse(path.read_text(encoding="utf-8"))):
-        if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in node.decorator_list):
+def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
+    """All mutants of a module's Python functions, each after its operator."""
+    for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
+        if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in function.decorator_list):
             continue
-        for part in (each for statement in node.body for each in ast.walk(statement)):
-            for old, new in changes(part):
-                yield Mutant(f"{module_name(path)}:{name}", old, new)
+        number_of = _numbers(function)
+        for part in (part for statement in function.body for part in _changed(statement)):
+            for operator, old, new in changes(part):
+                before = ast.unparse(old)
+                if "super()" not in before:  # a function without it is another closure
+                    yield operator, Mutant(f"{module_name(path)}:{name}", before, ast.unparse(new), number_of[id(old)])
 
 
-def propose(count: int, seed: int) -> list[Mutant]:
-    """Mutants drawn from all packages, as many from each."""
-    draw, found = random.Random(seed), list[Mutant]()
-    for package in plant.PACKAGES:
-        every = [mutant for path in sorted((plant.ROOT / package).rglob("*.py")) for mutant in candidates(path)]
-        unlike = list({str(mutant): mutant for mutant in every if "\n" not in mutant.old}.values())
-        found += draw.sample(unlike, min(len(unlike), -(-count // len(plant.PACKAGES))))
+def _numbers(function: ast.FunctionDef) -> dict[int, int]:
+    """For each node by its id: how many nodes before it are written alike."""
+    counts, numbers = Counter[str](), dict[int, int]()
+    for node in _in_order(function):
+        if isinstance(node, ast.expr | ast.stmt):
+            code = ast.dump(node)
+            numbers[id(node)] = counts[code]
+            counts[code] += 1
+    return numbers
+
+
+def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all nodes in it, in the order in which a mutant counts them."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from _in_order(child)
+
+
+def _changed(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that operators may change."""
+    yield node
+    if not isinstance(node, PLAIN):
+        kept = {id(part) for part in _annotations(node)}
+        for child in ast.iter_child_nodes(node):
+            if id(child) not in kept:
+                yield from _changed(child)
+
+
+def _annotations(node: ast.AST) -> list[ast.AST | None]:
+    if isinstance(node, ast.FunctionDef):
+        return [node.args, node.returns, *node.decorator_list]
+    return []
+
+
+@functools.cache
+def _by_operator(path: Path) -> dict[str, list[Mutant]]:
+    found: dict[str, list[Mutant]] = {}
+    for operator, mutant in candidates(path):
+        found.setdefault(operator, []).append(mutant)
     return found
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Return `count` different mutants of all product modules."""
+    chance, found = random.Random(seed), dict[str, Mutant]()
+    paths = [path for package in plant.PACKAGES for path in sorted((plant.ROOT / package).rglob("*.py"))]
+    while len(found) < count:
+        module = _by_operator(chance.choice(paths))
+        if module:
+            mutant = chance.choice(module[chance.choice(sorted(module))])
+            found[str(mutant)] = mutant
+    return list(found.values())

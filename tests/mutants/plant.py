@@ -20,7 +20,20 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.yaml")
-PACKAGES = ("ftl", "csd_link", "csd_firmware", "host_driver", "kv_cache")
+PACKAGES = (
+    "csd_spec",
+    "csd_io",
+    "csd_link",
+    "ftl",
+    "attention_engine",
+    "kv_cache",
+    "csd_firmware",
+    "host_driver",
+    "nvmevirt_config",
+    "fleet",
+    "vcsd",
+    "vcsd_cli",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,10 @@ def find(mutant: Mutant) -> Path:
     Raises:
         Stale: No module has such code, or several others have.
     """
-    named = ROOT / f"{mutant.at.split(':')[0].replace('.', '/')}.py"
-    if named.exists() and _mutated(mutant, named):
-        return named
+    module = ROOT / mutant.at.split(":")[0].replace(".", "/")
+    for named in (module.with_suffix(".py"), module / "__init__.py"):
+        if named.exists() and _mutated(mutant, named):
+            return named
     others = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if _mutated(mutant, path)]
     if len(others) != 1:
         raise Stale(f"{mutant}: {len(others)} modules have such code")

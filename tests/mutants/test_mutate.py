@@ -15,10 +15,12 @@ from tests.mutants import mutate
 from tests.mutants.mutate import (
     CAUGHT,
     HANGS,
+    IMPOSSIBLE,
     SURVIVED,
+    UNSOUND,
     Stage,
     attempt,
-    sound_s,
+    judge,
     stages,
     summary,
     verdicts,
@@ -33,13 +35,13 @@ GONE = Mutant("ftl.kv.owners:Owners.new", "self.last = owner + 1", "pass")
 class Shares(Stage):
     """Two sequences share an owner."""
 
-    def run(self) -> bool:
+    def run(self) -> str:
         if self.name == "endless":
             time.sleep(60)
         owners = Owners()
         owner = owners.new(1, 0)
         owners.share([owner], 2)
-        return self.name != "bad" and owners.sequences([owner]) == {1, 2}
+        return "" if self.name != "bad" and owners.sequences([owner]) == {1, 2} else "shares"
 
 
 @pytest.fixture
@@ -51,36 +53,44 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("mutant", "outcome"), [(SEEN, CAUGHT), (UNSEEN, SURVIVED), (None, SURVIVED)])
 def test_stage_reports_whether_it_detects_mutant(logs: Path, mutant: Mutant | None, outcome: str) -> None:
-    assert attempt(mutant, Shares("shares"), 30) == outcome
-    assert Owners().next == 0 and Shares("shares").run()  # of this process nothing has changed
+    assert attempt(mutant, Shares("shares"), 30) == (outcome, "shares" if outcome == CAUGHT else "")
+    assert Owners().next == 0 and not Shares("shares").run()  # of this process nothing has changed
 
 
 def test_endless_stage_counts_as_hang(logs: Path) -> None:
-    assert attempt(None, Shares("endless"), 0.2) == HANGS
+    assert attempt(None, Shares("endless"), 0.2) == (HANGS, "")
 
 
-def test_unplantable_mutant_is_an_error(logs: Path) -> None:
-    with pytest.raises(RuntimeError, match="0 modules have such code"):
-        attempt(GONE, Shares("shares"), 30)
+def test_unplantable_mutant_is_told(logs: Path) -> None:
+    outcome, why = attempt(GONE, Shares("shares"), 30)
+    assert outcome == IMPOSSIBLE and "0 modules have such code" in why
 
 
-@pytest.mark.parametrize("name", ["bad", "endless"])
-def test_stage_failing_without_mutant_is_an_error(logs: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mutate, "LIMIT_S", 2)
-    sound_s.cache_clear()
-    with pytest.raises(RuntimeError, match=f"without a mutant {name}"):
-        sound_s(Shares(name))
+@pytest.mark.parametrize(("name", "verdict"), [("shares", CAUGHT), ("bad", UNSOUND)])
+def test_a_check_that_fails_without_the_mutant_catches_nothing(
+    logs: Path, name: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutate, "stages", lambda mutant: [Shares(name)])
+    assert judge(SEEN)["verdict"] == verdict
+
+
+def test_first_failing_test_is_named(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_right(): pass\ndef test_wrong(): assert False\ndef test_never(): assert False\n")
+    outcome, what = attempt(None, Stage("tests", (str(file),)), 60)
+    assert outcome == CAUGHT and what.endswith("test_it.py::test_wrong")
 
 
 def test_stages_are_tests_of_partner_modules() -> None:
     names = [stage.name for stage in stages(SEEN)]
-    assert names == ["tests", "crash", "simulate", "slow tests"]
+    assert names == ["tests", "crash", "simulate", "slow tests", "tests with models"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
     assert [
         stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._release_copy", "still", "False"))
     ] == [
         "tests",
         "slow tests",
+        "tests with models",
     ]
 
 

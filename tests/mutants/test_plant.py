@@ -10,7 +10,6 @@ import pytest
 
 from tests.mutants import plant as planting
 from tests.mutants.plant import PACKAGES, Mutant, Stale, find, load, plant
-from tests.mutants.propose import propose
 
 SOURCE = """
 from functools import cached_property, wraps
@@ -122,13 +121,6 @@ def test_mutant_with_code_in_two_modules_is_stale(boxes: Path) -> None:
 def test_every_listed_mutant_has_its_code() -> None:
     mutants = load()
     assert len([mutant for mutant in mutants if not mutant.equivalent]) >= 150
-    assert {mutant.at.split(".")[0] for mutant in mutants} == set(PACKAGES)
+    assert {mutant.at.split(".")[0] for mutant in mutants} <= set(PACKAGES)
     for mutant in mutants:
         find(mutant)
-
-
-def test_proposed_mutants_are_drawn_by_seed(boxes: Path) -> None:
-    some = propose(6, 3)
-    assert some == propose(6, 3) != propose(6, 4)
-    for mutant in some:
-        assert find(mutant) == boxes
