@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -12,10 +13,11 @@ from typing import IO, Any
 from csd_io.crc import correct_single_bit, crc32
 from csd_io.folder import DiskFolder, Durability, Folder
 from csd_spec import DriveSpec, Geometry
+from ftl.counters import Counters
 from ftl.flash.files import NandFiles
 from ftl.flash.upgrade import is_old, upgrade
 
-LOCK, DESCRIPTION, SECRET = "lock", "drive.json", "secret.bin"
+LOCK, DESCRIPTION, SECRET, POWER = "lock", "drive.json", "secret.bin", "power.json"
 FORMAT = 2
 MAX_DESCRIPTION_BYTES = 8192  # actual descriptions are a quarter of this
 _WRONG = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # errors raised for invalid descriptions
@@ -73,6 +75,7 @@ class DriveFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = None if private else FolderLock(path)
         self.files = DiskFolder(path, durability, writable=not private)
+        self._counters: Counters | None = None
         try:
             if private:
                 read_drive_spec(path)
@@ -86,8 +89,31 @@ class DriveFolder:
             self.close()
             raise
 
+    def count_power_on(self, counters: Counters) -> None:
+        """Count this power-on, and the last shutdown if it was unsafe, in a file of their own.
+
+        Neither depends on a flush. If the file cannot be read, the counters of the last flush hold.
+        """
+        try:
+            kept = json.loads(self.files.read(POWER))
+            if kept.pop("crc32") == _crc(kept):
+                counters.power_cycles = max(counters.power_cycles, kept["power_cycles"] + 1)
+                counters.unsafe_shutdowns = max(counters.unsafe_shutdowns, kept["unsafe_shutdowns"] + kept["on"])
+        except (OSError, *_WRONG):
+            pass
+        self._counters = counters
+        self._note_power(on=True)
+
+    def _note_power(self, on: bool) -> None:
+        if self._lock and self._counters:
+            counters = self._counters
+            kept = {"power_cycles": counters.power_cycles, "unsafe_shutdowns": counters.unsafe_shutdowns, "on": int(on)}
+            with suppress(OSError):  # a failing disk fails the commands that need it
+                self.files.put(POWER, json.dumps(kept | {"crc32": _crc(kept)}).encode())
+
     def close(self) -> None:
         """Close the files and release the lock."""
+        self._note_power(on=False)
         self.files.close()
         if self._lock:
             self._lock.close()

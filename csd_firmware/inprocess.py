@@ -58,6 +58,8 @@ class InProcessDrive:
             files = self._folder.files if self._folder else None
             nand = Nand(spec.geometry, folder=files, private=private, medium=medium)
             self.firmware = Firmware(spec, nand, methods, threads)
+            if self._folder:
+                self._folder.count_power_on(self.firmware.ftl.counters)
         except BaseException:
             self._release_folder()
             raise

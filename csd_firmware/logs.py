@@ -161,11 +161,12 @@ def smart(ftl: Ftl) -> dict[str, Any]:
     """SMART / Health Information (NVMe Base Specification 2.0, figure 207).
 
     critical_warning: bit 0, few spare blocks; bit 2, data was found lost at power-on (see the error log); bit 3, the
-    drive is read-only. Data units are 1000 x 512 bytes; controller_busy_time is in minutes of simulated time.
+    drive is read-only. Data units are 1000 x 512 bytes that hosts sent or received with commands that store or return
+    data; controller_busy_time is in minutes of simulated time. A shutdown is unsafe if the drive was not closed.
     Sequences, values and write amplification are vendor-specific fields.
     """
     values = sum(use.sequences for label, use in ftl.kv.usage.by_label() if is_value(label))
-    c, nand, page = ftl.counters, ftl.nand, ftl.spec.geometry.page_bytes
+    c, nand = ftl.counters, ftl.nand
     usable = ftl.spec.geometry.blocks - nand.bad_blocks
     spare = ftl.spec.geometry.blocks // 2
     return {
@@ -173,12 +174,13 @@ def smart(ftl: Ftl) -> dict[str, Any]:
         "avail_spare": max(0, min(100, 100 * (usable - spare) // max(1, ftl.spec.geometry.blocks - spare))),
         "spare_thresh": 10,
         "percent_used": int(100 * nand.erase_count.mean() / nand.faults.endurance),
-        "data_units_read": -(-c.read * page // 512_000),
-        "data_units_written": -(-c.data * page // 512_000),
+        "data_units_read": -(-c.host_read_bytes // 512_000),
+        "data_units_written": -(-c.host_written_bytes // 512_000),
         "host_read_commands": c.host_reads,
         "host_write_commands": c.host_writes,
         "controller_busy_time": c.busy_ns // NS_PER_MINUTE,
         "power_cycles": c.power_cycles,
+        "unsafe_shutdowns": c.unsafe_shutdowns,
         "media_errors": c.unrecovered,
         "num_err_log_entries": c.refused,
         "sequences": len(ftl.sequences) - values,

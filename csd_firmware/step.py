@@ -18,6 +18,7 @@ from csd_firmware.state import DriveState
 from csd_firmware.trace import DriveTrace
 from csd_spec import Attend, Command, Completion, DriveSpec, Status
 from csd_spec.verbs import (
+    ENTRY_BYTES,
     VERBS,
     CommandSpec,
     CreatesSequences,
@@ -223,6 +224,8 @@ class Firmware:
         nbytes_out = sum([array.nbytes for array in done.data])
         watch.until("link", self.cross_link("out", nbytes_out, watch.now_ns))
         self.record(verb.name, watch.start_ns, watch.now_ns, verb.reads, verb.writes)
+        self.ftl.counters.host_read_bytes += nbytes_out * verb.reads
+        self.ftl.counters.host_written_bytes += (nbytes_in - ENTRY_BYTES) * verb.writes
         return Completion(
             status=done.status,
             reason=done.reason,
@@ -273,11 +276,17 @@ class Firmware:
     def record(
         self, kind: str, submit_ns: int, finish_ns: int, reads: bool = False, writes: bool = False, nbytes: int = 0
     ) -> None:
-        """Advance the clock to the end of a request, and add it to the latency log and the health counters."""
+        """Advance the clock to the end of a request, and add it to the latency log and the health counters.
+
+        Args:
+            reads, writes: Whether it returned or stored data, `nbytes` of it.
+        """
         assert finish_ns >= submit_ns, f"{kind} ended before it began"
         counters = self.ftl.counters
         counters.host_reads += reads
         counters.host_writes += writes
+        counters.host_read_bytes += nbytes * reads
+        counters.host_written_bytes += nbytes * writes
         counters.busy_ns += max(0, finish_ns - max(submit_ns, self.now_ns))  # overlapping busy time counts once
         self.now_ns = max(self.now_ns, finish_ns)
         self.state.history.done(kind, finish_ns - submit_ns, nbytes)

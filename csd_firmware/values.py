@@ -108,7 +108,7 @@ class Values:
             start_ns, size = self._firmware.now_ns, seq.names[key]
             data, ready_ns = self._ftl.read_value(seq.handle, min(size, size_bytes), start_ns)
             finish_ns = self._firmware.cross_link("out", len(data), ready_ns) + self._firmware.spec.link.command_ns
-            self._firmware.record("Retrieve", start_ns, finish_ns, reads=True)
+            self._firmware.record("Retrieve", start_ns, finish_ns, reads=True, nbytes=len(data))
         return data, size
 
     def exist(self, key: bytes) -> int:
@@ -161,4 +161,4 @@ class Values:
             except FtlError as error:
                 firmware.refuse(name, status_of(error), str(error), start_ns)
                 raise
-            firmware.record(name, start_ns, self._now_ns, writes=name == "Store")
+            firmware.record(name, start_ns, self._now_ns, writes=name == "Store", nbytes=size_bytes)

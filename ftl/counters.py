@@ -20,9 +20,12 @@ class Counters:
         unrecovered: Pages that the ECC could not correct.
         host_reads: Commands that read data.
         host_writes: Commands that stored data.
+        host_read_bytes: Bytes that these commands returned.
+        host_written_bytes: Bytes that these commands brought.
         refused: Commands that were rejected.
         busy_ns: Simulated time spent on commands, ns.
         power_cycles: Number of power-ons.
+        unsafe_shutdowns: Power-ons after which the drive was not closed.
     """
 
     groups: int = 0
@@ -35,9 +38,12 @@ class Counters:
     unrecovered: int = 0
     host_reads: int = 0
     host_writes: int = 0
+    host_read_bytes: int = 0
+    host_written_bytes: int = 0
     refused: int = 0
     busy_ns: int = 0
     power_cycles: int = 0
+    unsafe_shutdowns: int = 0
 
     @property
     def data(self) -> int:

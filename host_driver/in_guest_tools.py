@@ -55,11 +55,15 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
 
 def _commands(node: Path) -> dict[str, Any]:
     """nvme-cli's report about a drive, its block namespace and its health."""
+    wrong = ["/usr/sbin/nvme", "get-log", str(node), "--log-id=0x7f", "--log-len=512"]
+    assert all(subprocess.run(wrong, capture_output=True).returncode for _ in range(3)), "there is a log page 7Fh"
     smart = nvme("smart-log", str(node), "-o", "json")
+    errors = [each["error_count"] for each in nvme("error-log", str(node), "-e", "64", "-o", "json")["errors"]]
     return {
         "list": len(nvme("list", "-o", "json")["Devices"]),
         "id_ns": {key: nvme("id-ns", str(node), "-o", "json")[key] for key in ("nsze", "ncap", "nuse")},
         "smart_log": {key: smart[key] for key in ("critical_warning", "percent_used", "power_cycles")},
+        "errors": {"smart_log": smart["num_err_log_entries"], "error_log": max(errors)},
     }
 
 

@@ -67,6 +67,7 @@ COUNTERS: tuple[tuple[str, str, tuple[str, ...], Rows], ...] = (
     ("vcsd_drive_refusals", "Commands refused since power-on, by status", ("status",), _refused),
     ("vcsd_drive_hosts_refused", "NVMe/TCP hosts refused since power-on", (), _one(LogPage.SMART, "hosts_refused")),
     ("vcsd_drive_power_ons", "Times that the drive was started", (), _one(LogPage.SMART, "power_cycles")),
+    ("vcsd_drive_unsafe_shutdowns", "Ends without being closed", (), _one(LogPage.SMART, "unsafe_shutdowns")),
     ("vcsd_drive_commands", "Commands since power-on, by verb", ("verb",), _commands),
     ("vcsd_drive_simulated_seconds", "Simulated time of commands since power-on, by verb", ("verb",), _seconds),
 )

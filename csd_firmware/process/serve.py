@@ -42,7 +42,10 @@ def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """Create the drive's firmware in the state of its last flush."""
     load_layouts(drive.layouts)
     nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
-    return Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
+    firmware = Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
+    if folder:
+        folder.count_power_on(firmware.ftl.counters)
+    return firmware
 
 
 def window_medium(drive: ServedDrive, tenant: str) -> MappedMedium:

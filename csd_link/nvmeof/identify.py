@@ -142,6 +142,7 @@ def smart_log(subsystem: Subsystem) -> bytes:
         (80, smart.host_write_commands),
         (96, smart.controller_busy_time),
         (112, smart.power_cycles),
+        (144, smart.unsafe_shutdowns),
         (160, smart.media_errors),
         (176, subsystem.error_count),
     )

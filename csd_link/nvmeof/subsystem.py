@@ -74,6 +74,7 @@ class Smart:
     host_write_commands: int = 0
     controller_busy_time: int = 0
     power_cycles: int = 0
+    unsafe_shutdowns: int = 0
     media_errors: int = 0
 
 

@@ -228,3 +228,23 @@ def test_failing_disk_one_line_error_keeps_flushed_data(kept, error, capsys, mon
 
 def say_smart(capsys, monkeypatch, folder):
     return json.loads(vcsd(capsys, monkeypatch, "log", "smart", str(folder), "-o", "json")[1])
+
+
+def killed(small_drive, path):
+    """Open a drive, and drop it as a kill would: the lock goes, nothing else is done."""
+    drive = InProcessDrive(small_drive, path)
+    drive._folder._lock.close()
+    return drive.firmware.ftl.counters
+
+
+def test_power_ons_and_unsafe_shutdowns_are_counted_without_a_flush(small_drive, tmp_path):
+    for times in range(1, 4):
+        assert killed(small_drive, tmp_path).power_cycles == times
+    for unsafe in (3, 3):
+        with closing(InProcessDrive(small_drive, tmp_path)) as drive:
+            assert drive.firmware.ftl.counters.unsafe_shutdowns == unsafe
+            drive.submit(Flush(), 0).result()
+    (tmp_path / "power.json").write_bytes(b"{\"on\": 1e999")
+    with closing(InProcessDrive(small_drive, tmp_path)) as drive:  # the counters of the last flush hold
+        counters = drive.firmware.ftl.counters
+        assert (counters.power_cycles, counters.unsafe_shutdowns) == (6, 3)

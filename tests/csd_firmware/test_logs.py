@@ -25,7 +25,7 @@ def test_smart_log_counts_work(small_drive):
     smart = read(firmware, LogPage.SMART)
     assert (smart["host_write_commands"], smart["host_read_commands"], smart["num_err_log_entries"]) == (1, 0, 1)
     assert smart["sequences"] == 1
-    assert smart["data_units_written"] == -(-done.flash.pages_programmed * 512 // 512_000)
+    assert smart["data_units_written"] == -(-2 * rows.nbytes // 512_000)
     (error,) = read(firmware, LogPage.ERROR)["errors"]
     assert error == {
         "command": "KvFree",
@@ -69,6 +69,11 @@ def test_health_counts_block_requests_too(small_drive):
     assert firmware.ftl.counters.busy_ns == sum(each.total_ns for each in namespace.latency.values()) > 0
     smart = read(firmware, LogPage.SMART)
     assert (smart["host_write_commands"], smart["host_read_commands"]) == (20, 1)
+    namespace.discard(0, 10240)
+    for _ in range(200):
+        namespace.read(0, 5120)  # deallocated blocks cross the link, too
+    smart = read(firmware, LogPage.SMART)
+    assert (smart["data_units_written"], smart["data_units_read"]) == (1, -(-201 * 5120 // 512_000))
 
 
 def test_programs_are_described(small_drive):

@@ -44,6 +44,8 @@ def test_guest_decode_over_nvme_tcp_equals_in_process():
         assert (paths["controllers"], counts) == (2, [(1024, 0)] * 2)
     assert result["paths"].keys() == {"same_host", "other_host"}
     assert result["commands"]["id_ns"] == {"nsze": 1 << 20, "ncap": 1 << 20, "nuse": 0}
+    errors = result["commands"]["errors"]
+    assert errors["smart_log"] == errors["error_log"] >= 3
     for each in result["filesystem"]:
         assert each["bytes_equal"] and each["fsck_clean"] and each["nuse_trimmed"] < each["nuse_with_file"]
 
