@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,18 @@ def seqs_of(command: Any) -> tuple[int, ...]:
     if not isinstance(seqs, tuple) or not all(map(_is_integer, seqs)):
         raise InvalidFieldError(f"seqs: must be a tuple of integers, is {_shown(seqs)}")
     return seqs
+
+
+def with_plain_integers(command: Command) -> Command:
+    """Return the command with Python's integers in place of NumPy's, which a journal's JSON cannot hold."""
+    changed: dict[str, Any] = {}
+    for name in getattr(type(command), "__slots__", ()):
+        value = getattr(command, name)
+        if isinstance(value, np.integer):
+            changed[name] = int(value)
+        elif type(value) is tuple and not set(map(type, value)) <= {int, bytes}:
+            changed[name] = tuple(int(part) if isinstance(part, np.integer) else part for part in value)
+    return replace(command, **changed) if changed else command
 
 
 def check_time(submit_ns: Any) -> None:

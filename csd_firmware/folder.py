@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from csd_io.crc import correct_single_bit, crc32
-from csd_io.folder import DiskFolder, Durability, Folder
+from csd_io.folder import DiskFolder, Durability, Folder, open_file, read_file
 from csd_spec import DriveSpec, Geometry
 from ftl.counters import Counters
 from ftl.flash.files import NandFiles
@@ -40,7 +40,7 @@ class FolderLock:
         self._file: IO[str] | None = None
         if shared and not file.exists():
             return  # it was never opened for writing
-        lock = os.fdopen(os.open(file, os.O_RDWR | (0 if shared else os.O_CREAT) | os.O_CLOEXEC, 0o600), "r+")
+        lock = os.fdopen(open_file(file, os.O_RDWR | (0 if shared else os.O_CREAT)), "r+")
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -131,7 +131,7 @@ def read_description(path: Path) -> tuple[DriveSpec, bool]:
         The drive, and whether the description is intact (False if one bit was corrected, or for format version 1).
     """
     try:
-        text = (path / DESCRIPTION).read_bytes()
+        text = read_file(path / DESCRIPTION)
         try:
             values = json.loads(text)
             return DriveSpec.from_dict(_decode_description(values)), "format" in values
@@ -141,7 +141,8 @@ def read_description(path: Path) -> tuple[DriveSpec, bool]:
                 raise
             return DriveSpec.from_dict(_decode_description(json.loads(fixed))), False
     except (OSError, *_WRONG) as error:
-        raise ValueError(f"no drive in {path}: {DESCRIPTION}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"no drive in {path}: {DESCRIPTION}: {why}") from error
 
 
 def describe(spec: DriveSpec, path: Path) -> None:
@@ -157,7 +158,8 @@ def describe(spec: DriveSpec, path: Path) -> None:
         there, whole = read_description(path)
         _check_geometry(there.geometry, spec.geometry, path)
     except ValueError:
-        if folder.sizes().get(DESCRIPTION):
+        empty = folder.sizes().get(DESCRIPTION) == 0  # its creation was interrupted
+        if os.path.lexists(path / DESCRIPTION) and not empty:
             raise
         there, whole = None, False
         if not is_old(folder):

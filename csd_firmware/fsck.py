@@ -120,7 +120,7 @@ def _check_secret(path: Path, folder: UndoLogFolder | None, report: CheckReport,
         report.add(SECRET, "a bit was wrong", mended)
         if folder:
             repair_secret(folder)
-    except ValueError:
+    except (ValueError, OSError):
         report.add(SECRET, "cannot be read: handles that hosts have are void", "a new one is drawn", lost=True)
         if folder:
             folder.remove(SECRET)
@@ -167,6 +167,8 @@ def _check_flash(folder: Folder, spec: DriveSpec, report: CheckReport, mended: s
     for finding in (each for each in ftl.findings if dry_run or each not in nand.damage.files):
         where, _, what = finding.rpartition(": ") if ": " in finding else ("flash", "", finding)
         report.add(where, what, "lost", lost=True)
+    for handle in (handle for handle, seq in ftl.sequences.items() if seq.kept):
+        report.add("flash", f"sequence {handle}: its layout is not loaded", "left as it is")
     if ftl.findings and not dry_run:
         ftl.store.garbage = ftl.placement.erasable_blocks()  # evidence of losses may be erased: it is reported
         ftl.journal.record(0, everything=True)

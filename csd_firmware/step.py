@@ -6,9 +6,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from attention_engine import METHODS, Methods
 from csd_firmware.attend import planned_run
-from csd_firmware.check import NO_LIMIT, InvalidFieldError, check, check_time, seqs_of
+from csd_firmware.check import NO_LIMIT, InvalidFieldError, check, check_time, seqs_of, with_plain_integers
 from csd_firmware.handlers import HANDLERS, Run
 from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.link import LinkUse
@@ -55,6 +57,7 @@ def status_of(error: InvalidFieldError | FtlError) -> Status:
 
 
 _FAILED = "the drive has failed and only reads now"
+_NO_MEMORY = "this machine has no memory left for the command: nothing has changed, repeat it later"
 
 
 class Firmware:
@@ -65,7 +68,8 @@ class Firmware:
 
     An unexpected exception *fails* the drive: tables in DRAM may be inconsistent, so nothing is written from then on,
     and flash stays as of the last flush. Reads and logs continue, except for sequences that the failing command was
-    changing.
+    changing. Only a lack of memory does not where nothing can have changed: while any command is checked, and in a
+    command that changes nothing, before it reads flash (with pages in files: only while it is checked).
 
     Attributes:
         free_ns: Simulated time at which the engine is free, ns.
@@ -100,6 +104,8 @@ class Firmware:
             max_bytes: Limit on the completion's data; commands that would exceed it are rejected.
         """
         name = type(command).__name__
+        if isinstance(submit_ns, np.integer):
+            submit_ns = int(submit_ns)
         try:
             return self._carry_out(command, submit_ns, tenant, max_bytes)
         except (InvalidFieldError, FtlError) as error:
@@ -127,13 +133,22 @@ class Firmware:
         self.state.tenant = tenant
         if self.ftl.nand.failed:
             self._check_failed(command)
-        verb, run = self.check(command, tenant, max_bytes)
-        nbytes = verb.bytes_in(command)
+        try:
+            command = with_plain_integers(command)
+            verb, run = self.check(command, tenant, max_bytes)
+        except MemoryError as error:
+            raise FtlError(_NO_MEMORY) from error
+        nbytes, pages_read = verb.bytes_in(command), self.ftl.counters.read
         link = self.spec.link
         watch.until("link", self._link["in"].end_ns(watch.now_ns, link.transfer_ns(nbytes)) + link.command_ns)
         if not verb.overlaps:
             watch.until("queue", self.free_ns)
-        done = run(self.state, command, watch)
+        try:
+            done = run(self.state, command, watch)
+        except MemoryError as error:
+            if verb.effect or self.ftl.counters.read != pages_read or self.ftl.nand.page_store.lazy:
+                raise  # something may be half changed
+            raise FtlError(_NO_MEMORY) from error
         if not verb.overlaps:
             assert watch.now_ns >= self.free_ns, f"{verb.name} ended before it began"
             self.free_ns = watch.now_ns
@@ -282,6 +297,7 @@ class Firmware:
             reads, writes: Whether it returned or stored data, `nbytes` of it.
         """
         assert finish_ns >= submit_ns, f"{kind} ended before it began"
+        submit_ns, finish_ns, nbytes = int(submit_ns), int(finish_ns), int(nbytes)  # NumPy's integers are no JSON
         counters = self.ftl.counters
         counters.host_reads += reads
         counters.host_writes += writes

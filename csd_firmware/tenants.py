@@ -111,7 +111,7 @@ class Tenant:
                 return self._firmware.step(command, submit_ns)  # rejects it
         try:
             if verb.access is not SequenceAccess.NONE:
-                numbers = tuple(map(self._number, seqs_of(command)))
+                numbers = tuple(map(self._number, map(int, seqs_of(command))))
                 command = replace(command, seqs=numbers)  # type: ignore[arg-type]  # only some of the union have seqs
             parts = self._parts(command, max_bytes) if self._shares else [command]
         except (InvalidFieldError, FtlError) as error:

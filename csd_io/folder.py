@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -25,6 +27,30 @@ def suggest_fix(error: OSError) -> str:
     """Suggest a fix for a disk that could not be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "free space on that disk" if full else "check that disk"
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of bytes; raises OSError for a FIFO, a device or a folder, which would hang or be changed."""
+    with suppress(FileNotFoundError):
+        _check_regular(path.stat().st_mode, path)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        _check_regular(os.fstat(fd).st_mode, path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_regular(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "is not a file: remove it, or put the drive's file there", str(path))
+
+
+def read_file(path: Path) -> bytes:
+    """Read a whole file, see `open_file`."""
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 class File(Protocol):
@@ -92,7 +118,7 @@ class DiskFile:
         """`size` is that of a new file; None opens an existing one."""
         made = os.O_CREAT if size is not None else 0
         flags = os.O_RDWR | made if writable else os.O_RDONLY
-        self.path, self._fd = path, os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self.path, self._fd = path, open_file(path, flags)
         if size:
             os.ftruncate(self._fd, size)
 
@@ -176,7 +202,7 @@ class DiskFolder:
         return self._open[-1]
 
     def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
+        return read_file(self.path / name)
 
     def put(self, name: str, data: bytes) -> None:
         aside = self.path / f"{name}.new"

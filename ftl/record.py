@@ -21,7 +21,7 @@ import numpy as np
 
 from csd_spec import PageFormat
 from csd_spec.arrays import F32, U8
-from csd_spec.layouts import layout_of
+from csd_spec.layouts import LAYOUTS, layout_of
 from ftl.errors import FtlError
 from ftl.kv.layouts import maps_of
 from ftl.kv.map import KvMap
@@ -112,7 +112,11 @@ class Record:
 
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
     """Describe a sequence without its rows; locations of full groups are not included, since tags identify them."""
+    if seq.kept:
+        names = {key.hex(): tokens for key, tokens in seq.names.items()}
+        return seq.kept.described | ({"names": names} if names else {})
     form = seq.layout
+    known = LAYOUTS.get(form.layout.name) is form.layout
     bits, kind = _BITS_AND_KIND.get(form.layout.code, (form.bits, form.layout.code))
     return {
         "handle": seq.handle,
@@ -125,21 +129,24 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         **({"label": seq.label} if seq.label else {}),
         **({"names": {key.hex(): tokens for key, tokens in seq.names.items()}} if seq.names else {}),
         **({"sums": True} if seq.v_sums is not None else {}),
+        **({} if known else {"row_bytes": sum(len(tail_rows(kv, seq, layer)) for layer in range(seq.layers))}),
     }
 
 
-def form_of(described: dict[str, Any], page_bytes: int) -> PageFormat:
-    """Page format of a described sequence; raises FtlError if its layout is unknown."""
+def form_of(described: dict[str, Any], page_bytes: int) -> PageFormat | None:
+    """Page format of a described sequence; None if its layout is not loaded."""
     _, _, head_dim, m, bits, *rest = described["shape"]
     kind = rest[0] if rest else 0
     try:
         return layout_of(_CODES.get((bits, kind), kind)).paged(page_bytes, head_dim, m)
-    except ValueError as error:
-        raise FtlError(f"sequence {described['handle']}: {error}") from error
+    except ValueError:
+        return None
 
 
 def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
     """Rows of unfinished groups in DRAM, one primary map after the other; (t, H, d) each."""
+    if seq.kept:
+        return b"" if layer else seq.kept.rows
     parts = []
     for mapped in seq.primary.values():
         count = int(seq.lengths[layer]) % mapped.per_group
@@ -152,8 +159,10 @@ def tail_rows(kv: KvMap, seq: Sequence, layer: int) -> bytes:
     return b"".join(parts)
 
 
-def tail_bytes(described: dict[str, Any], form: PageFormat) -> int:
+def tail_bytes(described: dict[str, Any], form: PageFormat | None) -> int:
     """Bytes of the recorded rows of all layers of a described sequence."""
+    if form is None:
+        return int(described["row_bytes"])
     primary = [mapped for mapped in maps_of(form, 1, 1).values() if mapped.primary]
     tokens: int = sum(length % mapped.per_group for length in described["lengths"] for mapped in primary)
     heads: int = described["shape"][1]

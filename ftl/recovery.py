@@ -13,12 +13,13 @@ without a finding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from csd_io.compiled import njit
+from csd_spec import LAYOUTS
 from csd_spec.arrays import F32, U16, U32, U64
 from csd_spec.view import UNMAPPED
 from ftl.discards import Discards
@@ -31,7 +32,7 @@ from ftl.flash.placement import Writer
 from ftl.flash.tag import PageKind
 from ftl.journal import BROKEN, Journal
 from ftl.kv.map import KvMap
-from ftl.kv.sequence import Sequence
+from ftl.kv.sequence import KeptSequence, Sequence
 from ftl.kv.values import is_value
 from ftl.record import Record, RecordType, form_of, sums_of, tail_bytes
 
@@ -162,7 +163,7 @@ class Recovery:
             if is_value(described.get("label", 0)) and not described.get("names"):
                 self.kv.changes.freed.add(described["handle"])  # power was lost before the value was stored completely
                 continue
-            seq = self._sequence(described)
+            seq = self._sequence(described, raw)
             seq.v_sums = sums
             self.kv.sequences[seq.handle] = seq
             self.kv.usage.add(seq)
@@ -171,6 +172,8 @@ class Recovery:
             if seq.handle in self.unsure and not seq.failed:
                 seq.failed = True
                 self.findings.append(f"sequence {seq.handle}: may lack what a lost record said of it")
+            if seq.kept:
+                continue
             at = 0
             for layer in np.flatnonzero(seq.lengths).tolist():
                 self._find_groups(seq, layer)
@@ -193,12 +196,16 @@ class Recovery:
                     return
                 self.kv.open_groups.buffer_tail(mapped, layer, first, length - first, rows)
 
-    def _sequence(self, described: dict[str, Any]) -> Sequence:
-        layers, heads, *_ = described["shape"]
-        form = form_of(described, self.store.geometry.page_bytes)
-        seq = Sequence(described["handle"], form, layers, heads, Writer(self.store.geometry.channels))
+    def _sequence(self, described: dict[str, Any], raw: bytes) -> Sequence:
+        (layers, heads, *_), page_bytes = described["shape"], self.store.geometry.page_bytes
+        form = form_of(described, page_bytes)
+        stand_in = form or LAYOUTS["opaque"].paged(page_bytes, 1, 1)
+        seq = Sequence(described["handle"], stand_in, layers, heads, Writer(self.store.geometry.channels))
         seq.newest = described["newest"]
-        seq.lengths[:] = described["lengths"]
+        if form:
+            seq.lengths[:] = described["lengths"]
+        else:
+            seq.kept = KeptSequence(described, raw, self.index.of_owners(described["born"]))
         seq.owners = [[(owner, tokens) for owner, tokens in chain] for chain in described["owners"]]
         seq.failed, seq.label = described["failed"], described.get("label", 0)
         for owner, first_write in described["born"].items():
@@ -263,15 +270,15 @@ class Recovery:
         placement, seen = self.store.placement, reserve_zeros((self.store.geometry.pages,), np.uint8)
         placement.count(self.journal.pages, seen)
         for seq in self.kv.sequences.values():
-            for mapped in seq.maps.values():
-                ppns = mapped.flash_slots()
+            held = [mapped.flash_slots() for mapped in seq.maps.values()]
+            for ppns in [*held, seq.kept.pages] if seq.kept else held:
                 self.kv.shared.found(ppns, seen)
                 placement.count(ppns, seen)
         assert (placement.valid <= self.store.nand.next_page).all(), "a page in use was not programmed"
 
     def change_owners(self) -> None:
         """Give every sequence a new owner, since pages programmed after the last commit have tags of the old one."""
-        for seq in self.kv.sequences.values():
+        for seq in (seq for seq in self.kv.sequences.values() if not seq.kept):
             self.kv.change_owner(seq)
         self.kv.changes.dirty.clear()
 
@@ -357,6 +364,15 @@ class TagIndex:
             good = (self._numbers[at] > after) & ~self.nand.damage.contains(self.ppns[at])
             found[open_] = np.where(good, self.ppns[at], UNMAPPED)
         return found.reshape(wanted.shape)
+
+    def of_owners(self, born: Mapping[str, int]) -> U32:
+        """An intact page for each tag of these owners, written after the write number with which they were born."""
+        found, owners = [np.zeros(0, np.uint32)], np.where(tag.is_group(self.tags), tag.owners(self.tags), -1)
+        for owner, first_write in born.items():
+            found.append(self.find(np.unique(self.tags[owners == int(owner)]), first_write))
+        pages = np.concatenate(found)
+        intact: U32 = pages[pages != UNMAPPED]
+        return intact
 
     def newest(self, kind: PageKind) -> tuple[U64, U32]:
         """Distinct tags of a kind, and the newest intact page of each; UNMAPPED if there is none."""

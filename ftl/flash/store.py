@@ -28,7 +28,7 @@ Chosen with `vcsd eval lifetime` (docs/lifetime.md), on the trace that it report
 GARBAGE_BYTES = 32 << 20
 """Invalid pages that may stay in flash, beside as many as are valid: more are erased, although no host flushes.
 
-They are counted after every half of it is written, so a drive's pages use at most twice its data and 48 MiB of memory or
+They are counted after every half of it is written: a drive uses at most twice its data and 48 MiB of memory or
 disk space. A larger share would need more, a smaller one would move more valid pages for random overwrites.
 """
 

@@ -18,7 +18,6 @@ from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
 from ftl.kv.decode_plan import DecodePlan
 from ftl.kv.group_buffers import GroupBuffers, OpenGroups
-from ftl.kv.layouts import GroupMap
 from ftl.kv.owners import Owners
 from ftl.kv.prefix_index import RECORDED_BYTES, PrefixIndex
 from ftl.kv.sequence import Sequence
@@ -92,6 +91,8 @@ class KvMap(Referrer):
         seq = self.sequences.get(handle)
         if seq is None:
             raise UnknownSequenceError(f"no sequence {handle} on this drive")
+        if seq.kept:
+            raise UncorrectableReadError([handle], why="its layout is not loaded: free it, or open the drive with it")
         if seq.failed:
             raise UncorrectableReadError([handle])
         return seq
@@ -143,6 +144,8 @@ class KvMap(Referrer):
         for name, mapped in seq.maps.items():
             self.unmap(seq, name, slice(None), 0)
             self.open_groups.release_all(mapped)
+        if seq.kept:
+            self.store.placement.invalidate(seq.kept.pages[self.shared.release(seq.kept.pages)])
         assert not seq.names and seq.handle not in self.changes.freed
         del self.sequences[seq.handle]
         self.owners.release(seq.all_owners, seq.handle)
@@ -156,16 +159,17 @@ class KvMap(Referrer):
         kinds, owners, (layers, streams, groups) = tag.kinds(tags), tag.owners(tags), tag.group_places(tags)
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
-            for mapped in self._maps_of(owner):
+            for pages in (seq.kept.pages for seq in self._sequences_of(owner) if seq.kept):
+                yield Reference(pages, np.flatnonzero(ours & (owners == owner)), None)
+            for mapped in (mapped for seq in self._sequences_of(owner) for mapped in seq.maps.values()):
                 slots = mapped.slots  # skip pages of an earlier owner with this number
                 inside = (layers < slots.shape[0]) & (streams < slots.shape[1]) & (groups < slots.shape[2])
                 here = ours & (owners == owner) & (kinds == mapped.kind) & inside
                 which = np.flatnonzero(here)
                 yield Reference(slots, which, (layers[which], streams[which], groups[which]))
 
-    def _maps_of(self, owner: int) -> list[GroupMap]:
-        handles = self.owners.sharers.get(owner, ())
-        return [mapped for handle in handles for mapped in self.sequences[handle].maps.values()]
+    def _sequences_of(self, owner: int) -> list[Sequence]:
+        return [self.sequences[handle] for handle in self.owners.sharers.get(owner, ())]
 
     def moved(self, old: U32, new: U32) -> None:
         self.shared.moved(old, new)

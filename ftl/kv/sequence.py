@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,21 @@ from ftl.flash.placement import Writer
 from ftl.kv.layouts import GroupMap, PrimaryMap, maps_of
 
 Rows = dict[str, U16 | None]  # "k" and "v", each (tokens, H, d) FP16 bits; None on a drive without payload
+
+
+@dataclass(slots=True)
+class KeptSequence:
+    """What is known of a sequence whose layout is not loaded: it stays as it is, and can only be freed.
+
+    Attributes:
+        described: Its description in the journal.
+        rows: Its rows in the journal.
+        pages: Its pages, (N,).
+    """
+
+    described: dict[str, Any]
+    rows: bytes
+    pages: U32
 
 
 class Sequence:
@@ -37,6 +54,7 @@ class Sequence:
         self.names: dict[bytes, int] = {}  # key -> length of the prefix in tokens, or of the value in bytes
         self.label = 0  # caller-defined number: the tenant
         self.v_sums: F32 | None = None  # (layers, H, d) sum of V; None if it is not kept
+        self.kept: KeptSequence | None = None  # its layout is not loaded: `lengths` and `maps` are empty
 
     @property
     def copies(self) -> list[GroupMap]:

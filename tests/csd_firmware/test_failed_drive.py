@@ -5,13 +5,15 @@ import threading
 import numpy as np
 import pytest
 
-from csd_firmware import InProcessDrive
+from csd_firmware import InProcessDrive, step
 from csd_firmware.namespace import Namespace
 from csd_link.recovery import RecoveringDrive
 from csd_spec import Flush, GetLog, KvAppend, KvFree, KvRead, LogPage, SeqCreate, Status
 from ftl import MediaFailedError
 from ftl.flash.nand import Nand
+from ftl.flash.timing.calendar import FlashCalendar
 from ftl.journal import Journal
+from ftl.kv.reader import Reader
 from tests.served import pid, serving, until, window_of
 
 
@@ -82,6 +84,26 @@ def test_append_exception_refuses_half_changed_sequences_only(small_drive, monke
         ask(device, append(one, 60))
     assert ask(device, KvRead((other,), 0)).status is Status.SUCCESS
     assert ask(device, KvRead((one,), 0)).status is Status.WRITE_FAULT
+    device.close()
+
+
+def test_a_lack_of_memory_ends_only_the_command_where_nothing_has_changed(small_drive, monkeypatch):
+    device = InProcessDrive(small_drive)
+    one, _ = filled(device)
+    for owner, name, command in (
+        (step, "check", append(one)),  # every command, while it is checked
+        (Reader, "read_back", KvRead((one,), 0)),
+    ):
+        with monkeypatch.context() as patched:
+            raise_in(patched, owner, name, MemoryError())
+            done = ask(device, command)
+        assert done.status is Status.INTERNAL_ERROR and "nothing has changed" in done.reason
+        np.testing.assert_array_equal(ask(device, KvRead((one,), 0)).data[0], append(one).k)
+    assert ask(device, append(one)).status is Status.SUCCESS
+    assert ask(device, Flush()).status is Status.SUCCESS
+    raise_in(monkeypatch, FlashCalendar, "read", MemoryError())  # flash was read: it may be half changed
+    assert "failed in KvRead (MemoryError)" in ask(device, KvRead((one,), 0)).reason
+    assert ask(device, append(one)).status is Status.WRITE_FAULT
     device.close()
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ import yaml
 
 from csd_firmware import InProcessDrive
 from csd_firmware.folder import describe, secret_of
+from csd_firmware.fsck import fsck
 from csd_io.folder import DiskFile
 from csd_link.connect import find_server
 from csd_spec import Flush, KvRead, Status
+from ftl.flash.files import sizes as nand_files
 from nvmevirt_config import SHIPPED
 from tests.served import until
 from tests.vcsd_cli.test_main import PROMPT, vcsd
@@ -244,7 +247,42 @@ def test_power_ons_and_unsafe_shutdowns_are_counted_without_a_flush(small_drive,
         with closing(InProcessDrive(small_drive, tmp_path)) as drive:
             assert drive.firmware.ftl.counters.unsafe_shutdowns == unsafe
             drive.submit(Flush(), 0).result()
-    (tmp_path / "power.json").write_bytes(b"{\"on\": 1e999")
+    (tmp_path / "power.json").write_bytes(b'{"on": 1e999')
     with closing(InProcessDrive(small_drive, tmp_path)) as drive:  # the counters of the last flush hold
         counters = drive.firmware.ftl.counters
         assert (counters.power_cycles, counters.unsafe_shutdowns) == (6, 3)
+
+
+def replaced(path, kind):
+    """Put something that is no file of bytes in a file's place."""
+    path.unlink(missing_ok=True)
+    match kind:
+        case "FIFO":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "loop"])
+def test_nothing_waits_for_what_is_not_a_file(small_drive, tmp_path, kind):
+    """Each is refused in one line, or replaced; the drive is as before once its file is back."""
+    path = tmp_path / "drive"
+    with closing(InProcessDrive(small_drive, path)) as drive:
+        drive.submit(Flush(), 0).result()
+    for file in ("drive.json", "lock", *nand_files(small_drive.geometry)):
+        kept = (path / file).read_bytes()
+        replaced(path / file, kind)
+        for use in (partial(InProcessDrive, small_drive, path), partial(InProcessDrive.reopen, path)):
+            with pytest.raises((ValueError, OSError)) as error:
+                use()
+            assert "\n" not in str(error.value)
+        with pytest.raises((ValueError, OSError)):
+            fsck(path, dry_run=False)
+        (path / file).rmdir() if kind == "folder" else (path / file).unlink()
+        (path / file).write_bytes(kept)
+    replaced(path / "power.json", kind)
+    InProcessDrive(small_drive, path).close()
