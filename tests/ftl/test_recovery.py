@@ -11,12 +11,13 @@ import pytest
 from csd_io.folder import DiskFolder
 from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED
-from ftl import Ftl, Nand
+from ftl import Ftl, Nand, OutOfSpaceError
 from ftl.flash import tag
 from ftl.flash.collect import GarbageCollector
 from ftl.flash.content import DirectPageStore
 from ftl.flash.files import NandFiles
 from ftl.flash.placement import Placement
+from ftl.journal import Journal
 from ftl.kv.map import KvMap
 from ftl.kv.prefix_index import PrefixIndex
 from ftl.recovery import TagIndex
@@ -41,6 +42,43 @@ def test_power_cuts_lose_nothing_flushed(seed):
     result = bench_crash(800, seed)
     assert result["cuts"] >= 800
     assert (result["lost"], result["wrong"], result["recovered"]) == (0, 0, result["cuts"])
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("flushes", [1, 3])
+def test_a_record_without_room_for_a_copy_is_followed_by_a_checkpoint(monkeypatch, place, flushes):
+    """A record after a gap could not be replayed, so later flushes would be lost though they succeeded."""
+    ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
+    handles, stored = ftl.create(4, 1, 2, LAYOUT), {}
+    ftl.flush(0)
+
+    def append(some):
+        for handle in some:
+            k = rows(generator, 5)
+            ftl.append([handle], 0, np.array([5]), k, k, 0)
+            stored[handle] = np.concatenate([stored[handle], k]) if handle in stored else k
+
+    append(handles)
+    real, places = Journal._write_place, []
+
+    def full(journal, number, record, start_ns):
+        places.append(number)
+        if number == place:
+            raise OutOfSpaceError("full")
+        return real(journal, number, record, start_ns)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_write_place", full)
+        with pytest.raises(OutOfSpaceError):
+            ftl.flush(0)
+    assert places == list(range(place + 1))
+    for _ in range(flushes):
+        append(handles[:2])
+        ftl.flush(0)
+    again = restarted(ftl)
+    assert not again.findings
+    for handle in handles:
+        np.testing.assert_array_equal(again.read_back(handle, 0)[0], stored[handle])
 
 
 @pytest.mark.parametrize("medium", ["mapped", "direct"])

@@ -25,6 +25,7 @@ class Copying:
     copy_range: CopyRange
     done: bool = False
     failed: bool = False
+    dropped: bool = False
     began_ns: int = 0
     ended_ns: int = 0
     room: dict[str, int] = field(default_factory=dict)
@@ -100,9 +101,27 @@ class Rules(RuleBasedStateMachine):
         assert (copy_range.first, copy_range.tokens) == (before, self.total(block) - before)
         self.blocks_at[block][to] = self.total(block)
         self.really_fits(to, list(copy_range.after))
+        assert set(copy_range.needs) == self.arriving(block, source) | self.arriving(block, to)
         transfer = Copying(copy_range)
         self.table.start_copy(copy_range, transfer)
         self.going.append(transfer)
+
+    def arriving(self, block: BlockKey, tier: str) -> set[Copying]:
+        """Copies that bring tokens to a block's present copy in a tier."""
+        ranges = [transfer for transfer in self.going if not transfer.done and not transfer.dropped]
+        return {t for t in ranges if (t.copy_range.block, t.copy_range.target) == (block, tier)}
+
+    @rule(block=st.sampled_from(EXTENTS), tokens=st.integers(0, 6))
+    def crop(self, block: BlockKey, tokens: int) -> None:
+        """Crops shorten copies that have more tokens, and leave the others alone."""
+        known = self.blocks_at.get(block)
+        moving = any(t.copy_range.block == block and not t.done for t in self.going)
+        if known is None or moving:
+            return
+        self.table.crop(block, tokens)
+        for tier, held in known.items():
+            known[tier] = min(held, tokens)
+            assert self.table[block].copies[tier].tokens == known[tier]
 
     @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)))
     def drop(self, block: BlockKey, tier: str) -> None:
@@ -123,6 +142,8 @@ class Rules(RuleBasedStateMachine):
             and tier in (transfer.copy_range.source, transfer.copy_range.target)
             and not transfer.done
         ]
+        for transfer in whose:
+            transfer.dropped |= transfer.copy_range.target == tier
         self.leaving.append((tier, self.blocks_at[block].pop(tier) * ROW, whose))
 
     @rule(block=st.sampled_from(EXTENTS))
@@ -227,6 +248,34 @@ def test_crop_and_rewrite_invalidate_copies() -> None:
     assert (table.used[DEVICE], table.used[HOST], table[x].tokens) == (24, 24, 6)
     table.drop_stale_copies(x, DEVICE)
     assert table.tiers_of(x) == (DEVICE,) and table.used[HOST] == 0
+
+
+def test_crop_adds_no_tokens_to_a_partial_copy() -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, DEVICE, 4)
+    table.copy(x, DEVICE, HOST)
+    table.grow(x, DEVICE, 8)
+    table.crop(x, 8)
+    assert (table[x].copies[HOST].tokens, table.used[HOST], table.used[DEVICE]) == (4, 16, 32)
+    assert table.tiers_of(x) == (DEVICE,)
+    again = table.copy(x, DEVICE, HOST)
+    assert (again.first, again.tokens) == (4, 4)
+
+
+def test_copies_and_selections_need_what_still_arrives_at_their_source() -> None:
+    table = BlockTable({name: Tier(name, attends=name == DEVICE) for name in (DEVICE, HOST, DIRECT)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, DIRECT, 4)
+    up = table.copy(x, DIRECT, HOST)
+    arriving = Copying(up)
+    table.start_copy(up, arriving)
+    selected = table.select(x, HOST, DEVICE, 2)
+    assert (selected.needs, selected.after) == ((arriving,), (arriving,))
+    further = table.copy(x, HOST, DEVICE)
+    assert (further.needs, further.after) == ((arriving,), (arriving,))
+    arriving.done = True
+    assert table.copy(x, HOST, DEVICE).needs == ()
 
 
 def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:

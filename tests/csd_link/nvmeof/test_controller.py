@@ -155,6 +155,21 @@ def test_features(controller):
     assert refused(get, 0x99) == refused(change, 0x99, 0) == refused(get, 1, 4) == Code.INVALID_FIELD
 
 
+def test_keep_alive_renews_the_timeout(controller, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr("csd_link.nvmeof.controller.time.monotonic", lambda: now)
+    controller.features.keep_alive_ms = 1000
+    for _ in range(5):
+        controller.admin(Sqe(Admin.KEEP_ALIVE))
+        now += 1.9
+        assert not controller.expired
+    controller.admin(Sqe(Admin.IDENTIFY, cdw10=1))  # other commands do not count
+    now += 0.2
+    assert controller.expired
+    controller.features.keep_alive_ms = 0
+    assert not controller.expired
+
+
 def test_an_event_request_is_held_until_the_health_changes(controller, health):
     controller.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=WARNING_EVENTS))
     assert controller.admin(Sqe(Admin.ASYNC_EVENT, cid=1)) is None

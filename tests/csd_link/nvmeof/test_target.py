@@ -195,6 +195,27 @@ def test_data_above_in_flight_limit_refused_retryable(target):
         assert asked.length == 12288
 
 
+@pytest.mark.parametrize("wrong", [0, 1, 2, None])
+def test_the_digest_of_each_data_pdu_counts(target, blocks, wrong):
+    """Data arrives in three PDUs; if the digest of any is wrong, nothing is written."""
+    digests, content = Digests(data=True), bytes(range(256)) * 48
+    with raw(target) as admin, raw(target) as io:
+        for queue in (admin, io):
+            queue.initialize(digests)
+        cntlid = admin.connect().result & 0xFFFF
+        admin.enable()
+        assert io.connect(queue=1, cntlid=cntlid).status == 0
+        io.capsule(Sqe(WRITE, nsid=1, cdw12=2), sgl_type=0x5A, sgl_bytes=len(content))
+        _, asked = io.stream.receive()
+        for number in range(3):
+            part = content[4096 * number : 4096 * (number + 1)]
+            data = Data(asked.cid, asked.tag, 4096 * number, 4096)
+            *parts, digest = pack(PduType.H2C_DATA, pack_data(data), [part], digests, Flag.LAST * (number == 2))
+            io.send(*parts, b"bad!" if number == wrong else digest)
+        assert io.completion().status == (0 if wrong is None else Code.TRANSIENT)
+        assert blocks.read(0, len(content)) == (content if wrong is None else bytes(len(content)))
+
+
 def test_wrong_data_digest_fails_only_its_command(target, blocks):
     with raw_queues(target) as (_, io):
         io.close()

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from csd_spec import LAYOUTS, Attend
 from ftl import Ftl
@@ -67,6 +68,24 @@ def test_plan_is_built_once_per_epoch(small_drive):
     assert ftl.view(handles, 0).seq_lens.tolist() == [2] * 2 * H
     ftl.crop(handles[1], 0, 1, 0)
     assert ftl.kv.plan(handles, 0) is not plan
+
+
+CHANGES = {
+    "fork": lambda ftl, handles: ftl.fork(handles[0]),
+    "crop": lambda ftl, handles: ftl.crop(handles[0], 0, 1, 0),
+    "free": lambda ftl, handles: ftl.free([handles[1]], 0),
+    "relayout": lambda ftl, handles: ftl.relayout(handles[0], 4, 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_of_slots_and_buffers_end_the_epoch(small_drive, change):
+    """A fork's buffers may evict those of its parent's copies, which a plan would go on using."""
+    ftl, handles, rows = decoding(small_drive)
+    ftl.append(handles, 0, np.ones(2, np.int64), rows, rows, 0)
+    plan = ftl.kv.plan(handles[:1], 0)
+    CHANGES[change](ftl, handles)
+    assert ftl.kv.plan(handles[:1], 0) is not plan
 
 
 def test_first_or_last_token_of_group_ends_epoch(small_drive):
