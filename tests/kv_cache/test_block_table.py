@@ -274,6 +274,10 @@ def test_copies_and_selections_need_what_still_arrives_at_their_source() -> None
     assert (selected.needs, selected.after) == ((arriving,), (arriving,))
     further = table.copy(x, HOST, DEVICE)
     assert (further.needs, further.after) == ((arriving,), (arriving,))
+    table.start_copy(further, Copying(further, done=True))
+    table.grow(x, DIRECT, 1)
+    rest = table.copy(x, DIRECT, HOST)
+    assert (rest.first, rest.needs, rest.after) == (4, (arriving,), (arriving,))  # of what is at the target, too
     arriving.done = True
     assert table.copy(x, HOST, DEVICE).needs == ()
 

@@ -1,4 +1,7 @@
-"""Tokens added by a plan are stored as if they had been appended with the rest; epochs end when tables change."""
+"""Tokens added by a plan are stored as if they had been appended with the rest; epochs end when tables change.
+
+partner of: ftl/kv/decode_plan.py, ftl/kv/fork_crop.py, ftl/kv/relayout.py
+"""
 
 from dataclasses import replace
 from itertools import pairwise
