@@ -25,6 +25,7 @@ BENCH = {
     "cli-fuzz": "vcsd_eval.verify.cli_fuzz",
     "transport": "vcsd_eval.bench.transport",
     "tenants": "vcsd_eval.bench.tenants",
+    "hosts": "vcsd_eval.bench.hosts",
     "fault-simulation": "vcsd_eval.verify.simulation.simulate",
     "vllm": "vcsd_eval.bench.vllm",
     "mooncake": "vcsd_eval.bench.mooncake",

@@ -19,6 +19,7 @@ _ANY_CONTROLLER = 0xFFFF
 _IN_DATA = 1 << 16  # the invalid parameter is in the data, not in the queue entry
 _CNTLID_AT, _SUBNQN_AT, _HOSTNQN_AT = 16, 256, 512
 _MAX_CNTLID = 0xFFEF
+ROOM_S = 0.5  # that a command waits for bytes that its host has in flight on other queues
 
 Host = tuple[str, str]  # NQN of a host, and the address from which it connects
 
@@ -67,6 +68,7 @@ class Controllers:
         self.subsystem, self.limits = subsystem, limits
         self._discovery = replace(subsystem, namespaces={})
         self._lock = threading.Lock()
+        self._released = threading.Condition(self._lock)
         self._found: dict[int, Controller] = {}
         self._hang_ups: dict[int, dict[int, Callable[[], None]]] = {}  # by controller and queue
         self._numbers = count()
@@ -164,14 +166,20 @@ class Controllers:
                 namespace.host_left(name)
 
     def acquire_bytes(self, owner: Host, size: int) -> None:
-        """Count bytes of a host as in flight; raises CommandError if a limit is exceeded."""
-        limits = self.limits
+        """Count bytes of a host as in flight; raises CommandError if a limit is exceeded for `ROOM_S`.
+
+        A host sees the end of a command before its bytes are released: one that sends the next command then on another
+        queue must not be refused.
+        """
         with self._lock:
-            held = self._in_flight[owner]
-            is_full = self._in_flight.total() + size > limits.in_flight_bytes
-            if held and (is_full or held + size > limits.host_in_flight_bytes):
+            if not self._released.wait_for(lambda: self._has_room(owner, size), ROOM_S):
                 raise CommandError(Code.INTERRUPTED)
             self._in_flight[owner] += size
+
+    def _has_room(self, owner: Host, size: int) -> bool:
+        held, limits = self._in_flight[owner], self.limits
+        is_full = self._in_flight.total() + size > limits.in_flight_bytes
+        return not held or not (is_full or held + size > limits.host_in_flight_bytes)
 
     def release_bytes(self, owner: Host, size: int) -> None:
         """Count bytes as no longer in flight."""
@@ -180,6 +188,7 @@ class Controllers:
             assert self._in_flight[owner] >= 0, "data was released twice"
             if not self._in_flight[owner]:
                 del self._in_flight[owner]
+            self._released.notify_all()
 
     @property
     def in_flight_bytes(self) -> int:
