@@ -1,9 +1,9 @@
 """Mutation test of the product: `./dev mutate`.
 
 Each mutant of `mutants.yaml`, or of a random draw over all product modules, is planted in a forked process, which then
-runs the tests of the changed module's partners and, for the packages of a drive, a short crash sweep and a short
-simulation. A mutant is caught by the first of these that fails. Kept tools (mutmut, cosmic-ray) start a Python for each
-mutant, and importing the product and loading its compiled kernels takes longer than most tests do.
+runs the tests of the changed module's partners, the type checker and, for the packages of a drive, a short crash sweep
+and a short simulation. A mutant is caught by the first of these that fails. Kept tools (mutmut, cosmic-ray) start a
+Python for each mutant, and importing the product and loading its compiled kernels takes longer than most tests do.
 
 Verdicts are kept in build/mutants.json until the mutant, its module or its tests change, so an interrupted run goes on.
 Mutants that no test can catch are in `mutants.yaml` or `equivalent.yaml` with the reason, and are not counted.
@@ -20,6 +20,7 @@ import os
 import random
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -44,7 +45,7 @@ from rich.table import Table
 
 from tests.code_limits import partners
 from tests.mutants.operators import draw
-from tests.mutants.plant import PACKAGES, ROOT, Mutant, Stale, find, load, module_name, plant
+from tests.mutants.plant import PACKAGES, ROOT, Mutant, Stale, find, load, module_name, mutated_text, plant
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch, so before tests/conftest.py
 
@@ -96,8 +97,10 @@ class Stage:
         """Seconds after which it hangs."""
         return MORE_S + TIMES * sum(seconds for test, seconds in _durations().items() if test.startswith(self.tests))
 
-    def run(self) -> str:
+    def run(self, mutant: Mutant | None = None) -> str:
         """Return what fails, or an empty text; in a process of its own, since it has changed the product's code."""
+        if self.name == "types":
+            return _type_error(mutant)
         if self.name == "crash":
             crash = import_module("vcsd_eval.verify.crash").bench_crash(CUTS, 0)
             return "crash" if crash["lost"] or crash["wrong"] else ""
@@ -112,6 +115,19 @@ class Stage:
         return "" if code in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else failure.name or f"pytest ends with {code}"
 
 
+def _type_error(mutant: Mutant | None) -> str:
+    """What mypy says of the module with the mutant: ./dev test runs mypy."""
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", f"--cache-dir={MEMORY.with_name('mypy')}"]
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as changed:
+        if mutant:
+            changed.write(mutated_text(mutant))
+            changed.flush()
+            path = str(find(mutant).relative_to(ROOT))
+            command += ["--shadow-file", path, changed.name, path]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return (done.stdout + done.stderr).partition("\n")[0] if done.returncode else ""
+
+
 def stages(mutant: Mutant) -> list[Stage]:
     """Checks of a mutant, quick ones first. Without files pytest would run everything."""
     path = find(mutant).relative_to(ROOT)
@@ -121,7 +137,7 @@ def stages(mutant: Mutant) -> list[Stage]:
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
     quick, *others = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
-    return [*quick, *wide, *chain.from_iterable(others)]
+    return [*quick, Stage("types"), *wide, *chain.from_iterable(others)]
 
 
 @functools.cache
@@ -167,7 +183,7 @@ def _child(mutant: Mutant | None, stage: Stage, log: Path, writer: int) -> NoRet
             if mutant:
                 plant(mutant)
             said = f"{CAUGHT}: it raises"
-            failing = stage.run()
+            failing = stage.run(mutant)
             said = f"{CAUGHT}: {failing}" if failing else SURVIVED
         except BaseException as error:  # of the mutant's making: it is caught
             traceback.print_exc(file=file)
@@ -192,7 +208,7 @@ def judge(mutant: Mutant) -> dict[str, Any]:
 @functools.cache
 def is_sound(stage: Stage, what: str) -> bool:
     """Whether the test that failed with a mutant, or else the whole stage, passes without one."""
-    of_test = "::" in what or what.endswith(".py")
+    of_test = stage.tests and ("::" in what or what.endswith(".py"))
     alone = Stage(stage.name, (what,)) if of_test else stage
     return attempt(None, alone, alone.limit_s)[0] == SURVIVED
 

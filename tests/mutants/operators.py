@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.mutants import plant
-from tests.mutants.plant import Mutant, functions, module_name
+from tests.mutants.plant import Mutant, functions, in_order, module_name
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -28,6 +28,7 @@ COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
 }
+SYMMETRIC = ("min", "max", "minimum", "maximum", "gcd", "isclose", "array_equal")  # functions of two like arguments
 PLAIN = (ast.Assert, ast.Raise, ast.JoinedStr, ast.AnnAssign)  # nothing in them is changed; raises may be dropped
 
 
@@ -52,7 +53,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST, ast.AST]]:
             other = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
             yield "sign changed", node, ast.BinOp(left, other, right)
         case ast.Call(args=[first, second, *rest], func=func, keywords=words) if ast.dump(first) != ast.dump(second):
-            if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
+            starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+            if not starred and ast.unparse(func).rpartition(".")[2] not in SYMMETRIC:
                 yield "arguments swapped", node, ast.Call(func, [second, first, *rest], words)
             if isinstance(func, ast.Name) and func.id in ("min", "max") and not rest:
                 yield "limit dropped", node, first
@@ -81,19 +83,12 @@ def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
 def _numbers(function: ast.FunctionDef) -> dict[int, int]:
     """For each node by its id: how many nodes before it are written alike."""
     counts, numbers = Counter[str](), dict[int, int]()
-    for node in _in_order(function):
+    for node in in_order(function):
         if isinstance(node, ast.expr | ast.stmt):
             code = ast.dump(node)
             numbers[id(node)] = counts[code]
             counts[code] += 1
     return numbers
-
-
-def _in_order(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and all nodes in it, in the order in which a mutant counts them."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _in_order(child)
 
 
 def _changed(node: ast.AST) -> Iterator[ast.AST]:

@@ -121,6 +121,29 @@ def plant(mutant: Mutant) -> None:
     function.__code__ = code
 
 
+def in_order(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all nodes in it, in the order in which a mutant counts them."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from in_order(child)
+
+
+def mutated_text(mutant: Mutant) -> str:
+    """Text of the module with the change; comments stay, which type checkers read."""
+    raw = find(mutant).read_bytes()
+    function = next(node for name, node in functions(ast.parse(raw)) if name == mutant.name)
+    replace = _Replace(mutant)
+    kind = ast.expr if replace.expression else ast.stmt
+    alike = [node for node in in_order(function) if isinstance(node, kind) and ast.dump(node) == replace.old]
+    node = alike[mutant.which]
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    lines = raw.splitlines(keepends=True)
+    first = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    new = f"({mutant.new})" if replace.expression else mutant.new
+    return (raw[:first] + new.encode() + raw[end:]).decode()
+
+
 def module_name(path: Path) -> str:
     """Name by which a module is imported."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -35,7 +35,7 @@ GONE = Mutant("ftl.kv.owners:Owners.new", "self.last = owner + 1", "pass")
 class Shares(Stage):
     """Two sequences share an owner."""
 
-    def run(self) -> str:
+    def run(self, mutant: Mutant | None = None) -> str:
         if self.name == "endless":
             time.sleep(60)
         owners = Owners()
@@ -83,15 +83,23 @@ def test_first_failing_test_is_named(logs: Path, tmp_path: Path, monkeypatch: py
 
 def test_stages_are_tests_of_partner_modules() -> None:
     names = [stage.name for stage in stages(SEEN)]
-    assert names == ["tests", "crash", "simulate", "slow tests", "tests with models"]
+    assert names == ["tests", "types", "crash", "simulate", "slow tests", "tests with models"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
     assert [
         stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._release_copy", "still", "False"))
     ] == [
         "tests",
+        "types",
         "slow tests",
         "tests with models",
     ]
+
+
+@pytest.mark.slow
+def test_type_checker_sees_the_mutant(logs: Path) -> None:
+    swapped = Mutant("ftl.kv.owners:Owners.new", "self.next = owner + 1", "self.next = str(owner)")
+    assert "Incompatible types in assignment" in Stage("types").run(swapped)
+    assert Stage("types").run(UNSEEN) == ""
 
 
 def test_equivalent_mutants_are_not_counted() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.mutants import plant as planting
 from tests.mutants.operators import candidates, draw
-from tests.mutants.plant import Mutant, _mutated, find
+from tests.mutants.plant import Mutant, _mutated, find, mutated_text
 
 CASES = {
     "statement dropped": ("a.append(b)", "pass"),
@@ -51,8 +51,10 @@ def changed(mutant: Mutant, path: Path) -> str:
 def test_operator_changes_its_place(module: Path, tmp_path: Path, operator: str) -> None:
     before, after = CASES[operator]
     wanted = ast.unparse(ast.parse(module_of(tmp_path / "after.py", after).read_text()))
-    results = [changed(mutant, module) for name, mutant in candidates(module_of(module, before)) if name == operator]
+    mutants = [mutant for name, mutant in candidates(module_of(module, before)) if name == operator]
+    results = [changed(mutant, module) for mutant in mutants]
     assert wanted in results and len(set(results)) == len(results)
+    assert [ast.unparse(ast.parse(mutated_text(mutant))) for mutant in mutants] == results
 
 
 def test_each_of_several_like_places_is_changed(module: Path) -> None:
