@@ -95,6 +95,8 @@ def test_invalid_head_counts_are_refused():
         ModelShape(name="x", layers=1, q_heads=6, kv_heads=4, head_dim=64)
     with pytest.raises(ValueError, match="must be at most head_dim = 64"):
         ModelShape(name="x", layers=1, q_heads=4, kv_heads=4, head_dim=64, v_head_dim=65)
+    for v_head_dim in (1, 63, 64):
+        ModelShape(name="x", layers=1, q_heads=4, kv_heads=4, head_dim=64, v_head_dim=v_head_dim)
 
 
 def test_staged_bytes_cross_twice():
