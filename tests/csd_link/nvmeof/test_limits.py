@@ -20,6 +20,7 @@ from csd_link.nvmeof.sequences import KEPT_BYTES, MAX_HOST_SESSIONS, MAX_SESSION
 from csd_link.window import WindowLayout
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting
 from tests.nvmeof import DOCS, HOST, MemoryBlocks, RawHost, head_of, raw, raw_queues, subsystem_of, target_of
+from tests.served import until
 
 WRITE, READ = 0x01, 0x02
 OTHER, THIRD = f"{HOST[:-1]}2", f"{HOST[:-1]}3"
@@ -90,11 +91,14 @@ def test_connections_of_a_host_and_of_all(hosts):
 
 
 def test_connections_before_connect_make_room_for_new_ones():
-    with target(unnamed_connections=2) as busy, raw(busy) as spoke, raw(busy) as silent, raw(busy) as new:
+    with target(unnamed_connections=2) as busy, raw(busy) as spoke:
         spoke.initialize()
-        assert new.initialize()
-        assert silent.ended() is None
-        assert (spoke.connect().status, new.connect(host=OTHER).status) == (0, 0)
+        with raw(busy) as silent:
+            until(lambda: busy.connections == 2)
+            with raw(busy) as new:
+                assert new.initialize()
+                assert silent.ended() is None
+                assert (spoke.connect().status, new.connect(host=OTHER).status) == (0, 0)
 
 
 @pytest.fixture
