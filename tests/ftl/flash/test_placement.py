@@ -67,6 +67,16 @@ def test_writer_stripes_follow_expected_pages(small):
     assert (wide.blocks.shape, narrow.blocks.shape) == ((2, 2), (1, 2))
 
 
+def test_full_blocks_are_closed_before_an_extent_is_opened(small):
+    writer, lanes = Writer(2), small.geometry.lanes
+    for filled in range(1, 6):
+        allocate(small, writer, np.arange(lanes * small.geometry.pages_per_block))
+        allocate(small, writer, [0])
+        assert len(small.open) == writer.blocks.size <= lanes, filled
+        assert (small.claimed[writer.blocks] < small.geometry.pages_per_block).all()
+        allocate(small, writer, np.arange(1, writer.blocks.size * small.geometry.pages_per_block))
+
+
 def test_a_narrow_writer_has_one_block_of_each_channel(small):
     writer = Writer(2, narrow=True)
     ppns = allocate(small, writer, np.zeros(20))

@@ -163,3 +163,13 @@ def test_read_pages_in_from_medium(small_drive, monkeypatch):
     monkeypatch.setattr(store, "find_lost", lambda ppns: [7])
     with pytest.raises(UncorrectableReadError):
         store.read(plan, 0)
+
+
+@pytest.mark.parametrize("places", [None, np.array([1, 3])])
+def test_references_hold_and_move_pages_with_and_without_places(places):
+    table, pages = np.array([7, 8, 9, 10], np.uint32), np.array([8, 99, 10], np.uint32)
+    reference = Reference(table, np.array([0, 2]), places)
+    assert reference.holds(pages).tolist() == [True, True]
+    reference.move(pages, np.array([80, 81, 82], np.uint32))
+    assert table.tolist() == [7, 80, 9, 82]
+    assert not reference.holds(pages).any()

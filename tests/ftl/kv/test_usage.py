@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from csd_spec import LAYOUTS, DriveSpec
 from ftl import Ftl, OutOfSpaceError
+from ftl.kv.layouts import maps_of
 from ftl.kv.usage import Usage, table_bytes
 
 LAYOUT = LAYOUTS["fp16"].paged(512, 8, 4)
@@ -81,3 +83,15 @@ def test_shared_page_counts_for_each_fork(small_drive: DriveSpec) -> None:
     assert ftl.kv.usage.total.pages == alone
     ftl.free([child], 0)
     assert ftl.kv.usage.total == Usage()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_table_bytes_cover_a_slot_and_a_buffer_of_each_stream_and_the_sums_of_v(name: str) -> None:
+    layout, layers, heads = LAYOUTS[name].paged(4096, 64, 4), 2, 3
+    streams = sum(mapped.streams for mapped in maps_of(layout, layers, heads).values())
+    used = layers * (4 * heads * 64 * (not layout.opaque) + 12 * streams)
+    found = table_bytes(layers, heads, layout)
+    assert found >= used
+    assert found == used or name.startswith(
+        ("plain", "opaque", "latent")
+    )  # these are counted as if they had all copies

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from csd_firmware import InProcessDrive
-from csd_spec import KvAppend, KvDrop
+from csd_spec import KvAppend, KvDrop, KvName, SeqCreate
 from csd_spec.arrays import keys_of
+from host_driver.prefixes import manifest
 from host_driver.prefixes.identity import FileIdentity, ModelIdentity
 from host_driver.prefixes.manifest import read_manifests
 from host_driver.prefixes.store import PrefixStore
@@ -23,6 +25,17 @@ def devices(small_drive):
     yield made
     for device in made:
         device.close()
+
+
+@pytest.mark.parametrize("listed", [1, 3, 4, 9, 10, 100])
+def test_all_keys_are_listed_however_many_a_command_returns(devices, monkeypatch, listed):
+    monkeypatch.setattr(manifest, "LISTED", listed)
+    (handle,) = devices[0].submit(SeqCreate(1, 1, 2, 16, 64), 0).result().data[0].tolist()
+    k = np.ones((9, 2, 16), np.float16)
+    devices[0].submit(KvAppend((handle,), 0, np.array([9]), k, k), 0).result()
+    keys = [bytes([number]) * 16 for number in range(1, 10)]
+    devices[0].submit(KvName((handle,), np.arange(1, 10), keys_of(keys)), 0).result()
+    assert manifest.list_keys(devices[0]) == {key: (handle, count) for count, key in enumerate(keys, 1)}
 
 
 def test_manifest_of_every_model_is_stored_with_its_keys(devices):
