@@ -282,6 +282,27 @@ def test_copies_and_selections_need_what_still_arrives_at_their_source() -> None
     assert table.copy(x, HOST, DEVICE).needs == ()
 
 
+@pytest.mark.parametrize("ends", ["attention", "free"])
+def test_room_of_a_selection_is_given_back_once(ends: str) -> None:
+    table = BlockTable({DEVICE: Tier(DEVICE, 40, attends=True), HOST: Tier(HOST)})
+    x = BlockKey("r", 0)
+    table.add(x, 4, HOST, 10)
+    selected = table.select(x, HOST, DEVICE, 6)
+    assert (selected.tokens, table.used[DEVICE]) == (6, 24)
+    table.start_select(selected, Copying(selected, done=True))
+    table.check()
+    with pytest.raises(PolicyError, match="is full"):
+        table.add(BlockKey("s", 0), 4, DEVICE, 5)
+    if ends == "attention":
+        table.attend([x], DEVICE, 0)
+        assert table.used[DEVICE] == 24
+        table.end_attention([x])
+    else:
+        table.free("r")
+    table.check()
+    assert table.used[DEVICE] == 0 and table.used[HOST] == (40 if ends == "attention" else 0)
+
+
 def test_a_copy_that_failed_stays_missing_until_it_is_dropped() -> None:
     table = BlockTable({DEVICE: Tier(DEVICE, attends=True), HOST: Tier(HOST)})
     x = BlockKey("r", 0)

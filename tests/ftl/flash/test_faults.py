@@ -104,3 +104,11 @@ def test_invalid_fault_plans_are_refused(bad):
 
 def test_uncorrectable_names_the_sequences():
     assert "sequences 3, 5" in str(UncorrectableReadError([3, 5]))
+
+
+def test_worst_codeword_is_drawn_from_all_of_a_page():
+    """With a mean of 2.048 errors, the largest of 16 is 4.9 on average, and that of one codeword 2.05."""
+    faults, erases = FaultPlan(raw_bit_errors=1e-3, codeword_bytes=256), np.zeros(4000, np.int64)
+    for page_bytes, low, high in ((256, 1.9, 2.2), (128, 1.9, 2.2), (4096, 4.7, 5.1)):
+        worst = faults.worst_codewords(np.random.default_rng(0), erases, page_bytes)
+        assert low < worst.mean() < high

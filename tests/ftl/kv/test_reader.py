@@ -3,8 +3,12 @@
 partner of: ftl/kv/reader.py
 """
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from csd_spec import LAYOUTS
 from ftl import Ftl, UncorrectableReadError
 
 
@@ -17,6 +21,17 @@ def test_tables_begin_at_pages_and_end_within_one(small_drive):
     assert (plan.nbytes >= plan.useful).all() and (plan.nbytes <= page).all()
     assert not plan.stored and plan.ppns.max() < small_drive.geometry.lanes
     assert ftl.table_pages(np.zeros(2, np.int64)).ppns.size == 0
+
+
+@pytest.mark.parametrize(("codeword_bytes", "crosses"), [(None, 512), (128, 128)])
+def test_whole_codewords_of_a_selection_cross_the_channel(small_drive, codeword_bytes, crosses):
+    ftl = Ftl(replace(small_drive, timing=replace(small_drive.timing, codeword_bytes=codeword_bytes)))
+    (handle,) = ftl.create(1, 1, 1, LAYOUTS["fp16"].paged(512, 16, 4))
+    rows = np.ones((64, 1, 16), np.float16)
+    ftl.append([handle], 0, np.array([64]), rows, rows, 0)
+    view = ftl.view([handle], 0)
+    plan = ftl.token_pages(view, view.k_slots, np.array([[0, 1]], np.int32), np.array([2]))
+    assert (plan.useful.tolist(), plan.nbytes.tolist(), plan.ends.tolist()) == ([64], [crosses], [1])
 
 
 def test_error_names_what_was_lost_and_why():
