@@ -55,7 +55,8 @@ def test_initialize_connection_pdu_round_trips(align, digests, number):
     for value in (IcReq(0, align, digests, number), IcResp(0, align, digests, number)):
         raw = pack_ic(value)
         assert len(raw) == 128
-        assert read(raw)[1] == value
+        assert read(raw)[1] == value and type(read(raw)[1]) is type(value)
+        assert raw[0] == (PduType.IC_REQ if isinstance(value, IcReq) else PduType.IC_RESP)
 
 
 @given(st.sampled_from(Fes), st.integers(0, 2**32 - 1), st.binary(max_size=200))
@@ -143,3 +144,22 @@ def test_any_header_is_refused_or_consistent(raw, digests, most):
     assert head.data_bytes <= max(most, 128)
     assert total - COMMON.size - head.header_bytes - head.data_bytes in ({0, 4} if summed else {0})
     parse(head, bytes(head.header_bytes + 128))
+
+
+def test_queue_entries_have_their_fields_where_the_specification_has_them():
+    """NVMe Base Specification 2.0, figures 87 and 90; the data block of an SGL descriptor, figure 115."""
+    wide = 0x0A0B0C0D0E0F1011, 0x2122232425262728
+    sqe = Sqe(0x02, 0x41, 0x1122, 0x33445566, 2, 3, *wide, 0x31323334, 0x5A, *range(10, 16))
+    raw = sqe.pack()
+    fields = [(0, 1, 0x02), (1, 1, 0x41), (2, 2, 0x1122), (4, 4, 0x33445566), (8, 4, 2), (12, 4, 3)]
+    fields += [(16, 8, wide[0]), (24, 8, wide[1]), (32, 4, 0x31323334), (39, 1, 0x5A)]
+    fields += [(4 * word, 4, word) for word in range(10, 16)]
+    for at, size, value in fields:
+        assert int.from_bytes(raw[at : at + size], "little") == value, at
+    assert len(raw) == 64 and Sqe.parse(raw) == sqe
+    assert sqe.pack_as(7, 8, 9) == sqe._replace(cid=7, sgl_bytes=8, sgl_type=9).pack()
+    cqe = Cqe(0x0102030405060708, 0x090A, 0x0B0C, 0x0D0E, 0x0F10)
+    fields = [(0, 8, cqe.result), (8, 2, cqe.sq_head), (10, 2, cqe.sq_id), (12, 2, cqe.cid), (14, 2, cqe.status << 1)]
+    for at, size, value in fields:
+        assert int.from_bytes(cqe.pack()[at : at + size], "little") == value, at
+    assert Cqe.parse(cqe.pack()) == cqe

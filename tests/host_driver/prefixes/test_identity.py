@@ -96,3 +96,11 @@ def test_equal_configurations_have_equal_text():
     assert canonical(one) == canonical(other)
     assert len({canonical({"x": value}) for value in (1e4, 1e5, True, None, kind.A, kind.B, "text")}) == 7
     assert ModelIdentity.from_text("a").digest != ModelIdentity.from_text("b").digest
+
+
+def test_numbers_and_texts_of_a_configuration_stay_what_they_are():
+    config = {"a": None, "b": 1, "c": 0.5, "d": True, "e": "1", "f": [1, (2, "x")], "g": {"_hidden": 1, "seen": 1}}
+    assert canonical(config) == (
+        '{"a": null, "b": 1, "c": 0.5, "d": true, "e": "1", "f": [1, [2, "x"]], "g": {"seen": 1}}'
+    )
+    assert canonical({"dtype": object}) == '{"dtype": "<class \'object\'>"}'
