@@ -42,7 +42,7 @@ def serving(folder, *names, flash=None, **fields):
         yield server
 
 
-HANG_S = 60  # a guard: nothing that tests wait for takes as long
+HANG_S = 400  # a guard: nothing that tests wait for takes as long, however loaded the machine is
 
 
 def until(condition):

@@ -29,6 +29,7 @@ from csd_spec import LAYOUTS, KvSlotView
 from csd_spec.view import UNMAPPED
 from ftl.kv.layouts import channels_map
 from tests.properties import examples
+from tests.served import HANG_S
 
 NAN = 0xFFFF
 
@@ -314,6 +315,6 @@ def test_forked_process_uses_its_own_kernel_threads():
     over_streams(*given)
     child = multiprocessing.get_context("fork").Process(target=over_streams, args=given)
     child.start()
-    child.join(30)
+    child.join(HANG_S)
     child.kill()
     assert child.exitcode == 0

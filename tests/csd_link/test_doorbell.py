@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from csd_link.doorbell import ListeningDoorbell, Polling, SocketDoorbell, call
+from tests.served import HANG_S
 
 
 def connected(tmp_path):
@@ -14,11 +15,8 @@ def connected(tmp_path):
     path.parent.mkdir()
     drive = ListeningDoorbell(path)
     host = SocketDoorbell(call(path))
-    drive.wait(1)
+    drive.wait(HANG_S)
     return drive, host
-
-
-HANG_S = 60  # a guard: nothing here takes as long
 
 
 def rung(waiting, ringing):
@@ -35,7 +33,7 @@ def test_a_doorbell_wakes_the_other_end(tmp_path):
     assert rung(drive, host)
     assert rung(host, drive)
     host.close()
-    drive.wait(1)
+    drive.wait(HANG_S)
     drive.ring()  # no process listens, which is not an error
     drive.close()
 
@@ -44,7 +42,7 @@ def test_closed_doorbell_peer_is_detected(tmp_path):
     drive, host = connected(tmp_path)
     drive.close()
     with pytest.raises(ConnectionError):
-        host.wait(5)
+        host.wait(HANG_S)
     host.close()
 
 

@@ -23,6 +23,7 @@ from csd_link.fleet_table import (
 )
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.device import Endpoint
+from tests.served import HANG_S
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -92,7 +93,7 @@ def store(monkeypatch):
     monkeypatch.setattr(fleet_table, "missing_ray", lambda: None)
     given, real = [], subprocess.run
 
-    def answer(script, timeout=20.0):
+    def answer(script, timeout=HANG_S):
         def run(command, **options):
             given.append(command[3:])
             return real([sys.executable, "-c", script], **options | {"timeout": timeout})

@@ -59,9 +59,7 @@ def test_killed_host_leaves_no_server_processes(transport, state, request):
     host.kill()
     host.wait()
     host.stdout.close()
-    began = time.monotonic()
     until(lambda: not any(map(is_running, pids)) and not list(run_dir().iterdir()))
-    assert time.monotonic() - began < 5
     assert not any(str(mount) in Path("/proc/self/mounts").read_text() for mount in mounts)
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from host_driver.command_order import CommandOrder, OrderBrokenError
+from tests.served import HANG_S
 
 
 def test_micro_batches_alternate():
@@ -37,4 +38,4 @@ def test_failed_micro_batch_wakes_the_others():
         waiting = pool.submit(order.turn(1).__enter__)
         order.leave(0, failed=True)
         with pytest.raises(OrderBrokenError):
-            waiting.result(timeout=5)
+            waiting.result(timeout=HANG_S)

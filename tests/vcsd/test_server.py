@@ -21,6 +21,7 @@ from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3
+from tests.served import HANG_S
 from vcsd.sampling import Sampler
 from vcsd.serving import ServingConfig, serve
 from vcsd_eval.bench.serving import POLICIES, WITH_DRIVES
@@ -126,7 +127,7 @@ def test_tokens_stream_to_threads_during_arrivals(model, prompts, alone) -> None
             thread.start()
         first = next(iter(streams[0]))
         for thread in threads:
-            thread.join(60)
+            thread.join(HANG_S)
     assert first == alone[0][0] and [found[number] for number in range(len(prompts))] == alone
 
 
@@ -264,7 +265,7 @@ def test_clients_read_and_cancel_without_server_thread(model, prompts, alone) ->
             pass
         threading.Thread(target=streams[3].cancel).start()
         for reader in readers:
-            reader.join(60)
+            reader.join(HANG_S)
     assert [s.tokens for s in streams if s is not streams[3]] == [a for n, a in enumerate(alone) if n != 3]
     assert streams[3].tokens == alone[3][: len(streams[3].tokens)]
 

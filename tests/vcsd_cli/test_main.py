@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.served import until
+from tests.served import HANG_S, until
 from vcsd_cli import main as cli
 
 PROMPT = "The keys and values are stored in pages. " * 20
@@ -118,13 +118,10 @@ def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, start_new_session=True)
         until(lambda: "begins" in (tmp_path / "out").read_text())
         time.sleep(5)  # wherever it is then
-        began = time.monotonic()
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    took = time.monotonic() - began
+        _, said = process.communicate(timeout=HANG_S)
     lines = [line for line in said.splitlines() if " of " not in line and ", " not in line]
     assert (process.returncode, lines) == (130, ["vcsd: interrupted"]), said
-    assert took < 10  # two seconds, on a machine with nothing else to do
     until(lambda: not _group(process.pid))
 
 

@@ -15,6 +15,7 @@ import vcsd
 from host_driver.hf import attention
 from host_driver.hf.tiers import TieredLayer
 from kv_cache.limits import TierLimits
+from tests.served import HANG_S
 from vcsd_eval.accuracy import families, family
 from vcsd_eval.accuracy.families import experiment, sweep
 from vcsd_eval.accuracy.family import Row, try_family
@@ -139,7 +140,7 @@ def _die(name, sender, policy):
 def test_sweep_continues_after_crash_or_timeout(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))  # the processes look there for this module
     monkeypatch.setattr(families, "_work", _die)
-    dead, good = sweep(["dead", "good"], workers=2, limit_s=60)
+    dead, good = sweep(["dead", "good"], workers=2, limit_s=HANG_S)
     assert (dead.outcome, dead.reason) == ("crashed", "its process ended with -6")
     assert good.outcome == "right"
     (late,) = sweep(["late"], workers=1, limit_s=2)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from csd_link.run_dir import pid_path
+from tests.served import HANG_S
 from vcsd_eval.bench import mooncake, mooncake_guest
 from vcsd_eval.bench.mooncake import RepeatedKiller, bench_mooncake
 from vcsd_eval.bench.mooncake_guest import exercise
@@ -109,7 +110,7 @@ def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
     file.write_text(str(victims[0].pid))
     killer = RepeatedKiller(1)
     killer.begin(["csd0", "csd1"])
-    assert victims[0].wait(30) == -signal.SIGKILL
+    assert victims[0].wait(HANG_S) == -signal.SIGKILL
     file.write_text(str(victims[1].pid))
     time.sleep(0.1)
     killer.end()

@@ -26,7 +26,7 @@ from csd_spec.arrays import keys_of
 from host_driver.prefixes.async_store import COUNTS, AsyncPrefixStore, connected
 from host_driver.prefixes.store import PrefixStore
 from tests.host_driver.prefixes.prompts import BLOCK, NAMES, holds, right, rows
-from tests.served import kill, serving, until, window_of
+from tests.served import HANG_S, kill, serving, until, window_of
 
 TOKENS = list(range(40))
 HOST = Path(__file__).with_name("killed_host.py")
@@ -44,7 +44,7 @@ def opening(names, tenant="default", **options):
 
 
 def load(keeper, tokens):
-    return keeper.load(NAMES.keys(tokens)).result(timeout=60)
+    return keeper.load(NAMES.keys(tokens)).result(timeout=HANG_S)
 
 
 def store(keeper, tokens):
@@ -86,7 +86,7 @@ class Slow(PrefixStore):
 
     def store(self, *args):
         self.began.set()
-        self.go.wait(60)
+        self.go.wait(HANG_S)
         return super().store(*args)
 
 
@@ -95,7 +95,7 @@ def test_stores_beyond_queue_are_dropped_without_waiting(drives):
     keeper = AsyncPrefixStore(lambda: slow, stores_in_flight=2)
     prompts = [[n, *TOKENS] for n in range(5)]
     assert store(keeper, prompts[0])
-    slow.began.wait(60)
+    slow.began.wait(HANG_S)
     assert [store(keeper, each) for each in prompts[1:]] == [True, True, False, False]
     assert not keeper.store(NAMES.keys(TOKENS), lambda: pytest.fail("rows of what is dropped are not asked for"))
     loaded = keeper.load(NAMES.keys(prompts[0]))

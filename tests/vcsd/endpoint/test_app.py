@@ -18,6 +18,7 @@ import openai
 import pytest
 import torch
 
+from tests.served import HANG_S
 from tests.vcsd.endpoint.running import NAME, VOCABULARY, Running, byte_tokenizer, client_of, running, tiny_model
 from vcsd.serving import ServingConfig
 
@@ -279,7 +280,7 @@ def test_disconnect_frees_kv_within_one_iteration(spare, stream) -> None:
         asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 480, "stream": stream}
         with closing(http.client.HTTPConnection("127.0.0.1", endpoint.port)) as line:
             line.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": "Bearer key"})
-            assert begun.wait(60)
+            assert begun.wait(HANG_S)
             closed = len(left)
         endpoint.wait_until_idle()
         assert cancelled and left[cancelled[0] + 1 :] == [0] * len(left[cancelled[0] + 1 :])
