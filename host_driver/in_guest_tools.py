@@ -63,7 +63,7 @@ def _commands(node: Path) -> dict[str, Any]:
         "list": len(nvme("list", "-o", "json")["Devices"]),
         "id_ns": {key: nvme("id-ns", str(node), "-o", "json")[key] for key in ("nsze", "ncap", "nuse")},
         "smart_log": {key: smart[key] for key in ("critical_warning", "percent_used", "power_cycles")},
-        "errors": {"smart_log": smart["num_err_log_entries"], "error_log": max(errors)},
+        "errors": {"smart_log": int(smart["num_err_log_entries"]), "error_log": max(errors)},
     }
 
 
