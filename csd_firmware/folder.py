@@ -92,13 +92,15 @@ class DriveFolder:
     def count_power_on(self, counters: Counters) -> None:
         """Count this power-on, and the last shutdown if it was unsafe, in a file of their own.
 
-        Neither depends on a flush. If the file cannot be read, the counters of the last flush hold.
+        Neither depends on a flush. If the file cannot be read, the counters of the last flush hold. A private folder is
+        only looked at: the drive may run in another process.
         """
+        opened = self._lock is not None
         try:
-            kept = json.loads(self.files.read(POWER))
-            if kept.pop("crc32") == _crc(kept):
-                counters.power_cycles = max(counters.power_cycles, kept["power_cycles"] + 1)
-                counters.unsafe_shutdowns = max(counters.unsafe_shutdowns, kept["unsafe_shutdowns"] + kept["on"])
+            power = json.loads(self.files.read(POWER))
+            if power.pop("crc32") == _crc(power):
+                counters.power_cycles = power["power_cycles"] + opened
+                counters.unsafe_shutdowns = power["unsafe_shutdowns"] + opened * power["on"]
         except (OSError, *_WRONG):
             pass
         self._counters = counters
@@ -106,10 +108,10 @@ class DriveFolder:
 
     def _note_power(self, on: bool) -> None:
         if self._lock and self._counters:
-            counters = self._counters
-            kept = {"power_cycles": counters.power_cycles, "unsafe_shutdowns": counters.unsafe_shutdowns, "on": int(on)}
+            counts = asdict(self._counters)
+            power = {name: counts[name] for name in ("power_cycles", "unsafe_shutdowns")} | {"on": int(on)}
             with suppress(OSError):  # a failing disk fails the commands that need it
-                self.files.put(POWER, json.dumps(kept | {"crc32": _crc(kept)}).encode())
+                self.files.put(POWER, json.dumps(power | {"crc32": _crc(power)}).encode())
 
     def close(self) -> None:
         """Close the files and release the lock."""

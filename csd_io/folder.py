@@ -31,7 +31,7 @@ def suggest_fix(error: OSError) -> str:
 
 def open_file(path: Path, flags: int) -> int:
     """Open a file of bytes; raises OSError for a FIFO, a device or a folder, which would hang or be changed."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):  # before it is opened, too: opening alone does something to a device
         _check_regular(path.stat().st_mode, path)
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:

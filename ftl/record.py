@@ -112,9 +112,10 @@ class Record:
 
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
     """Describe a sequence without its rows; locations of full groups are not included, since tags identify them."""
-    if seq.kept:
-        names = {key.hex(): tokens for key, tokens in seq.names.items()}
-        return seq.kept.described | ({"names": names} if names else {})
+    names = {"names": {key.hex(): tokens for key, tokens in seq.names.items()}} if seq.names else {}
+    if seq.kept:  # all but what may have changed: a key may be another sequence's now
+        same = {field: value for field, value in seq.kept.described.items() if field not in ("names", "failed")}
+        return same | {"failed": seq.failed} | names
     form = seq.layout
     known = LAYOUTS.get(form.layout.name) is form.layout
     bits, kind = _BITS_AND_KIND.get(form.layout.code, (form.bits, form.layout.code))
@@ -127,7 +128,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         "born": {owner: kv.owners.first_write[owner] for owner in seq.all_owners},
         "failed": seq.failed,
         **({"label": seq.label} if seq.label else {}),
-        **({"names": {key.hex(): tokens for key, tokens in seq.names.items()}} if seq.names else {}),
+        **names,
         **({"sums": True} if seq.v_sums is not None else {}),
         **({} if known else {"row_bytes": sum(len(tail_rows(kv, seq, layer)) for layer in range(seq.layers))}),
     }

@@ -56,7 +56,8 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
 def _commands(node: Path) -> dict[str, Any]:
     """nvme-cli's report about a drive, its block namespace and its health."""
     wrong = ["/usr/sbin/nvme", "get-log", str(node), "--log-id=0x7f", "--log-len=512"]
-    assert all(subprocess.run(wrong, capture_output=True).returncode for _ in range(3)), "there is a log page 7Fh"
+    for _ in range(3):  # so that the error log has entries
+        subprocess.run(wrong, capture_output=True)
     smart = nvme("smart-log", str(node), "-o", "json")
     errors = [each["error_count"] for each in nvme("error-log", str(node), "-e", "64", "-o", "json")["errors"]]
     return {

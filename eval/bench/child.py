@@ -49,3 +49,20 @@ def done(module: str, job: str, group: Cgroup | None, limit_s: float) -> dict[st
     with started(module, job, group) as child:
         figures: dict[str, Any] = json.loads(check(child, limit_s))
     return figures
+
+
+def tell(child: subprocess.Popen[str], text: str) -> None:
+    """Write to a process's standard input."""
+    assert child.stdin is not None
+    child.stdin.write(text)
+    child.stdin.flush()
+
+
+def answer(child: subprocess.Popen[str]) -> str:
+    """Wait for a line that a process prints; raises OSError if it has exited."""
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    if not line:
+        check(child)
+        raise OSError("a process exited early")
+    return line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
@@ -61,20 +60,20 @@ def measured(load: HostsLoad) -> tuple[dict[str, Any], list[str]]:
         job = {"host": place.host, "port": place.port, "nqn": place.nqn, "seed": load.seed, "honest": load.honest}
         kinds = list(islice(cycle(HOSTILE), load.hostile))
         honest, hostile = (
-            undo.enter_context(child.started(MODULE, json.dumps(job | {"hostile": each}) + "\n", None))
-            for each in ([], kinds)
+            undo.enter_context(child.started(MODULE, json.dumps(job | {"hostile": behaviour}) + "\n", None))
+            for behaviour in ([], kinds)
         )
         seconds = load.seconds / load.rounds / 2
         tick = undo.enter_context(progress("measurements", 2 * load.rounds))
         counts = Counter[str]()
         for _ in range(load.rounds):
-            _begin(honest, seconds)
-            alone.append(_ended(honest))
+            child.tell(honest, f"{seconds}\n")
+            alone.append(json.loads(child.answer(honest)))
             tick(None)
-            _begin(hostile, seconds)
-            _begin(honest, seconds)
-            beside.append(_ended(honest))
-            counts = sum((Counter(each) for each in _ended(hostile)), Counter())
+            for process in (hostile, honest):
+                child.tell(process, f"{seconds}\n")
+            beside.append(json.loads(child.answer(honest)))
+            counts = sum((Counter(host) for host in json.loads(child.answer(hostile))), Counter())
             tick(None)
     last = beside[-1]
     figures = {kind: sum(host[kind] for host in last) for kind in ("lost", "wrong", "refused")}
@@ -85,23 +84,6 @@ def measured(load: HostsLoad) -> tuple[dict[str, Any], list[str]]:
 
 def _place(drive: ServedDrive) -> Endpoint:
     return Endpoint(LOOPBACK, int(port_path(drive.name).read_text()), nqn_of(drive.name))
-
-
-def _begin(hosts: subprocess.Popen[str], seconds: float) -> None:
-    assert hosts.stdin is not None
-    hosts.stdin.write(f"{seconds}\n")
-    hosts.stdin.flush()
-
-
-def _ended(hosts: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What the hosts tell; raises OSError if their process has exited."""
-    assert hosts.stdout is not None
-    told = hosts.stdout.readline()
-    if not told:
-        child.check(hosts)
-        raise OSError("a process of hosts exited early")
-    found: list[dict[str, Any]] = json.loads(told)
-    return found
 
 
 def _times(alone: list[list[dict[str, Any]]], beside: list[list[dict[str, Any]]]) -> dict[str, float]:

@@ -11,10 +11,10 @@ import json
 import os
 import random
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -126,7 +126,7 @@ class Hostile:
             try:
                 self._act()
                 self._counts[self._kind] += 1
-            except Exception:
+            except (OSError, StatusError):
                 self._counts[f"{self._kind}_refused"] += 1
                 time.sleep(0.01)
 
@@ -148,11 +148,8 @@ def main() -> None:
         hosts = [Honest(place, number, job["seed"] + number) for number in range(job["honest"])]
     while line := sys.stdin.readline():
         until = time.monotonic() + float(line)
-        threads = [threading.Thread(target=host.work, args=(until,)) for host in hosts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            list(pool.map(lambda host, end=until: host.work(end), hosts))  # an unexpected error ends the process
         print(json.dumps([host.told() for host in hosts]), flush=True)
 
 

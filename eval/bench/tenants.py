@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -125,32 +124,18 @@ def measured(load: TenantLoad) -> tuple[dict[str, Any], list[str]]:
         victim.fill()
         job = json.dumps({"window": str(window_path(drive.name, HOSTILE))}) + "\n"
         hostile = undo.enter_context(child.started("vcsd_eval.bench.tenants_child", job, None))
-        _await_pause(hostile)
+        child.answer(hostile)
         tick = undo.enter_context(progress("rounds", 2 * load.rounds))
         for _ in range(load.rounds):
             alone.append(victim.decode(load.seconds / load.rounds / 2))
             tick(None)
-            _say(hostile, "g")
+            child.tell(hostile, "g")
             beside.append(victim.decode(load.seconds / load.rounds))
-            _say(hostile, "p")
-            _await_pause(hostile)
+            child.tell(hostile, "p")
+            child.answer(hostile)
             tick(None)
         counts = json.loads(child.check(hostile))
     return _figures(alone, beside, counts) | {"refused_within_quota": len(victim.refused)}, victim.refused
-
-
-def _say(hostile: subprocess.Popen[str], what: str) -> None:
-    assert hostile.stdin is not None
-    hostile.stdin.write(what)
-    hostile.stdin.flush()
-
-
-def _await_pause(hostile: subprocess.Popen[str]) -> None:
-    """Wait until the drive has completed all hostile commands; raises OSError if the hostile tenant has exited."""
-    assert hostile.stdout is not None
-    if not hostile.stdout.readline():
-        child.check(hostile)
-        raise OSError("the hostile tenant's process exited early")
 
 
 def _figures(alone: list[list[float]], beside: list[list[float]], counts: dict[str, int]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.host_queue import StatusError
 from csd_link.nvmeof.key_value import KeyValue
 from csd_link.nvmeof.nvm import LBA_BYTES, Nvm
-from csd_spec import Command, Completion, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
+from csd_spec import Command, Completion, DriveError, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 
 BLOCKS, KEYS, LARGEST = 64, 8, 32  # of a host; blocks of its largest command
 HEADS, HEAD_DIM, TOKENS = 2, 16, 400
@@ -100,7 +100,8 @@ class ModelHost:
         began = time.perf_counter()
         try:
             self._draw.choice(self._acts)()
-        except StatusError as error:
+        except (StatusError, DriveError) as error:
+            self._doing = {}
             self.counts.note("refused", str(error))
         except OSError as error:
             self.counts.note("lost", f"{type(error).__name__}: {error}")
@@ -221,7 +222,7 @@ class ModelHost:
         if done.status is Status.PATH_LOST:
             raise ConnectionError(done.reason)
         if done.status is not Status.SUCCESS:
-            self.counts.note("refused", f"{type(command).__name__}: {done.reason}")
+            raise DriveError(type(command).__name__, done.status, done.reason)
         return done
 
     def flush(self) -> None:

@@ -28,8 +28,9 @@ Chosen with `vcsd eval lifetime` (docs/lifetime.md), on the trace that it report
 GARBAGE_BYTES = 32 << 20
 """Invalid pages that may stay in flash, beside as many as are valid: more are erased, although no host flushes.
 
-They are counted after every half of it is written: a drive uses at most twice its data and 48 MiB of memory or
-disk space. A larger share would need more, a smaller one would move more valid pages for random overwrites.
+They are counted after every half of it is written, so pages take about twice a drive's data and 48 MiB of memory or
+disk space; those of blocks that are still being filled come to that, and spare areas. A larger share would need more, a
+smaller one would move more valid pages for random overwrites.
 """
 
 

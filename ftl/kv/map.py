@@ -159,17 +159,15 @@ class KvMap(Referrer):
         kinds, owners, (layers, streams, groups) = tag.kinds(tags), tag.owners(tags), tag.group_places(tags)
         ours = tag.is_group(tags)
         for owner in np.unique(owners[ours]).tolist():
-            for pages in (seq.kept.pages for seq in self._sequences_of(owner) if seq.kept):
+            seqs = [self.sequences[handle] for handle in self.owners.sharers.get(owner, ())]
+            for pages in (seq.kept.pages for seq in seqs if seq.kept):
                 yield Reference(pages, np.flatnonzero(ours & (owners == owner)), None)
-            for mapped in (mapped for seq in self._sequences_of(owner) for mapped in seq.maps.values()):
+            for mapped in (mapped for seq in seqs for mapped in seq.maps.values()):
                 slots = mapped.slots  # skip pages of an earlier owner with this number
                 inside = (layers < slots.shape[0]) & (streams < slots.shape[1]) & (groups < slots.shape[2])
                 here = ours & (owners == owner) & (kinds == mapped.kind) & inside
                 which = np.flatnonzero(here)
                 yield Reference(slots, which, (layers[which], streams[which], groups[which]))
-
-    def _sequences_of(self, owner: int) -> list[Sequence]:
-        return [self.sequences[handle] for handle in self.owners.sharers.get(owner, ())]
 
     def moved(self, old: U32, new: U32) -> None:
         self.shared.moved(old, new)

@@ -245,7 +245,11 @@ def test_power_ons_and_unsafe_shutdowns_are_counted_without_a_flush(small_drive,
         assert killed(small_drive, tmp_path).power_cycles == times
     for unsafe in (3, 3):
         with closing(InProcessDrive(small_drive, tmp_path)) as drive:
-            assert drive.firmware.ftl.counters.unsafe_shutdowns == unsafe
+            counters = drive.firmware.ftl.counters
+            assert counters.unsafe_shutdowns == unsafe
+            with closing(InProcessDrive(small_drive, tmp_path, private=True)) as look:  # while the drive runs
+                seen = look.firmware.ftl.counters
+                assert (seen.power_cycles, seen.unsafe_shutdowns) == (counters.power_cycles, unsafe)
             drive.submit(Flush(), 0).result()
     (tmp_path / "power.json").write_bytes(b'{"on": 1e999')
     with closing(InProcessDrive(small_drive, tmp_path)) as drive:  # the counters of the last flush hold

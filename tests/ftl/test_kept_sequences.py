@@ -100,6 +100,21 @@ def test_sequences_of_a_missing_layout_can_be_freed(mixed):
     check(ftl, before, 0)
 
 
+def test_a_key_that_moves_away_does_not_come_back(mixed, theirs):
+    """Two sequences would have it once the layout is loaded again."""
+    ftl, before, mine, _, _ = mixed
+    ftl.name(mine, [b"k" * 16, b"l" * 16], [16, 16])
+    ftl.flush(0)
+    table._OF_FILES.clear()
+    ftl = restarted(ftl)
+    ftl.name(before, [b"k" * 16], [16])
+    ftl.flush(0)
+    table._OF_FILES["theirs"] = theirs
+    ftl = restarted(ftl)
+    assert (list(ftl.sequences[before].names), list(ftl.sequences[mine].names)) == ([b"k" * 16], [b"l" * 16])
+    check(ftl, mine, 10)
+
+
 def test_served_drive_and_fsck_leave_the_sequence_alone(small_drive, theirs, tmp_path):
     path = tmp_path / "drive"
     drive = InProcessDrive(small_drive, path)

@@ -313,7 +313,8 @@ def main() -> None:
     most = MOST_PERCENT if options.random is None else MOST_RANDOM_PERCENT
     too_many = result["survived_percent"] > most
     too_many |= options.random is not None and result["core_survived_percent"] > MOST_CORE_PERCENT
-    sys.exit(int(too_many or result["unsound"] > 0))
+    not_judged = result["unsound"] or (options.random is None and result["impossible"])
+    sys.exit(int(too_many or not_judged > 0))
 
 
 def _told(

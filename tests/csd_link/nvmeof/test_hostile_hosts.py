@@ -6,21 +6,18 @@ import random
 import socket
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from csd_link.nvmeof import sequences as sequences_module
-from csd_link.nvmeof.commands import Code, CommandError, Sqe
+from csd_link.nvmeof.commands import CommandError, Sqe
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.nvm import NvmNamespace
 from csd_link.nvmeof.pdu import COMMON, Data, Digests, Flag, IcReq, PduType, pack, pack_data, pack_ic
-from csd_link.nvmeof.sequences import MAX_HOST_SESSIONS, Op, SequenceNamespace
-from csd_link.window import WindowLayout
+from csd_link.nvmeof.sequences import Op, SequenceNamespace
 from csd_spec import KvFree
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, Counting, device_of
 from tests.nvmeof import HOST, NQN, MemoryBlocks, head_of, raw, raw_queues, subsystem_of, target_of
@@ -165,25 +162,6 @@ def test_session_is_dropped_by_detach_and_after_its_host_has_left(monkeypatch):
     assert gone not in namespace._sessions and {back, there} < namespace._sessions.keys()
 
 
-def test_host_loses_own_sessions_above_its_limit():
-    namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16))
-    for _ in range(MAX_HOST_SESSIONS + 5):
-        namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", HOST)
-    assert len(namespace) == MAX_HOST_SESSIONS
-    for number in range(namespace.most_sessions - MAX_HOST_SESSIONS):
-        namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", f"{HOST}{number}")
-    assert len(namespace) == namespace.most_sessions
-    namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", f"{HOST}x")  # the host with most makes room
-    held = Counter(session.host for session in namespace._sessions.values())
-    assert (held[HOST], held[f"{HOST}x"], held[f"{HOST}0"]) == (MAX_HOST_SESSIONS - 1, 1, 1)
-
-
-def test_sessions_are_fewer_where_each_may_keep_more():
-    layout = WindowLayout(depth=8, slot_blocks=1 << 14)  # 64 MiB
-    namespace = SequenceNamespace(lambda host: Counting(), replace(IDENTITY, layout=layout), bytes(16))
-    assert (namespace.most_sessions, namespace.most_kept_bytes >> 30) == (8, 4)
-
-
 def test_silent_transfer_ends_and_others_go_on(target):
     """Nothing arrives after the R2T: only a timer ends it. Another host has memory all the time."""
     with raw_queues(target, host=f"{HOST[:-1]}2") as (_, io), raw_queues(target) as (_, honest):
@@ -197,26 +175,6 @@ def test_silent_transfer_ends_and_others_go_on(target):
         honest.send(*pack(PduType.H2C_DATA, pack_data(data), [bytes(16384)], Digests(), Flag.LAST))
         assert honest.completion().status == 0
         assert io.ended() is None  # otherwise it would wait for ever
-
-
-def test_host_is_refused_above_its_own_limits_and_takes_from_largest(target):
-    limits = Limits(controllers=3, host_controllers=2, connections=40, unnamed_connections=8)
-    blocks = NvmNamespace(MemoryBlocks(), bytes(16))
-    with (
-        target_of(subsystem_of(MemoryBlocks(), namespaces={1: blocks}), limits) as busy,
-        raw(busy) as one,
-        raw(busy) as two,
-        raw(busy) as three,
-        raw(busy) as other,
-        raw(busy) as last,
-    ):
-        for host in (one, two, three, other, last):
-            host.initialize()
-        assert (one.connect().status, two.connect().status) == (0, 0)
-        assert three.connect().status == Code.CONTROLLER_BUSY
-        assert other.connect(host=f"{HOST[:-1]}2").status == 0
-        assert last.connect(host=f"{HOST[:-1]}3").status == 0
-        assert two.ended() is None and len(busy.controllers) == 3  # the newest of the host with most
 
 
 def test_trickled_handshake_has_the_deadline_of_a_silent_one(target):

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
@@ -109,8 +109,8 @@ class Hosts(RuleBasedStateMachine):
         host = self.hosts[number]
         host._host.io.shut()
         host.act()  # it may notice now, or not until it uses the connection
-        host.counts.lost = 0
-        host.counts.first = host.counts.first if host.counts.wrong or host.counts.refused else ""
+        if host.counts.lost == 1:
+            host.counts.lost, host.counts.first = 0, ""
         host.cut()
 
     @rule(opcode=st.sampled_from([Nvm.WRITE, Nvm.READ]), blocks=st.sampled_from([64, 256]), count=st.integers(1, 6))
@@ -143,15 +143,19 @@ class Hosts(RuleBasedStateMachine):
         for host in self.hosts:
             host.restarted()
 
+    @invariant()
+    def honest_hosts_are_served(self) -> None:
+        for counts in (host.counts for host in self.hosts):
+            assert (counts.lost, counts.wrong, counts.refused) == (0, 0, 0), counts.first
+        assert not self.drive.firmware.failure
+
     def teardown(self) -> None:
         if not hasattr(self, "drive"):
             return
         try:
             for host in self.hosts:
                 host.check()
-                counts = host.counts
-                assert (counts.lost, counts.wrong, counts.refused) == (0, 0, 0), counts.first
-            assert not self.drive.firmware.failure
+            self.honest_hosts_are_served()
         finally:
             for host in self.hostile:
                 host.close()

@@ -6,6 +6,7 @@ partner of: csd_link/nvmeof/controllers.py, csd_link/nvmeof/target.py, csd_link/
 import re
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -152,17 +153,23 @@ def test_a_command_waits_for_the_bytes_of_its_host(waiting, monkeypatch):
         assert answered.is_set()
 
 
-def test_sessions_of_a_host_and_of_all():
-    small = replace(IDENTITY, layout=WindowLayout(depth=4, slot_blocks=64))  # so that 64 sessions keep less than 1 GiB
-    namespace = SequenceNamespace(lambda host: Counting(), small, bytes(16))
-    hosts = [f"{HOST}{number}" for number in range(MAX_SESSIONS // MAX_HOST_SESSIONS)]
-    attach = Sqe(Op.ATTACH, cdw10=1 << 14)
-    for host in hosts:
-        for _ in range(MAX_HOST_SESSIONS + 1):  # one of its own is dropped
-            namespace.execute(attach, b"", host)
-    assert len(namespace) == MAX_SESSIONS
-    namespace.execute(attach, b"", OTHER)
-    assert len(namespace) == MAX_SESSIONS
+def test_host_loses_own_sessions_above_its_limit():
+    namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16))
+    for _ in range(MAX_HOST_SESSIONS + 5):
+        namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", HOST)
+    assert len(namespace) == MAX_HOST_SESSIONS
+    for number in range(namespace.most_sessions - MAX_HOST_SESSIONS):
+        namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", f"{HOST}{number}")
+    assert len(namespace) == namespace.most_sessions
+    namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", f"{HOST}x")  # the host with most makes room
+    held = Counter(session.host for session in namespace._sessions.values())
+    assert (held[HOST], held[f"{HOST}x"], held[f"{HOST}0"]) == (MAX_HOST_SESSIONS - 1, 1, 1)
+
+
+def test_sessions_are_fewer_where_each_may_keep_more():
+    layout = WindowLayout(depth=8, slot_blocks=1 << 14)  # 64 MiB
+    namespace = SequenceNamespace(lambda host: Counting(), replace(IDENTITY, layout=layout), bytes(16))
+    assert (namespace.most_sessions, namespace.most_kept_bytes >> 30) == (8, 4)
 
 
 @pytest.mark.parametrize("silent", ["handshake", "header"])
