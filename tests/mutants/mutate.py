@@ -283,6 +283,14 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
     return mutants
 
 
+def record(found: dict[Mutant, dict[str, Any]]) -> None:
+    """Write the verdicts on mutants of the list, beside those of earlier runs on others."""
+    rows = {row["mutant"]: row for row in json.loads(RESULTS.read_text())["rows"]}
+    rows |= {str(mutant): verdict for mutant, verdict in found.items()}
+    judged = {mutant: rows[str(mutant)] for mutant in load() if str(mutant) in rows}
+    RESULTS.write_text(json.dumps(summary(list(judged), judged), indent=1) + "\n")
+
+
 def main() -> None:
     """The command; its exit code is 1 if more mutants survive than may."""
     parser = argparse.ArgumentParser(prog="./dev mutate", description=__doc__, formatter_class=RawTextHelpFormatter)
@@ -305,7 +313,7 @@ def main() -> None:
         sys.exit(f"dev: {error}")
     result = summary(mutants, found)
     if options.write:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        record(found)
     if options.output == "json":
         print(json.dumps(result, indent=1))
     else:
