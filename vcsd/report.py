@@ -12,7 +12,6 @@ from rich.table import Table
 
 from csd_link.replica import ReplicaError
 from csd_spec import DriveError, LogPage
-from csd_spec.renamed import old_fields
 from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
@@ -27,7 +26,6 @@ _LEFT_OUT = {  # by key of a drive's log page of programs
 CONTEXTS = (4096, 32_768, 131_072)  # sequence lengths for which the KV fraction in drives is reported, tokens
 
 
-@old_fields(useful_byte_share="useful_read_fraction")
 @dataclass(frozen=True, slots=True)
 class Report:
     """Report of a run. Figures per decode step are means over the steps; times are simulated, ns."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
-from vcsd_cli.renamed import new_options
-
 _ASSIGNED = re.compile(r"\b([a-z]\w*) = ")
 
 
@@ -25,7 +23,6 @@ class StrictCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from csd_io.paths import expand  # help needs neither numpy nor pydantic, as below
 
-        args = new_options(args, {name for each in self.params for name in (*each.opts, *each.secondary_opts)})
         args, paths = self._expanded(args)
         ctx.meta[__name__] = paths
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))

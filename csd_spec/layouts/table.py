@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -124,23 +122,6 @@ def layout_of(code: int) -> KvLayout:
     if code not in known:
         raise ValueError(f"layout = {code}: must be one of {', '.join(map(str, known))}; is its plug-in installed?")
     return known[code]
-
-
-def name_of(layout: str | int, option: str = "layout") -> str:
-    """Return the name of a layout given by name, or by code as in earlier releases.
-
-    Args:
-        layout: Name or code.
-        option: Keyword or option through which it was given, for the warning.
-
-    Raises:
-        ValueError: The layout is unknown.
-    """
-    if not isinstance(layout, Integral) and not str(layout).isdigit():
-        return layout_named(str(layout)).name
-    name = layout_of(int(layout)).name
-    warnings.warn(f"{option} = {layout}: numbers are deprecated, use layout {name}", FutureWarning, stacklevel=3)
-    return name
 
 
 def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayout:

@@ -52,19 +52,18 @@ def sizes(geometry: Geometry) -> dict[str, int]:
     return {name: size + FOOTER_BYTES for name, size in data_sizes(geometry).items()}
 
 
-def check_sizes(folder: Folder, wanted: dict[str, int], footer_bytes: int = 0) -> None:
+def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
     """Raise ValueError if a file is missing or has a wrong size.
 
     Args:
         folder: Folder of the files.
         wanted: Expected sizes by file name, bytes.
-        footer_bytes: Bytes of the footer, which may be absent.
     """
     found = folder.sizes()
     for name, size in wanted.items():
         if name not in found:
             raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
-        if found[name] not in (size, size - footer_bytes):
+        if found[name] != size:
             raise ValueError(
                 f"{folder.name}/{name}: has {found[name]:,} bytes instead of {size:,}: "
                 f"vcsd fsck {folder.name} says what is left"
@@ -151,7 +150,7 @@ class NandFiles:
 
     def _open(self, name: str, size: int, allow_truncated: bool) -> File:
         try:
-            check_sizes(self.folder, {name: size}, FOOTER_BYTES)
+            check_sizes(self.folder, {name: size})
             return self.folder.open(name, size)
         except ValueError as error:
             if not allow_truncated:
@@ -164,7 +163,7 @@ class NandFiles:
     def make(folder: Folder, geometry: Geometry) -> None:
         """Create the files of an array that was never written; raises ValueError if others exist."""
         found, wanted = folder.sizes(), sizes(geometry)
-        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)}, FOOTER_BYTES)
+        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)})
         generation = secrets.randbits(_FIRST_GENERATION_BITS)
         for name, size in wanted.items():
             write_generation(folder.open(name, size), size, generation)
@@ -252,10 +251,7 @@ def read_generations(files: Mapping[str, File], geometry: Geometry) -> dict[str,
 
 def _read_generation(file: File, offset: int) -> int | None:
     footer = bytearray(FOOTER_BYTES)
-    try:
-        file.read(offset, memoryview(footer))
-    except OSError:  # files of earlier versions have no footer
-        return 0
+    file.read(offset, memoryview(footer))
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
     found = [
         (each[:8], 0) if not any(each) else correct_single_bit(each[:8], int.from_bytes(each[8:], "little"))

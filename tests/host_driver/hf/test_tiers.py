@@ -232,8 +232,8 @@ def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
         vcsd.attach(llama(), **given)
 
 
-def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
-    """A user's policy by FILE:NAME, as an object and as a function; `residency=` is taken with a warning."""
+def test_attach_policy_by_file_and_object(tmp_path) -> None:
+    """A user's policy by FILE:NAME, as an object and as a function."""
     (tmp_path / "mine.py").write_text(
         "from kv_cache import HOST\n"
         "class Mine:\n"
@@ -253,10 +253,6 @@ def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
         with vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)) as run:
             assert torch.equal(model.generate(ids, **given), wanted)
             assert run.kv.real.moved["device>host"] and run.kv.real.moved["host>device"]
-    with pytest.warns(DeprecationWarning, match=r"attach\(residency=\) is now policy="):
-        attached = vcsd.attach(model, residency="reactive", tiers=TierLimits(files=tmp_path))
-    with attached as run:
-        assert run.policy == "reactive" and torch.equal(model.generate(ids, **given), wanted)
 
 
 def test_device_too_small_for_a_layer_is_refused(tmp_path) -> None:
