@@ -151,23 +151,3 @@ def aligned(nbytes: int) -> memoryview:
 def pieces(buffer: memoryview, nbytes: int) -> Iterator[memoryview]:
     """Split a buffer into parts of `nbytes` bytes; the last one may be shorter."""
     return (buffer[at : at + nbytes] for at in range(0, buffer.nbytes, nbytes))
-
-
-class BufferPool:
-    """Pool of aligned buffers of one size."""
-
-    def __init__(self, count: int, nbytes: int) -> None:
-        self.buffers = tuple(aligned(nbytes) for _ in range(count))
-        self._free = list(self.buffers)
-
-    def acquire(self) -> memoryview:
-        """Take a free buffer; raises BufferError if there is none."""
-        if not self._free:
-            raise BufferError(f"all {len(self.buffers)} buffers are in use")
-        return self._free.pop()
-
-    def release(self, buffer: memoryview) -> None:
-        """Return a buffer to the pool."""
-        assert any(buffer is each for each in self.buffers), "a buffer of another pool"
-        assert all(buffer is not each for each in self._free), "a buffer was released twice"
-        self._free.append(buffer)

@@ -195,12 +195,6 @@ class PlacementProblem:
         run(*self.step, np.array(chosen), ends)
         return ends
 
-    def latencies_s(self, choices: I64) -> F64:
-        """Length of a step for each of the choices (N, R), (N,) seconds."""
-        out = np.zeros(len(choices))
-        _run_all(*self.step, choices, out)
-        return out
-
     def placement(self, chosen: Sequence[int]) -> PlacementResult:
         """Placement with option chosen[r] of each request r."""
         named = tuple(mine[number] for mine, number in zip(self.options, chosen, strict=True))
@@ -246,14 +240,6 @@ def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-un
         for request in range(chosen.size):
             took += slower[request, chosen[request], layer]
         ends[layer + 1] = start + took
-
-
-@njit(cache=True, nogil=True)
-def _run_all(compute, fetch, asked, due, slower, choices, out):  # type: ignore[no-untyped-def]
-    ends = np.zeros(compute.size + 1)
-    for number in range(choices.shape[0]):
-        run(compute, fetch, asked, due, slower, choices[number], ends)
-        out[number] = ends[compute.size]
 
 
 @njit(cache=True, nogil=True)
