@@ -100,6 +100,28 @@ def test_rows_are_in_the_pages_of_their_map(form, d, m, position, tokens):
     assert (pages != POISON).sum() == written == rows.size
 
 
+@pytest.mark.parametrize("layout", ["fp16", "bf16", "fp8", "int8", "int4", "int4-bf16", "latent", "progressive"])
+@pytest.mark.parametrize(("page_bytes", "d"), [(512, 16), (512, 12), (1024, 20), (512, 10)])
+def test_full_groups_use_the_bytes_that_their_map_states(layout, page_bytes, d):
+    """Of no more than these, and of all of a page that is not cleared before it is packed."""
+    form = LAYOUTS[layout].form(page_bytes, d, 512)
+    for mapped in maps_of(form, 1, H).values():
+        if not mapped.programmed:
+            continue
+        width = 2 if mapped.source == "kv" else 1
+        rows = np.random.default_rng(0).integers(0, 1 << 14, (2 * mapped.per_group, H, width * d)).astype(np.uint16)
+        at = np.arange(2 * mapped.streams).reshape(mapped.streams, 2)
+        one, other = (np.full((at.size, page_bytes // 2), before, np.uint16) for before in (0, 0xFFFF))
+        for pages in (one, other):
+            mapped.write(pages, at, 0, rows)
+        used = one.view(np.uint8) == other.view(np.uint8)
+        last = int(np.flatnonzero(used.any(0))[-1])
+        assert last // 2 == (mapped.group_bytes - 1) // 2, "pages are packed in values of 2 bytes"
+        assert mapped.fills_pages <= used.all()
+        if type(mapped) in (TokenMap, EmbeddingMap) and form.bits == 16:
+            assert mapped.fills_pages == used.all(), "a page that is filled needs no clearing"
+
+
 def test_custom_layout_passes_all_operations(small_drive, signs):
     """Append, fork, crop, flush, collection and recovery; its plane is there for a method to read."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
