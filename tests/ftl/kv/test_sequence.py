@@ -102,7 +102,7 @@ def test_rows_are_stored_in_the_pages_that_hold_any_of_them():
     seq = layer_of(100)
     for number, name in enumerate("kv"):
         seq.maps[name].slots[0, :, :4] = 10 * number + np.arange(4)
-    for tokens, groups in ((range(0, 1), [0]), (range(24, 26), [0, 1]), (range(25, 75), [1, 2]), (range(76, 100), [3])):
+    for tokens, groups in ((range(1), [0]), (range(24, 26), [0, 1]), (range(25, 75), [1, 2]), (range(76, 100), [3])):
         assert seq.stored_in("k", 0, tokens).tolist() == [groups] * H
         assert seq.stored_in("v", 0, tokens).tolist() == [[10 + group for group in groups]] * H
     assert seq.stored_in("kv", 0, range(30, 40)).tolist() == [[1]] * H + [[11]] * H
