@@ -1,6 +1,6 @@
 """Identify and log pages byte by byte, as the figures of the NVMe specifications place their fields.
 
-partner of: csd_link/nvmeof/identify.py, csd_link/nvmeof/nvm.py, csd_link/nvmeof/subsystem.py
+partner of: csd_link/nvmeof/nvm.py, csd_link/nvmeof/subsystem.py
 """
 
 from itertools import pairwise

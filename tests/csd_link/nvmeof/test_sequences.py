@@ -34,6 +34,7 @@ from csd_link.nvmeof.sequences import (
     Session,
     decode_frame,
 )
+from csd_link.nvmeof.tls import TlsError
 from csd_link.window import Identity, WindowLayout
 from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
@@ -321,6 +322,96 @@ def test_unreachable_drive_is_waited_for(namespace, service):
         device.close()
     hasty.close()
     proxy.close()
+
+
+class Clock:
+    """Time that passes in sleeps only, which it notes."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.slept = 50.0, list[float]()
+        monkeypatch.setattr(device_module, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def device(namespace):
+    with target_with(namespace) as target:
+        attached = device_of(target.port, ctrl_loss_s=10.0)
+        yield attached
+        attached.close()
+
+
+def doubling(first, most, total):
+    """Delays that double up to a largest one, until their sum is at least `total`."""
+    delays = list[float]()
+    while sum(delays) < total:
+        delays.append(min(first * 2 ** len(delays), most))
+    return delays
+
+
+@pytest.mark.parametrize(
+    ("error", "waits_s"),
+    [
+        (TimeoutError(), 10.0),
+        (StatusError(Code.CONTROLLER_BUSY, 0), 10.0),
+        (ConnectionRefusedError(), device_module.REFUSED_S),
+        (FileNotFoundError(), device_module.REFUSED_S),
+        (TlsError(), device_module.REFUSED_S),
+        (StatusError(Code.INVALID_HOST, 0), device_module.REFUSED_S),
+    ],
+)
+def test_a_connection_is_tried_again_less_and_less_often(device, monkeypatch, error, waits_s):
+    clock = Clock(monkeypatch)
+
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(device, "_connect", fail)
+    with pytest.raises(DriveLostError):
+        device._reconnect(OSError("cut"))
+    assert clock.slept == pytest.approx(doubling(0.01, device_module.MAX_DELAY_S, waits_s))
+
+
+def test_refusals_count_from_the_last_other_failure(device, monkeypatch):
+    clock, attempts = Clock(monkeypatch), list[float]()
+
+    def fail(name):
+        attempts.append(clock.now)
+        raise TimeoutError if clock.now < 53 else ConnectionRefusedError
+
+    monkeypatch.setattr(device, "_connect", fail)
+    with pytest.raises(DriveLostError):
+        device._reconnect(OSError("cut"))
+    last_other = max(each for each in attempts if each < 53)
+    assert 0 <= clock.now - last_other - device_module.REFUSED_S <= device_module.MAX_DELAY_S
+
+
+def test_a_command_is_repeated_less_and_less_often_while_memory_is_short(device, monkeypatch):
+    clock = Clock(monkeypatch)
+    with pytest.raises(DriveLostError):
+        for _ in range(1000):
+            device._wait_to_retry()
+    expected = doubling(0.01, 0.25, device_module.RETRY_S)
+    assert clock.slept == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_first_connection_waits_for_a_busy_drive_alone(device, monkeypatch):
+    for status, delays in ((Code.CONTROLLER_BUSY, [0.25] * 9), (Code.INVALID_HOST, [])):
+        clock = Clock(monkeypatch)
+
+        def fail(name, status=status):
+            raise StatusError(status, 0)
+
+        monkeypatch.setattr(device, "_connect", fail)
+        with pytest.raises(StatusError):
+            device._connect_first("")
+        assert clock.slept == delays
 
 
 def test_subsystem_without_sequences_is_refused(namespace):

@@ -122,6 +122,31 @@ def test_full_groups_use_the_bytes_that_their_map_states(layout, page_bytes, d):
             assert mapped.fills_pages == used.all(), "a page that is filled needs no clearing"
 
 
+@pytest.mark.parametrize("layout", ["fp16", "bf16", "fp8", "latent", "progressive", "progressive-latent"])
+@pytest.mark.parametrize("position", [0, 1, 7, 11])
+def test_buffered_rows_after_a_position_become_nan(layout, position):
+    """Those before stay, and so do the buffers of others."""
+    form, generator = LAYOUTS[layout].form(512, D, 128), np.random.default_rng(0)
+    erased = POISON if form.rows.exact else form.rows.decode(np.full(form.row_bytes, 0xFF, np.uint8), D)[0]
+    for mapped in maps_of(form, 1, H).values():
+        if not (mapped.primary or type(mapped) is EmbeddingMap):
+            continue
+        content = generator.integers(0, 1 << 14, (mapped.streams + 2, 256)).astype(np.uint16)
+        mapped.buffers[0] = generator.permutation(mapped.streams + 2)[: mapped.streams]
+        rows = generator.integers(0, 1 << 14, (12, H, D)).astype(np.uint16)
+        mapped.fill(content, mapped.buffers[0], 0, rows)
+        before = content.copy()
+        mapped.fill_nan(content, mapped.buffers[0], position)
+        others = np.setdiff1d(np.arange(mapped.streams + 2), mapped.buffers[0])
+        np.testing.assert_array_equal(content[others], before[others])
+        if mapped.primary:
+            stored, cleared = (mapped.buffered_rows(each, 0, 12) for each in (before, content))
+        else:
+            stored, cleared = (each.reshape(-1, form.m, form.T)[mapped.buffers[0]].T for each in (before, content))
+        np.testing.assert_array_equal(cleared[:position], stored[:position])
+        assert (cleared[position:] == erased).all()
+
+
 def test_custom_layout_passes_all_operations(small_drive, signs):
     """Append, fork, crop, flush, collection and recovery; its plane is there for a method to read."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)
