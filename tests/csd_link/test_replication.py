@@ -150,6 +150,15 @@ def test_random_commands_with_losses_equal_no_losses(small_drive, drives, seed):
     twin.plain.close()
 
 
+def test_a_group_takes_what_all_of_its_drives_take(drives, monkeypatch):
+    for drive, max_bytes in zip(drives, (5000, 4000, 3000), strict=False):
+        monkeypatch.setattr(drive, "max_bytes", max_bytes, raising=False)
+    group = ReplicatedDrive(drives[:2])
+    assert (group.max_bytes, group.name, group.spec) == (4000, drives[0].name, drives[0].spec)
+    assert group.drives == drives[:2]
+    group.close()
+
+
 def test_the_second_drive_serves_after_the_first_one_is_lost(twin, drives):
     drives[0].left = 0
     twin.read()

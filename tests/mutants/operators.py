@@ -1,7 +1,8 @@
 """Random mutants: one operator applied to one place of one function of the product, drawn by a seed.
 
 Nobody chooses where: every module with functions is as likely as any other, in it every operator that has a place, then
-every place. Not changed are texts (of errors, too), annotations, assertions, and functions that Numba compiles.
+every place. Not changed are texts (of errors, too), annotations, assertions, also those of equal lengths that
+`zip(strict=True)` makes, and functions that Numba compiles.
 """
 
 from __future__ import annotations
@@ -95,15 +96,19 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes that operators may change."""
     yield node
     if not isinstance(node, PLAIN):
-        kept = {id(part) for part in _annotations(node)}
+        unchanged = {id(part) for part in _unchanged(node)}
         for child in ast.iter_child_nodes(node):
-            if id(child) not in kept:
+            if id(child) not in unchanged:
                 yield from _changed(child)
 
 
-def _annotations(node: ast.AST) -> list[ast.AST | None]:
-    if isinstance(node, ast.FunctionDef):
-        return [node.args, node.returns, *node.decorator_list]
+def _unchanged(node: ast.AST) -> list[ast.AST | None]:
+    """Parts that no operator changes: annotations, and an assertion in the form of an argument."""
+    match node:
+        case ast.FunctionDef():
+            return [node.args, node.returns, *node.decorator_list]
+        case ast.keyword(arg="strict", value=ast.Constant(value=True)):
+            return [node.value]
     return []
 
 

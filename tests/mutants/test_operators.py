@@ -71,6 +71,12 @@ def test_messages_annotations_and_assertions_are_kept(module: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_lengths_are_an_assertion_and_others_are_not(module: Path, strict: bool) -> None:
+    module_of(module, f"return zip(a, a, strict={strict})")
+    assert len([*candidates(module)]) == (not strict)
+
+
 def test_mutants_are_drawn_by_seed_from_all_modules() -> None:
     some = draw(60, 3)
     assert some == draw(60, 3) != draw(60, 4) and len(set(some)) == 60
