@@ -151,7 +151,7 @@ def test_decode_continues_after_drive_and_actor_kills(fleet):
     assert [after[name].endpoint for name in after] == [before[name].endpoint for name in before]
 
 
-@pytest.mark.parametrize("redundancy", ["mirror", "recompute"])
+@pytest.mark.parametrize("redundancy", ["mirror", pytest.param("recompute", marks=pytest.mark.long)])
 def test_tokens_are_equal_after_loss_of_a_node(fleet, cluster, redundancy):
     head, _, replace_node = cluster
     model, tokenizer = load(CHECKPOINT)
