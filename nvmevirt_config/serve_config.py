@@ -75,7 +75,7 @@ class DriveEntry:
         offset_bytes: Begin of the windows in `device`, bytes.
         layout: Size of each window.
         durability: Failure that a flush survives: the end of the drive's process, or a power loss of the host.
-        medium: Place of flash pages while the drive has power: memory, a mapped file, or a file with direct I/O.
+        medium: Place of flash pages while the drive has power: memory, or a file with direct I/O.
         host_memory_mib: Page cache of a drive with medium `direct`, MiB.
         threads: Kernel threads; None: cores / drives.
     """

@@ -83,7 +83,7 @@ def test_first_failing_test_is_named(logs: Path, tmp_path: Path, monkeypatch: py
 
 def test_stages_are_tests_of_partner_modules() -> None:
     names = [stage.name for stage in stages(SEEN)]
-    assert names == ["tests", "types", "crash", "simulate", "slow tests", "tests with models"]
+    assert names == ["tests", "types", "crash", "simulate", "slow tests", "tests with models", "tests"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
     assert [
         stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._release_copy", "still", "False"))
@@ -92,7 +92,14 @@ def test_stages_are_tests_of_partner_modules() -> None:
         "types",
         "slow tests",
         "tests with models",
+        "tests",
     ]
+
+
+def test_tests_of_users_are_others_than_the_partners_own() -> None:
+    own, *_, last = stages(SEEN)
+    assert last.tests and not set(last.tests) & set(own.tests)
+    assert all((mutate.ROOT / test).exists() for test in last.tests)
 
 
 @pytest.mark.slow

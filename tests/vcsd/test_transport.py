@@ -46,7 +46,6 @@ LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with
     [
         ("inproc", "direct"),
         ("process", "memory"),
-        ("process", "mapped"),
         ("process", "direct"),
         ("fuse", "direct"),
         ("window:{}/window.bin", "direct"),

@@ -219,7 +219,7 @@ def test_flush_durability_host_syncs_records(capsys, monkeypatch, tmp_path):
     assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
 
 
-@pytest.mark.parametrize("medium", ["mapped", "direct"])
+@pytest.mark.parametrize("medium", ["direct"])
 def test_medium_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
     words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "-o", "json")
     figures = []
