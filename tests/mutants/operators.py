@@ -2,7 +2,7 @@
 
 Nobody chooses where: every module with functions is as likely as any other, in it every operator that has a place, then
 every place. Not changed are texts (of errors, too), annotations, assertions, also those of equal lengths that
-`zip(strict=True)` makes, and functions that Numba compiles.
+`zip(strict=True)` makes, functions that Numba compiles, and those that make code for it: compiled kernels are cached.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
     """All mutants of a module's Python functions, each after its operator."""
     for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
         if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in function.decorator_list):
+            continue
+        if function.args.args and function.args.args[0].arg == "builder":  # of LLVM instructions
             continue
         number_of = _numbers(function)
         for part in (part for statement in function.body for part in _changed(statement)):
