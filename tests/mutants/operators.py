@@ -105,12 +105,17 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _unchanged(node: ast.AST) -> list[ast.AST | None]:
-    """Parts that no operator changes: annotations, and an assertion in the form of an argument."""
+    """Parts that no operator changes: annotations, an assertion in the form of an argument, and the size -1 of an axis.
+
+    NumPy takes any negative number for an axis of whatever size is left.
+    """
     match node:
         case ast.FunctionDef():
             return [node.args, node.returns, *node.decorator_list]
         case ast.keyword(arg="strict", value=ast.Constant(value=True)):
             return [node.value]
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=sizes):
+            return [size for size in sizes if ast.unparse(size) == "-1"]
     return []
 
 

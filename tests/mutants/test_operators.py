@@ -78,6 +78,13 @@ def test_code_of_kernels_is_not_changed(module: Path) -> None:
     assert not [*candidates(module)]
 
 
+def test_size_of_an_axis_that_is_whatever_is_left_is_not_changed(module: Path) -> None:
+    module_of(module, "return a.reshape(-1, 4)")
+    assert [str(mutant) for name, mutant in candidates(module) if name == "constant changed"] == [
+        "shop.work:work: 4 -> 5"
+    ]
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_strict_lengths_are_an_assertion_and_others_are_not(module: Path, strict: bool) -> None:
     module_of(module, f"return zip(a, a, strict={strict})")
