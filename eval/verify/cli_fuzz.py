@@ -114,13 +114,13 @@ class ForkedProgram:
             self.main()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - counted as a crash
             traceback.print_exc()
             code = TRACEBACK
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:
+            except Exception:  # noqa: BLE001 - counted as a crash
                 traceback.print_exc()
                 code = TRACEBACK
         os._exit(code)

@@ -28,9 +28,9 @@ class _Run:
         try:
             iteration()
             self.to_model.put(None)
-        except Exception as error:  # the model raises it
+        except Exception as error:  # noqa: BLE001 - the model raises it
             self.to_model.put(error)
-        except BaseException as error:  # including sys.exit(): a policy must not end the model's process
+        except BaseException as error:  # noqa: BLE001 - including sys.exit(): a policy must not end the model's process
             self.to_model.put(RuntimeError(f"the policy ended with {type(error).__name__}"))
 
 
