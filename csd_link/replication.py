@@ -311,7 +311,7 @@ class ReplicatedDrive:
                     pass
             else:
                 failure = "no drive is free to replace it"
-        except Exception as error:  # on any failure, the group stays in use, and another drive is tried
+        except Exception as error:  # noqa: BLE001 - on any failure, the group stays in use, and another drive is tried
             failure = str(error) or type(error).__name__
         with self._filled:
             if failure:

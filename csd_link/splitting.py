@@ -67,7 +67,7 @@ class Deferred(Future[Completion]):
                 return
             try:
                 self.set_result(self._make())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised by the caller of result()
                 self.set_exception(error)
 
 

@@ -139,7 +139,7 @@ class AsyncPrefixStore:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:  # the thread must go on: callers wait for their futures
+            except Exception:  # noqa: BLE001 - the thread must go on: callers wait for their futures
                 _LOG.exception("prefixes: unexpected error; reconnecting to the drives")
                 self._disconnect("internal error")
 

@@ -191,6 +191,17 @@ def test_freed_sequences_free_space(small_drive):
     assert ftl.buffers.left == ftl.buffers.capacity
 
 
+def test_freed_sequences_are_recorded_when_they_are_many(small_drive, monkeypatch):
+    """Also if they free no block, since the record of them would grow without limit."""
+    monkeypatch.setattr("ftl.facade.UNRECORDED", 3)
+    ftl, layout = make(small_drive)
+    handles = ftl.create(5, 1, HEADS, layout)
+    ftl.flush(0)
+    for handle, waiting in zip(handles, (1, 2, 3, 0, 1), strict=True):
+        ftl.free([handle], 0)
+        assert len(ftl.kv.changes.freed) == waiting
+
+
 class FtlMachine(RuleBasedStateMachine):
     """Random verbs on a small drive, against arrays in a dictionary."""
 

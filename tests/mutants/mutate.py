@@ -1,10 +1,10 @@
 """Mutation test of the product: `./dev mutate`.
 
 Each mutant of `mutants.yaml`, or of a random draw over all product modules, is planted in a forked process, which then
-runs the tests of the changed module's partners, the type checker, for the packages of a drive a short crash sweep and a
-short simulation, and tests of what uses the module. A mutant is caught by the first of these that fails. Kept tools
-(mutmut, cosmic-ray) start a Python for each mutant, and importing the product and loading its compiled kernels takes
-longer than most tests do.
+runs the tests of the changed module's partners, the type checker, the linter's rule about blind exceptions, for the
+packages of a drive a short crash sweep and a short simulation, and tests of what uses the module. A mutant is caught by
+the first of these that fails. Kept tools (mutmut, cosmic-ray) start a Python for each mutant, and importing the product
+and loading its compiled kernels takes longer than most tests do.
 
 Verdicts are kept in build/mutants.json until the mutant, its module or its tests change, so an interrupted run goes on.
 Mutants that no test can catch are in `mutants.yaml` or `equivalent.yaml` with the reason, and are not counted.
@@ -104,6 +104,8 @@ class Stage:
         """Return what fails, or an empty text; in a process of its own, since it has changed the product's code."""
         if self.name == "types":
             return _type_error(mutant)
+        if self.name == "lint":
+            return _lint_error(mutant) if mutant else ""
         if self.name == "crash":
             crash = import_module("vcsd_eval.verify.crash").bench_crash(CUTS, 0)
             return "crash" if crash["lost"] or crash["wrong"] else ""
@@ -131,6 +133,24 @@ def _type_error(mutant: Mutant | None) -> str:
     return (done.stdout + done.stderr).partition("\n")[0] if done.returncode else ""
 
 
+def _lint_error(mutant: Mutant) -> str:
+    """What ruff says of exceptions that the mutant would hide; not of its style, which is bad in most mutants."""
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--quiet",
+        "--select",
+        "BLE",
+        "--stdin-filename",
+        find(mutant),
+        "-",
+    ]
+    done = subprocess.run(command, cwd=ROOT, input=mutated_text(mutant), capture_output=True, text=True)
+    return (done.stdout + done.stderr).partition("\n")[0] if done.returncode else ""
+
+
 def stages(mutant: Mutant) -> list[Stage]:
     """Checks of a mutant, quick ones first. Without files pytest would run everything."""
     path = find(mutant).relative_to(ROOT)
@@ -142,7 +162,7 @@ def stages(mutant: Mutant) -> list[Stage]:
     quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
     users = _tests_of_users(mutant.at.partition(":")[0], tests)
     last = [Stage("tests", users)] if users else []
-    return [*quick, Stage("types"), *wide, *chain.from_iterable(later), *last]
+    return [*quick, Stage("types"), Stage("lint"), *wide, *chain.from_iterable(later), *last]
 
 
 def _tests_of_users(module: str, tried: set[str]) -> tuple[str, ...]:
@@ -212,7 +232,7 @@ def _child(mutant: Mutant | None, stage: Stage, log: Path, writer: int) -> NoRet
             said = f"{CAUGHT}: it raises"
             failing = stage.run(mutant)
             said = f"{CAUGHT}: {failing}" if failing else SURVIVED
-        except BaseException as error:  # of the mutant's making: it is caught
+        except BaseException as error:  # noqa: BLE001 - of the mutant's making: it is caught
             traceback.print_exc(file=file)
             said += f": {error}" if said == IMPOSSIBLE else ""
     os.write(writer, f"{' '.join(said.split())}\n".encode())

@@ -2,7 +2,7 @@
 
 Nobody chooses where: every module with functions is as likely as any other, in it every operator that has a place, then
 every place. Not changed are texts (of errors, too), annotations, assertions, also those of equal lengths that
-`zip(strict=True)` makes, and functions that Numba compiles.
+`zip(strict=True)` makes, functions that Numba compiles, and those that make code for it: compiled kernels are cached.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
     for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
         if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in function.decorator_list):
             continue
+        if function.args.args and function.args.args[0].arg == "builder":  # of LLVM instructions
+            continue
         number_of = _numbers(function)
         for part in (part for statement in function.body for part in _changed(statement)):
             for operator, old, new in changes(part):
@@ -103,12 +105,17 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _unchanged(node: ast.AST) -> list[ast.AST | None]:
-    """Parts that no operator changes: annotations, and an assertion in the form of an argument."""
+    """Parts that no operator changes: annotations, an assertion in the form of an argument, and the size -1 of an axis.
+
+    NumPy takes any negative number for an axis of whatever size is left.
+    """
     match node:
         case ast.FunctionDef():
             return [node.args, node.returns, *node.decorator_list]
         case ast.keyword(arg="strict", value=ast.Constant(value=True)):
             return [node.value]
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=sizes):
+            return [size for size in sizes if ast.unparse(size) == "-1"]
     return []
 
 

@@ -58,7 +58,7 @@ class Inline:
         future = Future[Any]()
         try:
             future.set_result(function(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised by the caller of result()
             future.set_exception(error)
         return future
 

@@ -316,7 +316,7 @@ def simulate(seed: int, steps: int = STEPS, allowed: frozenset[str] = frozenset(
         except Wrong as wrong:
             verdict.wrong += 1
             verdict.what = str(wrong)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - counted as wrong
             verdict.wrong += 1
             verdict.what = f"{type(error).__name__}: {error}"
         for drive in world.drives:

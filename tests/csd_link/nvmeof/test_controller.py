@@ -264,6 +264,22 @@ def test_a_warning_completes_an_event_request_if_the_host_has_enabled_it(control
     assert controller.completed == expected
 
 
+def test_discovery_controller_reports_no_health(health):
+    made = Controller(subsystem_of(MemoryBlocks(), smart=health, namespaces={}), 5, (bytes(16), HOST), Limits())
+    made.complete_event = lambda *what: pytest.fail("it has no drive")
+    made.set_property(0x14, 1)
+    made.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=WARNING_EVENTS))
+    assert made.admin(Sqe(Admin.ASYNC_EVENT, cid=1)) is None
+    health.warning = 1 << 2
+    made.admin(Sqe(Admin.KEEP_ALIVE))
+    assert refused(made.admin, Sqe(Admin.ABORT, cdw10=1 << 16)) == Code.INVALID_OPCODE
+    for kind in (0, 2, 3, 0x1C):
+        assert refused(identify, made, kind) == Code.INVALID_FIELD
+    assert len(identify(made, 1)) == 4096
+    pages = struct.unpack("<256I", log(made, 0, 1024))
+    assert {number for number in range(256) if pages[number]} == {0, 0x70}
+
+
 def nvm(controller, opcode, lba=0, count=1, data=b"", **more):
     sqe = Sqe(opcode, nsid=1, **{"cdw10": lba & 0xFFFFFFFF, "cdw11": lba >> 32, "cdw12": count - 1} | more)
     namespace = controller.namespace(1)

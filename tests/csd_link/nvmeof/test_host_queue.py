@@ -3,11 +3,13 @@
 import socket
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
+from csd_link.nvmeof import host_queue
 from csd_link.nvmeof.commands import DO_NOT_RETRY, SGL_IN_CAPSULE, SGL_TRANSPORT, Code, Cqe, Sqe
-from csd_link.nvmeof.host_queue import HostQueue, StatusError
+from csd_link.nvmeof.host_queue import CONTROLLER_TIMEOUT_S, ControllerTimeoutError, HostQueue, StatusError
 from csd_link.nvmeof.pdu import (
     FROM_HOST,
     R2T,
@@ -219,3 +221,14 @@ def test_refused_command_raises_its_status(controller, queue):
     with pytest.raises(StatusError) as refused:
         queue.command(READ)
     assert (refused.value.status, refused.value.result) == (Code.INVALID_FIELD, 44)
+
+
+@pytest.mark.parametrize(("since", "heard"), [(100.0, 150.0), (150.0, 100.0), (150.0, 150.0)])
+def test_controller_is_silent_since_the_last_command_or_byte(queue, monkeypatch, since, heard):
+    queue._since, queue._stream.heard = since, heard
+    now = SimpleNamespace(perf_counter=lambda: 150.0 + CONTROLLER_TIMEOUT_S)
+    monkeypatch.setattr(host_queue, "time", now)
+    queue._check_alive()
+    now.perf_counter = lambda: 150.1 + CONTROLLER_TIMEOUT_S
+    with pytest.raises(ControllerTimeoutError):
+        queue._check_alive()

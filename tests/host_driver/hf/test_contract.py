@@ -410,7 +410,7 @@ def _in_child(work):
     if not (child := os.fork()):
         try:
             outcome = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
             outcome = error
         with os.fdopen(theirs, "wb") as pipe:
             pickle.dump(outcome, pipe)
