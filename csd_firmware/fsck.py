@@ -138,11 +138,11 @@ def _check_generations(folder: Folder, spec: DriveSpec, report: CheckReport, dry
     files = {name: (folder.open(name, size), size) for name, size in whole.items()}
     generations = read_generations({name: file for name, (file, _) in files.items()}, spec.geometry)
     older = older_files(generations)
-    reported = {each["where"] for each in report.findings}
+    reported = {finding["where"] for finding in report.findings}
     for name, what in older.items() if not older.keys() <= reported else ():
         report.add(name, what, "would be used unchanged" if dry_run else "used unchanged", lost=True)
     for file, size in files.values() if older and not dry_run else ():
-        write_generation(file, size, max(each for each in generations.values() if each is not None))
+        write_generation(file, size, max(generation for generation in generations.values() if generation is not None))
     return not older
 
 

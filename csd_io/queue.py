@@ -112,13 +112,13 @@ def check(queue: Queue, requests: Sequence[IoRequest], flying: int) -> None:
     """Raise ValueError for requests that are invalid while `flying` others are in flight."""
     if flying + len(requests) > queue.depth:
         raise ValueError(f"{queue.name}: {flying + len(requests)} requests in flight, at most {queue.depth}")
-    for each in requests:
-        size = each.buffer.nbytes
-        if (each.offset | size | address(each.buffer)) % queue.block_bytes:
-            raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: not aligned to {queue.block_bytes}")
-        if not 0 < size <= queue.max_bytes or not 0 <= each.offset <= queue.size_bytes - size:
+    for request in requests:
+        size = request.buffer.nbytes
+        if (request.offset | size | address(request.buffer)) % queue.block_bytes:
+            raise ValueError(f"{queue.name}: {size} bytes at {request.offset}: not aligned to {queue.block_bytes}")
+        if not 0 < size <= queue.max_bytes or not 0 <= request.offset <= queue.size_bytes - size:
             limits = f"at most {queue.max_bytes} of {queue.size_bytes}"
-            raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: {limits}")
+            raise ValueError(f"{queue.name}: {size} bytes at {request.offset}: {limits}")
 
 
 def outcome(name: str, request: IoRequest, result: int) -> IoCompletion:

@@ -60,8 +60,8 @@ class WaitingQueue:
             check: Raises ValueError for a request that can never fit.
         """
         if not admission.reject:
-            for each in trace.requests:
-                check(each)
+            for request in trace.requests:
+                check(request)
         self._check = check
         self._arrivals, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
         self._cost, self._admission, self._number = cost, admission, count()

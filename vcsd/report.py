@@ -96,11 +96,11 @@ class Report:
             drives=[
                 {
                     "id": number,
-                    "kv_heads": list(mine.kv_heads),
-                    "q_heads": list(mine.q_heads),
+                    "kv_heads": list(share.kv_heads),
+                    "q_heads": list(share.q_heads),
                     "simulated_busy_ns": busy,
                 }
-                for number, (mine, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
+                for number, (share, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
             ],
             placed=placed or LayerPlacement(driver.shape, (FULL,) * driver.shape.layers, ()),
             layout=layout.name,

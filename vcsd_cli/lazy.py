@@ -77,8 +77,8 @@ def _load(name: str | None, place: str) -> Any:
     with importing():
         found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):
-        for each in found.registered_commands:
-            each.cls = StrictCommand
+        for command in found.registered_commands:
+            command.cls = StrictCommand
         return typer.main.get_group(found)
     app = typer.Typer(add_completion=False)
     app.command(name, cls=StrictCommand)(make_command(found))

@@ -153,7 +153,7 @@ class Controller:
         return self.namespace(nsid).identify(self.host[1]).ljust(identify.PAGE_BYTES, b"\0")
 
     def _sets(self) -> set[int]:
-        return {each.csi for each in self.subsystem.namespaces.values()}
+        return {namespace.csi for namespace in self.subsystem.namespaces.values()}
 
     def _log(self, sqe: Sqe) -> bytes:
         """Return the requested part of a log page."""

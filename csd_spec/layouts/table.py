@@ -96,7 +96,7 @@ def load_layouts(file: Path | None) -> None:
     """
     if file:
         found = {name: each for name, each in _TABLES.load(file).items() if name not in LAYOUTS}
-        codes = {each.code: name for name, each in layouts().items()}
+        codes = {layout.code: name for name, layout in layouts().items()}
         for name, each in found.items():
             if codes.get(each.code, name) != name:
                 raise ValueError(f"{file}: layout {name}, code {each.code}: is taken by layout {codes[each.code]}")
@@ -141,10 +141,12 @@ def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayou
     asked = layout_named(name)
     if asked.latent and not latent:
         raise ValueError(f"layout = {name!r}: V is not a part of K in this model: use {asked.family}")
-    family = [each for each in layouts().values() if each is asked or (asked.family and each.family == asked.family)]
+    family = [
+        layout for layout in layouts().values() if layout is asked or (asked.family and layout.family == asked.family)
+    ]
     formats = {each.rows.name: each for each in family if each.latent == latent and asked.rows in (FP16, each.rows)}
     if not formats:
-        known = ", ".join(each.family for each in layouts().values() if each.latent and each.rows is FP16)
+        known = ", ".join(layout.family for layout in layouts().values() if layout.latent and layout.rows is FP16)
         raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {known}")
     if storage and storage not in formats:
         raise ValueError(f"kv_dtype = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")

@@ -135,11 +135,11 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
         trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
     else:
         trace = read_trace(load.trace).head(load.requests)
-    scale = min(1.0, load.longest / max(each.tokens for each in trace.requests))
+    scale = min(1.0, load.longest / max(request.tokens for request in trace.requests))
     text, draw = list(PROMPT.read_bytes()), random.Random(load.seed)
     lengths = [
-        (max(1, int(each.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(each.output_tokens * scale)))
-        for each in trace.requests
+        (max(1, int(request.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(request.output_tokens * scale)))
+        for request in trace.requests
     ]
     steps_each = sum(new for _, new in lengths) / len(lengths) / load.max_batch_size
     found = []
@@ -161,7 +161,7 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
 def _arrivals(trace: Trace) -> list[float]:
     """Arrival times, scaled to 0 to 1."""
     last = max(1e-9, trace.requests[-1].arrival)
-    return [each.arrival / last for each in trace.requests]
+    return [request.arrival / last for request in trace.requests]
 
 
 def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:

@@ -144,7 +144,7 @@ class NandFiles:
         older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
         if older:
             raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
-        known = [each for each in generations.values() if each is not None]
+        known = [generation for generation in generations.values() if generation is not None]
         self.generation = max(known, default=0)
         self.same_generation = set(generations.values()) <= {self.generation}
 
@@ -254,8 +254,8 @@ def _read_generation(file: File, offset: int) -> int | None:
     file.read(offset, memoryview(footer))
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
     found = [
-        (each[:8], 0) if not any(each) else correct_single_bit(each[:8], int.from_bytes(each[8:], "little"))
-        for each in copies
+        (copy[:8], 0) if not any(copy) else correct_single_bit(copy[:8], int.from_bytes(copy[8:], "little"))
+        for copy in copies
     ]
     return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
 
@@ -269,7 +269,7 @@ def write_generation(file: File, size: int, generation: int) -> None:
 
 def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
     """Files that are older than the newest one, by name, with a message."""
-    known = {name: each for name, each in generations.items() if each is not None}
+    known = {name: generation for name, generation in generations.items() if generation is not None}
     newest = max(known, key=lambda name: known[name], default="")
     return {
         name: f"is older (generation {each}) than {newest} (generation {known[newest]})"

@@ -43,7 +43,7 @@ def list_keys(device: Drive) -> dict[bytes, Place]:
     while True:
         data: Any = check_completion(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
         keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
-        there = sum(each > 0 for each in tokens)
+        there = sum(token > 0 for token in tokens)
         found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
         if there < count:
             return found

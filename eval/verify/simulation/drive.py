@@ -295,8 +295,8 @@ class SimDrive:
         ftl = self.firmware.ftl
         if self.rotten and ftl.findings:  # refused data is reported as lost; the rest must be correct
             self.reported += 1
-            good = {seq for seq, each in ftl.sequences.items() if not each.failed}
-            self.commits = [{seq: layers for seq, layers in each.items() if seq in good} for each in self.commits]
+            good = {seq for seq, sequence in ftl.sequences.items() if not sequence.failed}
+            self.commits = [{seq: layers for seq, layers in commit.items() if seq in good} for commit in self.commits]
         self.rotten = False
         losses = [self._differs(commit) for commit in self.commits]
         best = min(range(len(losses)), key=lambda i: sum(losses[i]))
@@ -321,5 +321,5 @@ class SimDrive:
                 if [row.tobytes() for row in rows] != [k.tobytes(), v.tobytes()]:  # a manifest may hold NaN
                     found["wrong"] += 1
                     break
-        others = {seq for seq, each in ftl.sequences.items() if not each.failed} - set(commit)
+        others = {seq for seq, sequence in ftl.sequences.items() if not sequence.failed} - set(commit)
         return found["lost"], found["wrong"] + len(others)
