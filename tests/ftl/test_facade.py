@@ -211,11 +211,13 @@ def test_page_cache_and_page_buffers_share_the_drives_memory(small_drive):
 def test_copy_gets_the_layout_that_is_asked_for_or_stays_in_its_own(small_drive, layout, expected):
     ftl, form = make(small_drive)
     (handle,) = ftl.create(1, 1, HEADS, form)
-    k = rows(np.random.default_rng(0), 100)
+    k = rows(np.random.default_rng(0), 400)
     append(ftl, handle, 0, k, k)
     ftl.relayout(handle, 2, 0, layout and LAYOUTS[layout])
     now = ftl.sequence(handle).layout
     assert (now.layout.name, now.m) == (expected, 2)
+    copy = ftl.sequence(handle).maps["embedding_k"]
+    assert copy.flash_slots().size == copy.streams * (400 // now.T) > 0, "all of its full groups"
     np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k)
 
 
