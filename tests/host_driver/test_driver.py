@@ -112,7 +112,7 @@ def test_cropped_or_freed_rows_are_gone():
     assert talk.driver.read(talk.batch, slice(None), 0)[0].shape == (31, 4, 16)
     buffers = [device.firmware.ftl.buffers for device in talk.driver.devices]
     talk.driver.free(talk.batch)
-    assert all(each.left == each.capacity for each in buffers)
+    assert all(buffer.left == buffer.capacity for buffer in buffers)
 
 
 def test_read_inside_a_step_does_not_turn_time_back():

@@ -43,7 +43,7 @@ class Moving(Policy):
         def placed(number: int) -> tuple[tuple[str, ...], ...]:
             return tuple(TIERS[(number + layer + s.step) % len(TIERS)] for layer in range(s.cost.layers))
 
-        return s.prefill() or s.output(s.sequences, [placed(each.number) for each in s.sequences])
+        return s.prefill() or s.output(s.sequences, [placed(sequence.number) for sequence in s.sequences])
 
 
 def minicpm3() -> PreTrainedModel:
@@ -99,7 +99,7 @@ def alone(model: PreTrainedModel, asked: ServingConfig) -> list[list[int]]:
 def generated(model: PreTrainedModel) -> list[list[int]]:
     """Tokens of the model's own greedy `generate`, one request at a time."""
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    return [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts()]
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts()]
 
 
 def together(model: PreTrainedModel, asked: ServingConfig) -> tuple[list[list[int]], dict[str, int]]:

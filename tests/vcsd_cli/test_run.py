@@ -274,7 +274,7 @@ def test_timeline_has_the_time_of_the_last_step(capsys, monkeypatch, tmp_path):
     assert code == 0 and told["step_ns"] > 0 and told["merged_slices"] == 0
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     assert (
-        max(round(1000 * (each["ts"] + each["dur"])) for each in events if each["name"] == "decode step")
+        max(round(1000 * (event["ts"] + event["dur"])) for event in events if event["name"] == "decode step")
         == told["step_ns"]
     )
 

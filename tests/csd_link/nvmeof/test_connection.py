@@ -76,7 +76,7 @@ def test_only_the_first_transfer_is_asked_for_and_a_queue_has_as_many_as_entries
         connection._ask(Sqe(1, cid=cid), MIB)
     connection._send()
     assert asked(host) == R2T(0, 1, 0, MIB)
-    assert (connection._out, [each.tag for each in connection._transfers]) == ([], [1, 2, 3])
+    assert (connection._out, [transfer.tag for transfer in connection._transfers]) == ([], [1, 2, 3])
     with pytest.raises(CommandError) as refused:
         connection._ask(Sqe(1, cid=3), MIB)
     assert refused.value.status == Code.INTERRUPTED

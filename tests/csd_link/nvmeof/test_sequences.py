@@ -151,7 +151,7 @@ def test_sessions_end_as_their_hosts_share_them(steps):
     def expire(host):
         left.pop(host, None)
         gone = {each for each, since in left.items() if now - since >= kept_s}
-        sessions[:] = [each for each in sessions if each[1] not in gone]
+        sessions[:] = [session for session in sessions if session[1] not in gone]
         for each in gone:
             del left[each]
 
@@ -169,10 +169,10 @@ def test_sessions_end_as_their_hosts_share_them(steps):
                 sessions.append((made, host))
                 while True:
                     counts = Counter(each for _, each in sessions)
-                    largest = max(counts, key=lambda each: (counts[each], each in left))
+                    largest = max(counts, key=lambda count: (counts[count], count in left))
                     if counts[largest] <= own and len(sessions) <= most:
                         break
-                    sessions.remove(next(each for each in sessions if each[1] == largest))
+                    sessions.remove(next(session for session in sessions if session[1] == largest))
             elif step == "leave":
                 namespace.host_left(host)
                 if host in {each for _, each in sessions}:
@@ -388,7 +388,7 @@ def test_refusals_count_from_the_last_other_failure(device, monkeypatch):
     monkeypatch.setattr(device, "_connect", fail)
     with pytest.raises(DriveLostError):
         device._reconnect(OSError("cut"))
-    last_other = max(each for each in attempts if each < 53)
+    last_other = max(attempt for attempt in attempts if attempt < 53)
     assert 0 <= clock.now - last_other - device_module.REFUSED_S <= device_module.MAX_DELAY_S
 
 

@@ -77,7 +77,7 @@ def assert_same(answers, others):
 @pytest.mark.parametrize(
     ("medium", "page_bytes", "layout"),
     [
-        *((each, 512, "fp16") for each in FILES),
+        *((file, 512, "fp16") for file in FILES),
         (FILES[1], 4096, "int4"),
         (FILES[1], 512, "progressive"),
         (FILES[1], 4096, "progressive"),
@@ -163,8 +163,8 @@ def assert_same_state(one, other):
     assert set(one[0]) == set(other[0])
     for handle, layers in one[0].items():
         assert (layers is None) == (other[0][handle] is None)
-        for mine, theirs in zip(layers or (), other[0][handle] or (), strict=True):
-            for a, b in zip(mine, theirs, strict=True):
+        for layer, theirs in zip(layers or (), other[0][handle] or (), strict=True):
+            for a, b in zip(layer, theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -221,8 +221,8 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
                 found.add("failed")
                 continue
             layers = stored.layers if stored.value is None else sequences[handle]
-            for mine, theirs in zip(layers, sequences[handle], strict=True):
-                for a, b in zip(mine, theirs, strict=True):
+            for layer, theirs in zip(layers, sequences[handle], strict=True):
+                for a, b in zip(layer, theirs, strict=True):
                     np.testing.assert_array_equal(a, b)
             assert stored.value is None or values[handle] == stored.value
         for lpn, page in enumerate(pages):

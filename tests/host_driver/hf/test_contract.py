@@ -315,7 +315,7 @@ def output_attentions(case):
     case.model.set_attn_implementation("eager")
     with case.attached():
         out = case.model(case.ids, output_attentions=True, use_cache=True)
-        return [each.float() for each in out.attentions]
+        return [attention.float() for attention in out.attentions]
 
 
 def output_hidden_states(case):

@@ -59,7 +59,7 @@ def test_manifest_of_every_model_is_stored_with_its_keys(devices):
         assert store.store(names.keys(TOKENS), *rows(TOKENS)) == 5
         assert PrefixStore(devices, names).blocks == 5, "a host that begins finds the blocks, and leaves the manifest"
     for device in devices:
-        found = {each["model"]["name"]: each for each in read_manifests(device)}
+        found = {manifest["model"]["name"]: manifest for manifest in read_manifests(device)}
         assert sorted(found) == ["llama", "m"] and all(each["blocks"] == 5 for each in found.values())
         model = found["llama"]["model"]
         assert model["config"] == {"rope_theta": 10000.0} and model["check"] == "sampled"
@@ -72,9 +72,9 @@ def test_store_without_manifest_room_retries_later(devices):
     store = PrefixStore([devices[0], faulty], NAMES)
     faulty.refuses, faulty.times = KvAppend, 1
     assert store.store(NAMES.keys(TOKENS[:16]), *rows(TOKENS[:16])) == 2
-    assert [each["blocks"] for each in read_manifests(devices[1])] == [2] and "model" not in read_manifests(devices[1])[
-        0
-    ]
+    assert [manifest["blocks"] for manifest in read_manifests(devices[1])] == [2] and "model" not in read_manifests(
+        devices[1]
+    )[0]
     assert len(devices[1].firmware.ftl.sequences) == 1, "nothing is left of the manifest"
     store.store(NAMES.keys(TOKENS), *rows(TOKENS))
     assert read_manifests(devices[1])[0]["model"]["name"] == "m"

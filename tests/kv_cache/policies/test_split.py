@@ -10,8 +10,8 @@ MISS, HALF, HIT = (10, 4), (10, 5), (10, 10)  # bytes read, and found in the cac
 def counts(feedback, *hits):
     """Cached parts after each iteration."""
     found = list[int]()
-    for each in hits:
-        feedback.update(*each)
+    for hit in hits:
+        feedback.update(*hit)
         found.append(feedback.count)
     return found
 

@@ -73,11 +73,13 @@ def test_operations_that_are_traced_end_as_if_they_were_not(small_drive, seed):
             assert traced.program(ppns, start_ns) == end_ns
             programmed_ns = max(programmed_ns, end_ns)
         assert heard.pop() == ("read" if reads else "program", ppns.tolist(), start_ns)
-        assert [each.ppn for each in operations] == ppns.tolist()
-        assert [each.nbytes for each in operations] == (nbytes.tolist() if reads else [g.page_bytes] * ppns.size)
-        assert {each.kind for each in operations} == {"read" if reads else "program"}
-        assert operations[0].begin_ns == free_ns and max(each.end_ns for each in operations) == end_ns
-        assert all(start_ns <= each.begin_ns < each.end_ns for each in operations)
+        assert [operation.ppn for operation in operations] == ppns.tolist()
+        assert [operation.nbytes for operation in operations] == (
+            nbytes.tolist() if reads else [g.page_bytes] * ppns.size
+        )
+        assert {operation.kind for operation in operations} == {"read" if reads else "program"}
+        assert operations[0].begin_ns == free_ns and max(operation.end_ns for operation in operations) == end_ns
+        assert all(start_ns <= operation.begin_ns < operation.end_ns for operation in operations)
         assert (plain.lane_free == traced.lane_free).all() and plain.programmed_ns == programmed_ns
 
 
