@@ -86,10 +86,10 @@ def read_header(typing_context: Any, scales: Any, page: Any, bf16: Any, queries:
                 part = builder.fptosi(rounded(builder, clamped(builder, part, -(2.0**50), 2.0**50)), longs)
                 builder.store(builder.add(builder.load(offsets[j]), part), offsets[j])
         sums = [builder.sitofp(folded(builder, builder.load(cell)), FLOAT) for cell in offsets]
-        found = [builder.fmul(each, FLOAT(1 / OFFSETS)) for each in sums]
+        means = [builder.fmul(total, FLOAT(1 / OFFSETS)) for total in sums]
         missed = [folded(builder, builder.load(cell)) for cell in variances]
         four = types.UniTuple(types.float32, QUERIES)
-        parts = [context.make_tuple(builder, four, part) for part in (found, missed)]
+        parts = [context.make_tuple(builder, four, part) for part in (means, missed)]
         return context.make_tuple(builder, signature.return_type, parts)
 
     words = types.uint64, types.uint64, types.boolean, types.uint64, types.int64
@@ -158,8 +158,8 @@ def _units(builder: Any, entries: Any, digits: Any) -> tuple[Any, Any]:
     builder.store(all_of(FLOATS, 0.0), most)
     with cgutils.for_range_slice(builder, WORD(0), digits, WORD(4), WORD) as (digit, _):
         entry = load(builder, builder.add(entries, builder.shl(digit, WORD(4))), FLOATS)
-        size, known = call(builder, "llvm.fabs.v16f32", FLOATS, entry), builder.load(most)
-        builder.store(builder.select(builder.fcmp_ordered(">", size, known), size, known), most)
+        size, before = call(builder, "llvm.fabs.v16f32", FLOATS, entry), builder.load(most)
+        builder.store(builder.select(builder.fcmp_ordered(">", size, before), size, before), most)
     largest = builder.load(most)
     while largest.type.count > QUERIES:
         half = largest.type.count // 2

@@ -49,10 +49,10 @@ def _in_halves(builder: Any, act: Callable[..., Any], *vectors: Any) -> Any:
 def add_products(builder: Any, sums: Any, codes: Any, factors: Any) -> Any:
     """Return sums (16 x int32) + codes (64 x uint8, below 16) x factors (64 x int8), added in fours."""
     if WAY == "avx512vnni":
-        words = (builder.bitcast(each, SUMS) for each in (codes, factors))
+        words = (builder.bitcast(vector, SUMS) for vector in (codes, factors))
         return call(builder, "llvm.x86.avx512.vpdpbusd.512", SUMS, sums, *words)
     if WAY == "avxvnni":
-        words = (builder.bitcast(each, SUMS) for each in (codes, factors))
+        words = (builder.bitcast(vector, SUMS) for vector in (codes, factors))
 
         def half(a: Any, b: Any, c: Any) -> Any:
             return call(builder, "llvm.x86.avx512.vpdpbusd.256", a.type, a, b, c)
@@ -63,8 +63,8 @@ def add_products(builder: Any, sums: Any, codes: Any, factors: Any) -> Any:
     wide = ir.VectorType(SHORT, LINE)
     products = builder.mul(builder.zext(codes, wide), builder.sext(factors, wide))
     for place in range(4):
-        mine = pick(builder, products, [4 * lane + place for lane in range(LANES)])
-        sums = builder.add(sums, builder.sext(mine, SUMS))
+        lane_sums = pick(builder, products, [4 * lane + place for lane in range(LANES)])
+        sums = builder.add(sums, builder.sext(lane_sums, SUMS))
     return sums
 
 

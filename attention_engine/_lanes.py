@@ -152,9 +152,9 @@ def largest_of(typing_context: Any, values: Any, count: Any) -> Any:
         most = cgutils.alloca_once(builder, FLOATS)
         builder.store(all_of(FLOATS, 0.0), most)
         with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
-            at, known = builder.add(values, builder.shl(index, WORD(2))), builder.load(most)
+            at, before = builder.add(values, builder.shl(index, WORD(2))), builder.load(most)
             some = load_some(builder, at, builder.sub(count, index))
-            builder.store(builder.select(builder.fcmp_ordered(">", some, known), some, known), most)
+            builder.store(builder.select(builder.fcmp_ordered(">", some, before), some, before), most)
         return largest_lane(builder, builder.load(most))
 
     return types.float32(types.uint64, types.int64), generate

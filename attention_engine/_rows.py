@@ -157,19 +157,19 @@ def prefetch(typing_context: Any, addresses: Any, nbytes: Any) -> Any:
 
 def _products(builder: Any, queries: list[Any], rows: list[Any], count: Any) -> Any:
     """Return a vector of the dot products of float32 queries and rows at addresses, ordered by query; at most WIDTH."""
-    each = [*itertools.product(range(len(queries)), range(len(rows)))]
-    totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
+    pairs = [*itertools.product(range(len(queries)), range(len(rows)))]
+    totals = {kind: [cgutils.alloca_once(builder, kind) for _ in pairs] for kind in (_FLOATS, _FLOAT)}
     for kind in totals:
         for total in totals[kind]:
             builder.store(_all(0.0, kind), total)
 
     def add(index: Any, kind: Any, values: list[Any]) -> None:
         factors = [_load(builder, query, index, kind, 4) for query in queries]
-        for (i, j), total in zip(each, totals[kind], strict=True):
+        for (i, j), total in zip(pairs, totals[kind], strict=True):
             builder.store(_fma(builder, factors[i], values[j], builder.load(total)), total)
 
     _over_rows(builder, count, rows, add)
-    lanes = ir.VectorType(_FLOAT, len(each))
+    lanes = ir.VectorType(_FLOAT, len(pairs))
     sums, singles = cgutils.alloca_once(builder, lanes), ir.Constant(lanes, ir.Undefined)
     builder.store(_folded(builder, [builder.load(total) for total in totals[_FLOATS]]), sums)
     with builder.if_then(builder.icmp_unsigned("!=", builder.and_(count, _WORD(WIDTH - 1)), _WORD(0)), likely=False):
@@ -199,8 +199,8 @@ def dots_into(typing_context: Any, outs: Any, scale: Any, queries: Any, rows: An
         sums = _products(builder, queries, rows, arguments[4])
         for i, out in enumerate(outs):
             mask = ir.Constant(ir.VectorType(ir.IntType(32), len(rows)), [*range(i * len(rows), (i + 1) * len(rows))])
-            mine = builder.shuffle_vector(sums, sums, mask)
-            _store(builder, builder.fmul(mine, _broadcast(builder, arguments[1], len(rows))), out, _WORD(0))
+            half = builder.shuffle_vector(sums, sums, mask)
+            _store(builder, builder.fmul(half, _broadcast(builder, arguments[1], len(rows))), out, _WORD(0))
         return context.get_dummy_value()
 
     return types.void(outs, types.float32, queries, rows, types.int64), generate

@@ -43,15 +43,15 @@ def dot_codes(typing_context: Any, queries: Any, row: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         queries, row, count = arguments
-        each = [builder.extract_value(queries, j) for j in range(signature.args[0].count)]
-        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in each] for kind in (_FLOATS, _FLOAT)}
+        vectors = [builder.extract_value(queries, j) for j in range(signature.args[0].count)]
+        totals = {kind: [cgutils.alloca_once(builder, kind) for _ in vectors] for kind in (_FLOATS, _FLOAT)}
         for kind in totals:
             for total in totals[kind]:
                 builder.store(_all(0.0, kind), total)
 
         def add(index: Any, kind: Any) -> None:
             values = _widen(builder, row, index, kind)
-            for query, total in zip(each, totals[kind], strict=True):
+            for query, total in zip(vectors, totals[kind], strict=True):
                 factor = _load(builder, query, index, kind, 4)
                 builder.store(_fma(builder, factor, values, builder.load(total)), total)
 

@@ -43,12 +43,12 @@ def _value_sums(bits: int) -> Any:
 
             def add(line: Any, some: int) -> None:
                 totals = [[cgutils.alloca_once_value(builder, all_of(SUMS, 0)) for _ in queries] for _ in range(some)]
-                for total in (each for mine in totals for each in mine):
+                for total in (each for address in totals for each in address):
                     builder.store(all_of(SUMS, 0), total)
                 first = builder.add(lines, builder.shl(line, WORD(6)))
                 with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
-                    mine = builder.add(first, builder.mul(block, stride))
-                    places = [at_offset(builder, mine, LINE * i) for i in range(some)]
+                    address = builder.add(first, builder.mul(block, stride))
+                    places = [at_offset(builder, address, LINE * i) for i in range(some)]
                     read, place = [load(builder, at, SUMS) for at in places], builder.mul(block, WORD(4 * quads))
                     for at in places:
                         _prefetch_line(builder, builder.add(at, prefetch_offset))
@@ -110,10 +110,10 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
         queries = range(signature.args[0].count)
 
         def cells() -> list[Any]:
-            made = [cgutils.alloca_once(builder, FLOATS) for _ in queries]
-            for cell in made:
+            vectors = [cgutils.alloca_once(builder, FLOATS) for _ in queries]
+            for cell in vectors:
                 builder.store(all_of(FLOATS, 0.0), cell)
-            return made
+            return vectors
 
         most, squares, carries, totals = (cells() for _ in range(4))
 
@@ -125,8 +125,8 @@ def round_weights(typing_context: Any, weights: Any, sizes: Any, count: Any, blo
 
         with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
             for j, value in enumerate(products(block)):
-                known = builder.load(most[j])
-                builder.store(builder.select(builder.fcmp_ordered(">", value, known), value, known), most[j])
+                before = builder.load(most[j])
+                builder.store(builder.select(builder.fcmp_ordered(">", value, before), value, before), most[j])
                 builder.store(fma(builder, value, value, builder.load(squares[j])), squares[j])
         largest = [largest_lane(builder, builder.load(cell)) for cell in most]
         inverses = []

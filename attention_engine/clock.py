@@ -112,7 +112,7 @@ def digit_cycles(shape: ProgressiveShape, tokens: int, widths: Sequence[Sequence
     lines, head, beats = form.D // 16, form.header_bytes // 16, shape.page_bytes // 16
     came = free = handed = coded = 0  # ends: page input, header, products, coefficients
     out = [0, 0]  # cycles at which pages are output
-    ends, given = [0], [0, 0]  # cycles at which blocks of 16 tokens are summed and output
+    ends, output = [0], [0, 0]  # cycles at which blocks of 16 tokens are summed and output
     for number in range(-(-tokens // form.T) * shape.parts):
         length = min(form.T, tokens - number // shape.parts * form.T)
         blocks = -(-length // 16)
@@ -123,15 +123,15 @@ def digit_cycles(shape: ProgressiveShape, tokens: int, widths: Sequence[Sequence
         coded = handed + (m + -(-missing // 4)) * G + _CODED
         at, gap = max(ends[-1], coded), _CLEAR * (shape.parts > 1)
         for block in range(blocks):
-            at = max(at + 4 * (lines - 1) * G, given[-2]) + 4 * G
+            at = max(at + 4 * (lines - 1) * G, output[-2]) + 4 * G
             ends.append(at)
-            given.append(max(given[-1] + gap * (block == 0), at + _ADDED) + min(16, length - 16 * block) * G)
-        out.append(given[-1])
+            output.append(max(output[-1] + gap * (block == 0), at + _ADDED) + min(16, length - 16 * block) * G)
+        out.append(output[-1])
         taken = 4 * lines * (len(ends) - 1) - _QUEUED  # beats in use when the last beat enters the queue
         came = (
             max(header + 4 * lines * blocks, ends[max(0, -(-taken // (4 * lines)))]) + beats - head - 4 * lines * blocks
         )
-    return max(came, given[-1] + _GIVEN)
+    return max(came, output[-1] + _GIVEN)
 
 
 # Latencies of the units of sparf_engine and digit_scores, in cycles

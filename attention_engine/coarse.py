@@ -242,11 +242,11 @@ def _merge(out, rows, sums, scores, weights, v_mean):  # type: ignore[no-untyped
     relative to the largest score. sums (d,): low-precision sum of the other tokens relative to their largest logit.
     scores: that logit. weights: weight of the sums, and weight that the mean of V represents.
     """
-    fine, (kept, left) = rows[0], weights
+    fine, (top_weight, left) = rows[0], weights
     top = max(fine, scores)
     a = rows[1] * exp(fine - top) if rows[1] > 0 else np.float32(0)
-    b = exp(scores - top) if kept + left > 0 else np.float32(0)
-    whole = a + b * (kept + left)
+    b = exp(scores - top) if top_weight + left > 0 else np.float32(0)
+    whole = a + b * (top_weight + left)
     for channel in range(out.size):
         out[channel] = (a * out[channel] + b * (sums[channel] + left * v_mean[channel])) / whole
     rows[0], rows[1] = top, whole
@@ -296,18 +296,18 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
         for query in range(queries):
             for i in range(counts[stream]):
                 weights[stream, query, tokens[stream, i]] = 0
-        found = sums, shares, squares
-        _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, found)
+        sums_of = sums, shares, squares
+        _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, sums_of)
         for query in range(queries):
             for part in range(parts):
                 rotate_back(sums[part, query, :m])
                 joined[part * m : (part + 1) * m] = sums[part, query, :m]
-            share, top, mine = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
-            length = of_codes[stream, query] * np.sqrt(squares_of(_address(mine), d))
-            lost[stream, query], of_fine, each = _merge(mine, rows[stream, query], joined, top, share, v_mean[stream])
+            share, top, row = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
+            length = of_codes[stream, query] * np.sqrt(squares_of(_address(row), d))
+            lost[stream, query], of_fine, each = _merge(row, rows[stream, query], joined, top, share, v_mean[stream])
             missed = each * each * squares[query] * (of_v + variances[stream, query] * of_k)
             missed += (of_fine * length) ** 2
-            size = np.sqrt(squares_of(_address(mine), d))
+            size = np.sqrt(squares_of(_address(row), d))
             errors[stream, query] = np.sqrt(missed) / size if size > 0 else np.float32(0)
 
 
@@ -330,10 +330,10 @@ _KEPT = threading.local()
 
 def _scratch(*shape: int) -> F32:
     """Return a thread-local array for logits. A new memory mapping in each step would cost a third of the time."""
-    size, kept = math.prod(shape), getattr(_KEPT, "logits", None)
-    if kept is None or not size <= kept.size <= 4 * max(size, 1 << 16):
-        kept = _KEPT.logits = np.empty(size, np.float32)
-    logits: F32 = kept[:size].reshape(shape)
+    size, scratch = math.prod(shape), getattr(_KEPT, "logits", None)
+    if scratch is None or not size <= scratch.size <= 4 * max(size, 1 << 16):
+        scratch = _KEPT.logits = np.empty(size, np.float32)
+    logits: F32 = scratch[:size].reshape(shape)
     return logits
 
 

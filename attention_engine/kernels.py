@@ -169,13 +169,13 @@ def _attend(  # type: ignore[no-untyped-def]
         length = counts[stream]
         tops[:], totals[:] = -np.inf, 0
         out[stream] = 0
-        known = min(length, PREFETCH_DISTANCE)
+        fetched = min(length, PREFETCH_DISTANCE)
         # int64, as below: a literal has a type of its own, for which numba would compile `_locate` again
-        _locate(place, k_slots, v_slots, tokens, stream, np.int64(0), known, n, row_bytes, keys, values)
+        _locate(place, k_slots, v_slots, tokens, stream, np.int64(0), fetched, n, row_bytes, keys, values)
         for start in range(0, length, BLOCK):
             count = min(BLOCK, length - start)
-            last, known = known, min(length, start + BLOCK + PREFETCH_DISTANCE)
-            _locate(place, k_slots, v_slots, tokens, stream, last, known, n, row_bytes, keys, values)
+            last, fetched = fetched, min(length, start + BLOCK + PREFETCH_DISTANCE)
+            _locate(place, k_slots, v_slots, tokens, stream, last, fetched, n, row_bytes, keys, values)
             _block_logits(keys, start, count, np.uint64(q_at + stream * queries * each), scale, d, weights)
             for query in range(queries):
                 if logit_terms is not None:
@@ -247,12 +247,12 @@ def _approximate(begin, end, place, e_slots, k_slots, seq_lens, form, q, channel
     for stream in range(begin, end):
         length = seq_lens[stream]
         for query in range(queries):
-            whole, kept = np.float32(0), np.float32(0)
+            whole, chosen = np.float32(0), np.float32(0)
             for channel in range(d):
                 whole += abs(q[stream, query, channel])
             for i in range(r):
-                kept += abs(q[stream, query, channels[stream, i]])
-            scale = np.float32(1 / math.sqrt(d * (kept / whole if kept > 0 else np.float32(1))))
+                chosen += abs(q[stream, query, channels[stream, i]])
+            scale = np.float32(1 / math.sqrt(d * (chosen / whole if chosen > 0 else np.float32(1))))
             for i in range(r):
                 weights[i] = q[stream, query, channels[stream, i]] * scale
             out[stream, query, :length] = 0

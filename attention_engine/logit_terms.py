@@ -54,11 +54,11 @@ class LogitTerms:
     @classmethod
     def of(cls, terms: F32, seq_lens: I64, head_dim: int) -> LogitTerms:
         """Return the terms of a command, (H, G, 4), for sequences of seq_lens (N,), N = B * H."""
-        each = np.tile(terms, (seq_lens.size // terms.shape[0], 1, 1))
-        factors = each[:, :, :1] / np.float32(1 / math.sqrt(head_dim))
-        last = np.broadcast_to((seq_lens - 1).astype(np.float32)[:, None], each.shape[:2])
-        logit_terms = np.ascontiguousarray(np.stack([each[:, :, 1], each[:, :, 3], last], axis=-1))
-        return cls(factors, logit_terms, np.ascontiguousarray(each[:, :, 2]))
+        of_heads = np.tile(terms, (seq_lens.size // terms.shape[0], 1, 1))
+        factors = of_heads[:, :, :1] / np.float32(1 / math.sqrt(head_dim))
+        last = np.broadcast_to((seq_lens - 1).astype(np.float32)[:, None], of_heads.shape[:2])
+        logit_terms = np.ascontiguousarray(np.stack([of_heads[:, :, 1], of_heads[:, :, 3], last], axis=-1))
+        return cls(factors, logit_terms, np.ascontiguousarray(of_heads[:, :, 2]))
 
     def per_query_head(self) -> LogitTerms:
         """Return the terms for one stream per query head."""
@@ -76,11 +76,11 @@ class LogitTerms:
         """
         m, l = rows[:, :, 0], rows[:, :, 1]  # noqa: E741 - the names of the interface
         top = np.maximum(m, self.sinks)
-        kept = l * np.exp(m - top)
-        whole = kept + np.exp(self.sinks - top)
-        known = l > 0
-        rows[:, :, 0], rows[:, :, 1] = np.where(known, top, m), np.where(known, whole, l)
-        shares = np.divide(kept, whole, out=np.ones_like(kept), where=known)
+        mass = l * np.exp(m - top)
+        whole = mass + np.exp(self.sinks - top)
+        positive = l > 0
+        rows[:, :, 0], rows[:, :, 1] = np.where(positive, top, m), np.where(positive, whole, l)
+        shares = np.divide(mass, whole, out=np.ones_like(mass), where=positive)
         rest: F32 = out * shares[:, :, None]
         return rest
 

@@ -42,8 +42,8 @@ def merge(outputs: Sequence[F32], rows: Sequence[F32]) -> tuple[F32, F32]:
     merged = np.where(shares[0] > 0, outputs[0], 0) * shares[0]
     for output, share in zip(outputs[1:], shares[1:], strict=True):
         merged += np.where(share > 0, output, 0) * share
-    known = np.where(total <= np.finfo(np.float32).max, total, 0)
-    return merged.astype(np.float32), np.stack([top, known], axis=-1).astype(np.float32)
+    finite = np.where(total <= np.finfo(np.float32).max, total, 0)
+    return merged.astype(np.float32), np.stack([top, finite], axis=-1).astype(np.float32)
 
 
 def _check(number: int, output: F32, part: F32, shape: tuple[int, ...]) -> None:

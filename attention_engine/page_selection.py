@@ -178,13 +178,13 @@ def drop_unaffordable(reads, costs, masses, left):  # type: ignore[no-untyped-de
             left -= costs[stream, group] if reads[stream, group] else 0
     if left >= 0:
         return left
-    where, weights, found = np.empty(reads.size, np.int64), np.empty(reads.size, np.float32), 0
+    where, weights, count = np.empty(reads.size, np.int64), np.empty(reads.size, np.float32), 0
     for stream in range(reads.shape[0]):
         for group in range(reads.shape[1]):
             if reads[stream, group] and costs[stream, group]:
-                where[found], weights[found] = stream * reads.shape[1] + group, masses[stream, :, group].max()
-                found += 1
-    for i in np.argsort(weights[:found], kind="mergesort"):
+                where[count], weights[count] = stream * reads.shape[1] + group, masses[stream, :, group].max()
+                count += 1
+    for i in np.argsort(weights[:count], kind="mergesort"):
         stream, group = where[i] // reads.shape[1], where[i] % reads.shape[1]
         reads[stream, group] = False
         left += costs[stream, group]
@@ -197,13 +197,13 @@ def drop_unaffordable(reads, costs, masses, left):  # type: ignore[no-untyped-de
 def _take_best(errors, stored, taken, least, left):  # type: ignore[no-untyped-def]
     """Take at most `left` pages (N, pages) in flash with the largest error above `least`; ties go to the first."""
     where, gains = np.empty(errors.size, np.int64), np.empty(errors.size, np.float32)
-    found, pages = 0, errors.shape[1]
+    count, pages = 0, errors.shape[1]
     for stream in range(errors.shape[0]):
         for page in range(pages):
             if errors[stream, page] > least and stored[stream, page] and not taken[stream, page]:
-                where[found], gains[found] = stream * pages + page, -errors[stream, page]
-                found += 1
-    order = np.argsort(gains[:found], kind="mergesort") if found > left else np.arange(found)
+                where[count], gains[count] = stream * pages + page, -errors[stream, page]
+                count += 1
+    order = np.argsort(gains[:count], kind="mergesort") if count > left else np.arange(count)
     for i in order[: max(0, left)]:
         taken[where[i] // pages, where[i] % pages] = True
 

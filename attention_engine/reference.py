@@ -85,8 +85,8 @@ def _approximate_logits(q: F64, K: F64, i: I64, terms: F64 | None = None) -> F64
     If the share approaches 0, q in the chosen channels approaches 0 faster than its square root, so the logits approach
     0. The published code of SparQ computes 0 / 0 in this case.
     """
-    kept = np.abs(q[:, i]).sum(axis=1)
-    share = np.divide(kept, np.abs(q).sum(axis=1), out=np.ones_like(kept), where=kept > 0)
+    chosen = np.abs(q[:, i]).sum(axis=1)
+    share = np.divide(chosen, np.abs(q).sum(axis=1), out=np.ones_like(chosen), where=chosen > 0)
     logits: F64 = _scale(terms, q.shape[1]) * (q[:, i] @ K[:, i].T) / np.sqrt(share)[:, None]
     return apply_logit_terms_reference(logits, terms, np.arange(len(K)), len(K))
 

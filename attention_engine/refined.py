@@ -171,20 +171,20 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
     for stream in range(begin, end):
         sums, missed = out[stream], errors[stream]
         tops[:], totals[:], sums[:], missed[:] = -np.inf, 0, 0, 0
-        mine, groups, k_slots, v_slots = tokens[stream], pages[stream], slots[0][stream], slots[1][stream]
+        chosen, groups, k_slots, v_slots = tokens[stream], pages[stream], slots[0][stream], slots[1][stream]
         queries_of_stream, length, first = q[stream], counts[stream], 0
         while first < length:
-            last = _run_end(mine, first, length, n, waiting)
-            behind = groups[mine[last] // n] if last < length else UNMAPPED
+            last = _run_end(chosen, first, length, n, waiting)
+            behind = groups[chosen[last] // n] if last < length else UNMAPPED
             following = _page(place, behind) if behind != UNMAPPED else np.uint64(0)
             size = np.int64(place.page_bytes) if behind != UNMAPPED else 0
-            taken = mine[first], mine[first] + (last - first)
+            taken = chosen[first], chosen[first] + (last - first)
             run = _open_run(place, groups, k_slots, taken, form, 0, scales)
             _scale(queries_of_stream, scales, keys)
             _logits(keys, scale, run, (following, size), weights)
             for query in range(queries):
                 if logit_terms is not None:
-                    apply_cap_and_bias(weights[query], logit_terms[stream, query], mine[first:last])
+                    apply_cap_and_bias(weights[query], logit_terms[stream, query], chosen[first:last])
                 before = tops[query]
                 padded = (run.rows + BLOCK - 1) // BLOCK * BLOCK
                 _rescale(_address(weights[query]), padded, tops, totals, query, sums[query])

@@ -63,22 +63,22 @@ def _top(scores, size, k, out, keys, counts):  # type: ignore[no-untyped-def]
         counts[keys[i] >> _SHIFT] += 1
     digit, left = _digit(counts, k)
     inside = np.empty(counts[digit], np.uint32)
-    found = 0
+    count = 0
     for i in range(size):
         if keys[i] >> _SHIFT == digit:
-            inside[found] = keys[i]
-            found += 1
+            inside[count] = keys[i]
+            count += 1
     for shift in (np.uint32(10), np.uint32(0)):
         counts[:] = 0
-        for i in range(found):
+        for i in range(count):
             counts[inside[i] >> shift & np.uint32(1023)] += 1
         digit, left = _digit(counts, left)
-        kept = 0
-        for i in range(found):
+        greater = 0
+        for i in range(count):
             if inside[i] >> shift & np.uint32(1023) == digit:
-                inside[kept] = inside[i]
-                kept += 1
-        found = kept
+                inside[greater] = inside[i]
+                greater += 1
+        count = greater
     last, taken = inside[0], 0  # the k-th largest; of equal keys, the first `left` are taken
     for i in range(size):
         mine = keys[i] > last
@@ -165,12 +165,12 @@ def _softmax_scores(begin, end, weights, seq_lens, by_logits, sinks, scores):  #
             if by_logits:
                 for t in range(length):
                     score[t] += row[t]
-            total, kept = _softmax(row, length, tops[query]), np.float32(1)
+            total, share = _softmax(row, length, tops[query]), np.float32(1)
             if sinks is not None:
-                kept = max(share_without_sink(total, tops[query], sinks[stream, query]), MIN_SHARE_WITHOUT_SINK)
+                share = max(share_without_sink(total, tops[query], sinks[stream, query]), MIN_SHARE_WITHOUT_SINK)
             if not by_logits:
                 for t in range(length):
-                    score[t] += kept * row[t]
+                    score[t] += share * row[t]
         for t in range(below.size):
             score[t] = score[t] if score[t] > 0 else below[t]
 
@@ -222,15 +222,15 @@ def _top_pages(begin, end, scores, seq_lens, n, pages, recent, p, out, counts): 
                 needed += 1
             best[:needed] = np.sort(best[order[:needed]])
             wanted = needed
-        found = 0
+        count = 0
         for i in range(wanted):
             for t in range(best[i] * n, (best[i] + 1) * n):
-                out[stream, found] = t
-                found += 1
+                out[stream, count] = t
+                count += 1
         for t in range(first * n, length):
-            out[stream, found] = t
-            found += 1
-        counts[stream] = found
+            out[stream, count] = t
+            count += 1
+        counts[stream] = count
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -270,10 +270,10 @@ def _top_mass(begin, end, scores, tokens, counts, p, recent, seq_lens, out, kept
 def _selected_mass(begin, end, weights, tokens, counts, out):  # type: ignore[no-untyped-def]
     for stream in range(begin, end):
         for query in range(weights.shape[1]):
-            kept = np.float32(0)
+            mass = np.float32(0)
             for i in range(counts[stream]):
-                kept += weights[stream, query, tokens[stream, i]]
-            out[stream, query] = min(kept, np.float32(1))
+                mass += weights[stream, query, tokens[stream, i]]
+            out[stream, query] = min(mass, np.float32(1))
 
 
 def top_channels(q: F32, r: int, threads: int = 1) -> I32:

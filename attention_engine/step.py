@@ -74,8 +74,8 @@ class Queries:
     @classmethod
     def uniform(cls, q: F32, params: SparFParams, v_mean: F32, memory: Sequence[Memory]) -> Queries:
         """Return queries for sequences with the same parameters."""
-        each = np.ones(q.shape[0], np.int64)
-        return cls(q, params.r, params.k * each, params.l * each, v_mean, memory)
+        ones = np.ones(q.shape[0], np.int64)
+        return cls(q, params.r, params.k * ones, params.l * ones, v_mean, memory)
 
 
 class DecodeStep:
@@ -366,9 +366,9 @@ class DecodeStep:
         `rows` is shared with this step.
         """
         G, view = self.queries, self.view
-        slots = (np.repeat(each, G, axis=0) for each in (view.k_slots, view.v_slots, view.e_slots))
+        slots = (np.repeat(per_stream, G, axis=0) for per_stream in (view.k_slots, view.v_slots, view.e_slots))
         k_slots, v_slots, e_slots = slots
-        seq_lens, top_k, recent = (np.repeat(each, G) for each in (view.seq_lens, self.top_k, self.recent))
+        seq_lens, top_k, recent = (np.repeat(per_stream, G) for per_stream in (view.seq_lens, self.top_k, self.recent))
         apart = replace(view, seq_lens=seq_lens, k_slots=k_slots, v_slots=v_slots, e_slots=e_slots, kept={})
         q, v_mean = self.q.reshape(-1, 1, self.head_dim), np.repeat(self.v_mean, G, axis=0)
         queries = Queries(q, self.r, top_k, recent, v_mean, self.memory)

@@ -49,11 +49,11 @@ def _widen_inputs(q_bits, v_bits, bf16, seq_lens, q, sums, means):  # type: igno
 @njit(cache=True, nogil=True)
 def _all_finite(bits, bf16):  # type: ignore[no-untyped-def]
     """Return whether no value has the largest exponent."""
-    found, bits = 0, bits.reshape(bits.size)
+    infinite, bits = 0, bits.reshape(bits.size)
     largest = np.uint16(0x7F80) if bf16 is not None else np.uint16(0x7C00)
     for i in range(bits.size):
-        found += (bits[i] & largest) == largest
-    return found == 0
+        infinite += (bits[i] & largest) == largest
+    return infinite == 0
 
 
 @njit(cache=True, nogil=True)

@@ -115,8 +115,8 @@ class _RingEngine:
         while len(self._found) < at_least:
             self._ring.enter(at_least - len(self._found))
             self._found += self._ring.completions()
-        found, self._found = self._found, []
-        return found
+        ended, self._found = self._found, []
+        return ended
 
     def close(self) -> None:
         self._ring.close()
@@ -143,8 +143,8 @@ class _Threads:
         self._ended.put((number, result))
 
     def reap(self, at_least: int) -> list[tuple[int, int]]:
-        found = [self._ended.get() for _ in range(at_least)]
-        return found + [self._ended.get() for _ in range(self._ended.qsize())]
+        ended = [self._ended.get() for _ in range(at_least)]
+        return ended + [self._ended.get() for _ in range(self._ended.qsize())]
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -33,8 +33,8 @@ class Cgroup:
     @property
     def limit_bytes(self) -> int | None:
         """Lowest memory limit of this cgroup and its ancestors; None if unlimited."""
-        found = [self._limit(folder / name) for folder in self._upwards() for name in _LIMITS[self.how]]
-        return min((each for each in found if each is not None), default=None)
+        limits = [self._limit(folder / name) for folder in self._upwards() for name in _LIMITS[self.how]]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     @property
     def unreclaimable_bytes(self) -> int:
@@ -45,7 +45,7 @@ class Cgroup:
 
     def _upwards(self) -> list[Path]:
         inside = self.folder.relative_to(self.root)
-        return [self.root / each for each in (inside, *inside.parents)]
+        return [self.root / path for path in (inside, *inside.parents)]
 
     @staticmethod
     def _limit(file: Path) -> int | None:

@@ -55,7 +55,7 @@ def _stamp(name: str) -> bytes:
     It is computed while the module is being imported; definitions that follow are covered by the digest of its file.
     """
     digest = hashlib.sha256()
-    for module in (sys.modules[each] for each in _sources_of(name)):
+    for module in (sys.modules[source] for source in _sources_of(name)):
         digest.update(Path(str(module.__file__)).read_bytes())
         for key, value in sorted(vars(module).items()):
             if isinstance(value, np.ndarray):
@@ -74,18 +74,18 @@ def _is_plain(value: Any) -> bool:
 
 def _sources_of(name: str) -> list[str]:
     """List a module and the modules whose functions it uses, recursively: its own package, and others that opt in."""
-    found, left = set[str](), [name]
+    modules, left = set[str](), [name]
     while left:
-        each = left.pop()
-        if each not in found:
-            found.add(each)
-            package = each.partition(".")[0]
+        module = left.pop()
+        if module not in modules:
+            modules.add(module)
+            package = module.partition(".")[0]
             left += [
                 other
-                for other in _dependencies(sys.modules[each])
+                for other in _dependencies(sys.modules[module])
                 if other.startswith(f"{package}.") or _uses_stamps(other)
             ]
-    return sorted(found)
+    return sorted(modules)
 
 
 def _dependencies(module: ModuleType) -> set[str]:

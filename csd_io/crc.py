@@ -20,12 +20,12 @@ def _differences(size: int) -> U32:
     """Change of the CRC for each flipped bit of `size` bytes, (8 * size,), in the order of bytes and bits."""
     zero = crc32(b"\0")
     table = np.array([crc32(bytes([value])) ^ zero for value in range(256)], np.uint32)
-    found = np.empty((size, 8), np.uint32)
+    differences = np.empty((size, 8), np.uint32)
     last = table[1 << np.arange(8)]
     for byte in range(size - 1, -1, -1):
-        found[byte] = last
+        differences[byte] = last
         last = table[last & 0xFF] ^ last >> 8
-    return found.reshape(-1)
+    return differences.reshape(-1)
 
 
 def correct_single_bit(data: Bytes, crc: int) -> tuple[bytes, int] | None:

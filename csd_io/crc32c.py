@@ -75,10 +75,10 @@ def _combine(crcs: U32) -> int:
 def _shift_zeros(crcs: U32, level: int) -> U32:
     """Shift each CRC past the zero bytes of 2^level lanes."""
     tables = _shift_tables(level)
-    found: U32 = tables[0][crcs & np.uint32(0xFF)]
+    shifted: U32 = tables[0][crcs & np.uint32(0xFF)]
     for number in (1, 2, 3):
-        found = found ^ tables[number][crcs >> np.uint32(8 * number) & np.uint32(0xFF)]
-    return found
+        shifted = shifted ^ tables[number][crcs >> np.uint32(8 * number) & np.uint32(0xFF)]
+    return shifted
 
 
 @lru_cache(maxsize=32)

@@ -148,12 +148,12 @@ class FileTarget:
 
 def _in_memory(fd: int) -> str | None:
     """Name of a memory-backed file system if a file is on one; the type is the first word of `struct statfs`."""
-    found = ctypes.create_string_buffer(256)
-    _libc.fstatfs(fd, found)
-    return _IN_MEMORY.get(struct.unpack_from("<l", found)[0])
+    status = ctypes.create_string_buffer(256)
+    _libc.fstatfs(fd, status)
+    return _IN_MEMORY.get(struct.unpack_from("<l", status)[0])
 
 
 def _logical_block_bytes(fd: int) -> int:
-    found = bytearray(4)
-    fcntl.ioctl(fd, _BLOCK_BYTES, found)
-    return int(struct.unpack("<i", found)[0])
+    size = bytearray(4)
+    fcntl.ioctl(fd, _BLOCK_BYTES, size)
+    return int(struct.unpack("<i", size)[0])

@@ -93,10 +93,10 @@ class Extents:
 
 def _merge(free: list[Extent]) -> list[Extent]:
     """Merge adjacent free extents."""
-    found: list[Extent] = []
+    merged: list[Extent] = []
     for each in sorted(free, key=lambda extent: extent.first_block):
-        assert not found or found[-1].end_block <= each.first_block, f"block {each.first_block} was released twice"
-        if found and found[-1].end_block == each.first_block:
-            each = Extent(found[-1].first_block, found.pop().blocks + each.blocks)
-        found.append(each)
-    return found
+        assert not merged or merged[-1].end_block <= each.first_block, f"block {each.first_block} was released twice"
+        if merged and merged[-1].end_block == each.first_block:
+            each = Extent(merged[-1].first_block, merged.pop().blocks + each.blocks)
+        merged.append(each)
+    return merged

@@ -116,8 +116,8 @@ class DiskFile:
 
     def __init__(self, path: Path, size: int | None, writable: bool) -> None:
         """`size` is that of a new file; None opens an existing one."""
-        made = os.O_CREAT if size is not None else 0
-        flags = os.O_RDWR | made if writable else os.O_RDONLY
+        create = os.O_CREAT if size is not None else 0
+        flags = os.O_RDWR | create if writable else os.O_RDONLY
         self.path, self._fd = path, open_file(path, flags)
         if size:
             os.ftruncate(self._fd, size)
@@ -224,8 +224,8 @@ class DiskFolder:
         (self.path / name).unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self.path)
-        return found.f_bavail * found.f_frsize
+        stat = os.statvfs(self.path)
+        return stat.f_bavail * stat.f_frsize
 
     def sync(self) -> None:
         if self._durable:

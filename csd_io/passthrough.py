@@ -84,10 +84,10 @@ class Passthrough:
             else:
                 number = len(self._found)
                 self._found[number] = self._by_ioctl(self._begun[number])
-        found = [self._found[number] for number in range(len(self._begun))]
+        ended = [self._found[number] for number in range(len(self._begun))]
         self._begun.clear()
         self._found.clear()
-        return found
+        return ended
 
     def _by_ioctl(self, command: VendorCommand) -> int:
         try:

@@ -59,9 +59,9 @@ class Ring:
 
     def __init__(self, entries: int, uses_sqe128: bool = False) -> None:
         flags = _WIDE_SUBMISSIONS | _WIDE_COMPLETIONS if uses_sqe128 else 0
-        given = ctypes.create_string_buffer(_PARAMS.pack(0, 0, flags, *(0,) * 25), _PARAMS.size)
-        self._fd = _call(_SETUP, entries, given)
-        values = _PARAMS.unpack(given.raw)
+        params = ctypes.create_string_buffer(_PARAMS.pack(0, 0, flags, *(0,) * 25), _PARAMS.size)
+        self._fd = _call(_SETUP, entries, params)
+        values = _PARAMS.unpack(params.raw)
         self.entries, completions, features = values[0], values[1], values[5]
         if not features & _SINGLE_MMAP:
             os.close(self._fd)
@@ -141,14 +141,14 @@ class Ring:
 
     def completions(self) -> list[tuple[int, int]]:
         """Return user data and result of all new completions."""
-        found = []
+        completions = []
         head, tail = self._words[self._head_of_completions], self._words[self._tail_of_completions]
         while head != tail:
             at = self._completions_at + (head & self._completions - 1) * self._completion_bytes
-            found.append(_COMPLETION.unpack_from(self._map, at))
+            completions.append(_COMPLETION.unpack_from(self._map, at))
             head = head + 1 & _MASK
         self._words[self._head_of_completions] = head
-        return found
+        return completions
 
     def register(self, buffers: Sequence[memoryview]) -> None:
         """Pin buffers, in this order, one vector each: a single large one fails on Linux 6.1."""

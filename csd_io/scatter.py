@@ -119,9 +119,9 @@ def coalesce_ranges(numbers: I64, spare: int, longest: int) -> tuple[I64, I64]:
     gaps = np.diff(numbers) - 1
     assert gaps.min(initial=0) >= 0, "numbers are not ascending"
     order = np.argsort(gaps, kind="stable")
-    kept = np.zeros(gaps.size, bool)
-    kept[order] = (np.cumsum(gaps[order]) <= spare) & (gaps[order] <= longest)
-    breaks = np.flatnonzero(~kept)
+    covered = np.zeros(gaps.size, bool)
+    covered[order] = (np.cumsum(gaps[order]) <= spare) & (gaps[order] <= longest)
+    breaks = np.flatnonzero(~covered)
     firsts: I64 = numbers[np.concatenate([[0], breaks + 1])]
     ends: I64 = numbers[np.concatenate([breaks, [numbers.size - 1]])] + 1
     return firsts, ends

@@ -32,17 +32,17 @@ _KNOWN = (
 
 def detect_signature(begins: memoryview) -> str | None:
     """Describe the content of a device by its first bytes; None if no signature is known."""
-    found = (what for at, mark, what in _KNOWN if begins[at : at + len(mark)] == mark)
-    return next(found, None)
+    signatures = (what for at, mark, what in _KNOWN if begins[at : at + len(mark)] == mark)
+    return next(signatures, None)
 
 
 def blkid(path: Path) -> str | None:
     """Describe the content of a block device by `blkid -p`; None if it finds nothing or is not installed."""
     if not (program := shutil.which("blkid") or shutil.which("blkid", path="/usr/sbin:/sbin")):
         return None
-    asked = subprocess.run([program, "-p", "-o", "export", path], capture_output=True, text=True, check=False)
-    values = dict(line.split("=", 1) for line in asked.stdout.splitlines() if "=" in line)
+    done = subprocess.run([program, "-p", "-o", "export", path], capture_output=True, text=True, check=False)
+    values = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     kind = values.get("TYPE") or values.get("PTTYPE")
-    if asked.returncode == 8:  # ambivalent: several signatures
+    if done.returncode == 8:  # ambivalent: several signatures
         return "more than one file system"
     return f"{kind} (blkid)" if kind else None

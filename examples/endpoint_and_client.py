@@ -23,8 +23,8 @@ def main() -> str:
         thread.start()
         answer = ""
         with openai.OpenAI(base_url=url_of(listening), api_key="none") as client:
-            asked = {"model": "bundled", "prompt": "The drive ", "max_tokens": 12, "temperature": 0}
-            for chunk in client.completions.create(**asked, stream=True):
+            request = {"model": "bundled", "prompt": "The drive ", "max_tokens": 12, "temperature": 0}
+            for chunk in client.completions.create(**request, stream=True):
                 print(chunk.choices[0].text, end="", flush=True)
                 answer += chunk.choices[0].text
         http.should_exit = True

@@ -112,11 +112,11 @@ class BlockNamespace(Referrer):
     def restore(self, tags: U64, ppns: U32) -> None:
         """Map the newest page of every tag (power-on)."""
         lpns = tag.logical_pages(tags)
-        known = lpns < self.pages
-        assert not in_flash(self.map[lpns[known]]).any(), "a logical page is mapped before recovery"
-        self.map[lpns[known]] = ppns[known]
-        self.mapped = int(np.count_nonzero(known))
-        np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[known]), 1)
+        inside = lpns < self.pages
+        assert not in_flash(self.map[lpns[inside]]).any(), "a logical page is mapped before recovery"
+        self.map[lpns[inside]] = ppns[inside]
+        self.mapped = int(np.count_nonzero(inside))
+        np.add.at(self.store.placement.valid, self.store.nand.block_of(ppns[inside]), 1)
 
     def _check_lost(self, lpns: list[int]) -> None:
         if self.lost and (gone := sorted(self.lost.intersection(lpns))):

@@ -28,20 +28,20 @@ class Discards:
         Args:
             empty: Returns whether a range of pages is unmapped; adjacent ranges that are unmapped are merged.
         """
-        kept = list[Range]()
+        ranges = list[Range]()
         for a, b, old in self.ranges:
             if b < first or end < a:
-                kept.append((a, b, old))
+                ranges.append((a, b, old))
             elif empty(a, min(b, first)) and empty(max(a, end), b):
                 first, end = min(first, a), max(end, b)
             else:
-                kept += [(a, min(b, first), old)] * (a < first) + [(max(a, end), b, old)] * (end < b)
-        self.ranges = sorted([*kept, (first, end, number)])
+                ranges += [(a, min(b, first), old)] * (a < first) + [(max(a, end), b, old)] * (end < b)
+        self.ranges = sorted([*ranges, (first, end, number)])
         assert all(a[0] < a[1] <= b[0] for a, b in pairwise(self.ranges)), "ranges overlap"
 
     def undone(self, lpns: I64) -> U64:
         """Number of the last undone write of each logical page, (N,) uint64; 0 if there was no discard."""
         table: I64 = np.array([(0, 0, 0), *self.ranges], np.int64)
         at = np.searchsorted(table[:, 0], lpns, "right") - 1
-        found: U64 = np.where(lpns < table[at, 1], table[at, 2], 0).astype(np.uint64)
-        return found
+        undone: U64 = np.where(lpns < table[at, 1], table[at, 2], 0).astype(np.uint64)
+        return undone

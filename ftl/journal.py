@@ -107,10 +107,10 @@ class Journal(Referrer):
         self.number += 1
         self.since_checkpoint = BROKEN  # until both copies are complete
         try:
-            for place, each in enumerate(places):
+            for place, ppn in enumerate(places):
                 self.store.nand.advance_generation()
                 self.store.nand.sync()  # a copy is only found if the one before it and its data are durable
-                written, start_ns = self._write_place(place, each, start_ns)
+                written, start_ns = self._write_place(place, ppn, start_ns)
                 ppns.append(written)
                 if self.log and not place:
                     self.log(*news)

@@ -117,7 +117,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         same = {field: value for field, value in seq.kept.described.items() if field not in ("names", "failed")}
         return same | {"failed": seq.failed} | names
     form = seq.layout
-    known = LAYOUTS.get(form.layout.name) is form.layout
+    is_built_in = LAYOUTS.get(form.layout.name) is form.layout
     bits, kind = _BITS_AND_KIND.get(form.layout.code, (form.bits, form.layout.code))
     return {
         "handle": seq.handle,
@@ -130,7 +130,7 @@ def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:
         **({"label": seq.label} if seq.label else {}),
         **names,
         **({"sums": True} if seq.v_sums is not None else {}),
-        **({} if known else {"row_bytes": sum(len(tail_rows(kv, seq, layer)) for layer in range(seq.layers))}),
+        **({} if is_built_in else {"row_bytes": sum(len(tail_rows(kv, seq, layer)) for layer in range(seq.layers))}),
     }
 
 

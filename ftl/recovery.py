@@ -78,10 +78,10 @@ class Recovery:
 
     def _add(self, number: int, record: Record, pages: U32) -> None:
         if record.number == number:
-            mine = self.pages.get(number, np.zeros(0, np.uint32))
-            self.pages[number] = np.concatenate([mine, pages])
-            known = self.records.get(number)
-            if known is None or known.rows is None:
+            earlier_pages = self.pages.get(number, np.zeros(0, np.uint32))
+            self.pages[number] = np.concatenate([earlier_pages, pages])
+            earlier = self.records.get(number)
+            if earlier is None or earlier.rows is None:
                 self.records[number] = record
 
     def replay_records(self) -> None:
@@ -108,8 +108,8 @@ class Recovery:
                     continue
             self._replay(record)
             last = record
-        mine = [self.pages[number] for number in range(first, self.newest + 1) if number in self.pages]
-        self.journal.pages = np.concatenate([self.journal.pages, *mine])
+        pages = [self.pages[number] for number in range(first, self.newest + 1) if number in self.pages]
+        self.journal.pages = np.concatenate([self.journal.pages, *pages])
         self.journal.chain = last.digest if last else 0
         # Numbers may have a gap after a power loss: the next record is a checkpoint
         self.journal.since_checkpoint = BROKEN
@@ -220,9 +220,9 @@ class Recovery:
             owners = seq.owners_of(layer, mapped.per_group, groups)
             for owner in np.unique(owners).tolist():
                 which = np.flatnonzero(owners == owner)
-                found = self.index.find(mapped.tags(owner, layer, which), self.kv.owners.first_write[owner])
-                mapped.slots[layer][:, which] = found
-                if (found == UNMAPPED).any() and not seq.failed:
+                slots = self.index.find(mapped.tags(owner, layer, which), self.kv.owners.first_write[owner])
+                mapped.slots[layer][:, which] = slots
+                if (slots == UNMAPPED).any() and not seq.failed:
                     seq.failed = True
                     self.findings.append(f"sequence {seq.handle}: pages of layer {layer} cannot be read")
 
@@ -234,15 +234,15 @@ class Recovery:
         tags, ppns = self.index.newest(PageKind.BLOCK)
         lpns, there = tag.logical_pages(tags), ppns != UNMAPPED
         numbers = np.where(there, self.store.nand.write_numbers[np.where(there, ppns, 0)], 0)
-        known = np.isin(lpns, list(self.blocks.lost))
+        lost = np.isin(lpns, list(self.blocks.lost))
         undone = self.blocks.discards.undone(lpns)
         newer = (self._lost_writes(tags) > np.maximum(numbers, undone)) & (lpns < self.blocks.pages)
-        for lpn in lpns[newer & ~known].tolist():
+        for lpn in lpns[newer & ~lost].tolist():
             self.findings.append(f"block namespace: logical page {lpn} cannot be read")
-        known &= numbers <= self.writes  # newer pages have been rewritten
+        lost &= numbers <= self.writes  # newer pages have been rewritten
         erased = self.blocks.lost.difference(lpns.tolist())  # even their tags are gone
-        self.blocks.lost = erased.union(lpns[newer | known].tolist())
-        good = there & ~newer & ~known & (numbers > undone)
+        self.blocks.lost = erased.union(lpns[newer | lost].tolist())
+        good = there & ~newer & ~lost & (numbers > undone)
         self.blocks.restore(tags[good], ppns[good])
 
     def _lost_writes(self, tags: U64) -> U64:
@@ -261,7 +261,9 @@ class Recovery:
         """Count losses in the drive's health counters."""
         damaged = self.store.nand.damage.spares | self.store.nand.damage.blocks
         self.findings += self.store.nand.damage.files
-        self.findings += [f"flash: the spare area of page or block {each} cannot be read" for each in sorted(damaged)]
+        self.findings += [
+            f"flash: the spare area of page or block {number} cannot be read" for number in sorted(damaged)
+        ]
         self.store.counters.unrecovered += len(self.findings)
         self.store.garbage = [] if self.findings else self.store.placement.erasable_blocks()
 
@@ -357,13 +359,13 @@ class TagIndex:
         """An intact page for each tag, written after write number `after`; UNMAPPED if there is none."""
         first, last = np.empty((2, wanted.size), np.int64)
         _tag_ranges(self.tags, wanted.reshape(-1), first, last)
-        found: U32 = np.full(wanted.size, UNMAPPED, np.uint32)
-        while (open_ := (found == UNMAPPED) & (first < last)).any():
+        ppns: U32 = np.full(wanted.size, UNMAPPED, np.uint32)
+        while (open_ := (ppns == UNMAPPED) & (first < last)).any():
             last -= 1
             at = last[open_]
             good = (self._numbers[at] > after) & ~self.nand.damage.contains(self.ppns[at])
-            found[open_] = np.where(good, self.ppns[at], UNMAPPED)
-        return found.reshape(wanted.shape)
+            ppns[open_] = np.where(good, self.ppns[at], UNMAPPED)
+        return ppns.reshape(wanted.shape)
 
     def of_owners(self, born: Mapping[str, int]) -> U32:
         """An intact page for each tag of these owners, written after the write number with which they were born."""
@@ -381,6 +383,6 @@ class TagIndex:
 
     def damaged(self, kind: PageKind) -> tuple[U64, U64]:
         """Tags and write numbers of the damaged pages of a kind."""
-        mine = tag.of_kind(self.tags, kind)
-        which = ~self.nand.intact(self.ppns[mine])
-        return self.tags[mine][which], self._numbers[mine][which]
+        of_kind = tag.of_kind(self.tags, kind)
+        which = ~self.nand.intact(self.ppns[of_kind])
+        return self.tags[of_kind][which], self._numbers[of_kind][which]

@@ -27,8 +27,8 @@ def double_sparsity(step: DecodeStep) -> F32:
     step.compute("logit0", "kernel", r * step.each, step.seq_lens, step.seq_lens)
     q = np.take_along_axis(step.q, channels[:, None, :], 2)
     weights = np.einsum("ngr,ntr->ngt", q, labels.reshape(step.streams, -1, r)[:, : int(step.seq_lens.max())])
-    kept, whole = (np.abs(each).sum(-1, keepdims=True) for each in (q, step.q))
-    share = np.divide(kept, whole, out=np.ones_like(kept), where=kept > 0)  # if 0, logits are 0, as in SparF
+    chosen, whole = (np.abs(vectors).sum(-1, keepdims=True) for vectors in (q, step.q))
+    share = np.divide(chosen, whole, out=np.ones_like(chosen), where=chosen > 0)  # if 0, logits are 0, as in SparF
     weights = step.bend(np.ascontiguousarray(weights / np.sqrt(step.head_dim * share), np.float32))
     counts = step.rows_for(step.budget_bytes - label_bytes)
     return step.attend(step.best_tokens(step.weigh(weights), counts, np.minimum(step.recent, counts)), counts)

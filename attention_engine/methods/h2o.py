@@ -18,9 +18,9 @@ def h2o(step: DecodeStep) -> F32:
     counts = step.rows_for(step.budget_bytes)
     for streams, memory in step.sequences():
         length = int(step.seq_lens[streams.start])
-        known = memory.get("h2o", np.zeros((streams.stop - streams.start, 0), np.float32))
-        gathered[streams, : known.shape[1]] = known
-        gathered[streams, known.shape[1] : length] = 0
+        sums = memory.get("h2o", np.zeros((streams.stop - streams.start, 0), np.float32))
+        gathered[streams, : sums.shape[1]] = sums
+        gathered[streams, sums.shape[1] : length] = 0
         if "h2o" not in memory:
             counts[streams] = length
     counts = np.minimum(counts, np.isfinite(gathered).sum(1))
@@ -35,6 +35,6 @@ def h2o(step: DecodeStep) -> F32:
     for streams, memory in step.sequences():
         memory["h2o"] = np.full((streams.stop - streams.start, int(step.seq_lens[streams.start])), -np.inf, np.float32)
         for row, stream in enumerate(range(streams.start, streams.stop)):
-            kept, count = tokens[stream, : counts[stream]], counts[stream]
-            memory["h2o"][row, kept] = gathered[stream, kept] + weights[stream, :, :count].sum(0)
+            survivors, count = tokens[stream, : counts[stream]], counts[stream]
+            memory["h2o"][row, survivors] = gathered[stream, survivors] + weights[stream, :, :count].sum(0)
     return step.attend(tokens, counts)

@@ -198,9 +198,9 @@ def mix_out(out: int, rest: int, mean: int) -> int:
     mixed = out - addend if mean >> 15 else out + addend
     size, sign = abs(mixed), 0x8000 if mixed < 0 else 0
     drop = max(size.bit_length() - 11, 6)
-    kept, cut = size >> drop, size & (1 << drop) - 1
-    kept += cut > 1 << drop - 1 or (cut == 1 << drop - 1 and kept & 1)
-    bits = kept + (drop - 6 << 10)  # a mantissa overflow increments the exponent
+    rounded, cut = size >> drop, size & (1 << drop) - 1
+    rounded += cut > 1 << drop - 1 or (cut == 1 << drop - 1 and rounded & 1)
+    bits = rounded + (drop - 6 << 10)  # a mantissa overflow increments the exponent
     return sign | min(bits, 0x7BFF)
 
 

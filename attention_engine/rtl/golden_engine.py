@@ -110,10 +110,10 @@ class _Engine:
     def _scores(self) -> I64:
         T, parts = self.shape.form.T, []
         for group, pages in enumerate(self.pages.scores):
-            found = digit_scores(self.q, pages, min(T, self.S - group * T), self.shape)
-            self.bad |= found.bad
-            self.over |= bool(found.over.any())
-            parts.append(found.x)
+            scores = digit_scores(self.q, pages, min(T, self.S - group * T), self.shape)
+            self.bad |= scores.bad
+            self.over |= bool(scores.over.any())
+            parts.append(scores.x)
         return np.concatenate(parts, axis=1)
 
     def choose(self) -> tuple[Bools, Bools]:
@@ -159,8 +159,8 @@ class _Engine:
                     weights = [0 if chosen[t // n] else value_weight(line[t], row.top) for t in tokens]
                     W, power, bad = value_weights(weights, sizes)
                     self.bad |= bad
-                    found = value_sums(np.array([W]), page, self.shape)[0].tolist()
-                    for c, value in enumerate(found):
+                    sums = value_sums(np.array([W]), page, self.shape)[0].tolist()
+                    for c, value in enumerate(sums):
                         totals[g][part * m + c] += value << power
         return [hadamard(row, self.shape.rotation) for row in totals]
 

@@ -84,8 +84,8 @@ def int8_unpack(page: bytes, shape: ProgressiveShape) -> U16:
 
 def round_even(value: int, right: int) -> int:
     """Return value x 2^-right for a positive value, ties to even."""
-    kept, cut = value >> right, value & (1 << right) - 1
-    return kept + (2 * cut > 1 << right or (2 * cut == 1 << right and kept & 1))
+    rounded, cut = value >> right, value & (1 << right) - 1
+    return rounded + (2 * cut > 1 << right or (2 * cut == 1 << right and rounded & 1))
 
 
 def fx_product(sig: int, shift: int, b: int, right: int, bits: int = 38) -> tuple[int, bool]:

@@ -97,9 +97,9 @@ def kind_of(value: Mapping[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in value:
-            return " or ".join(dict.fromkeys(kind_of(each) for each in value[key]))
+            return " or ".join(dict.fromkeys(kind_of(option) for option in value[key]))
     if "enum" in value:
-        return ", ".join(f"`{each}`" for each in value["enum"])
+        return ", ".join(f"`{option}`" for option in value["enum"])
     if value.get("type") == "array":
         return f"list of {kind_of(value['items'])}"
     if value.get("type") == "object":
@@ -109,9 +109,9 @@ def kind_of(value: Mapping[str, Any]) -> str:
 
 def range_of(value: Mapping[str, Any]) -> str:
     """The allowed range of a number."""
-    for each in value.get("anyOf", []):
-        if range_of(each):
-            return range_of(each)
+    for option in value.get("anyOf", []):
+        if range_of(option):
+            return range_of(option)
     low = value.get("minimum", value.get("exclusiveMinimum"))
     high = value.get("maximum", value.get("exclusiveMaximum"))
     if low is None and high is None:
@@ -156,9 +156,9 @@ def serve_file(root: Path) -> str:
     """Fields of the file of `vcsd serve`, without those of a drive's description."""
     serve, one = schema(root, "drives"), schema(root, "drive")
     text = [*structure("ServeFile", serve)]
-    for name, each in serve["$defs"].items():
+    for name, definition in serve["$defs"].items():
         if name not in (*one["$defs"], "DriveSpec"):
-            text += structure(name, each)
+            text += structure(name, definition)
     return "\n\n".join(text)
 
 
@@ -166,8 +166,8 @@ def drive(root: Path) -> str:
     """Fields of the description of a drive."""
     whole = schema(root, "drive")
     text = [*structure("DriveSpec", whole)]
-    for name, each in whole["$defs"].items():
-        text += structure(name, each)
+    for name, definition in whole["$defs"].items():
+        text += structure(name, definition)
     return "\n\n".join(text)
 
 

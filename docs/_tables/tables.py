@@ -101,10 +101,10 @@ def where(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> list[Mapping[str,
 
 def only(rows: Sequence[Mapping[str, Any]], **wanted: Any) -> Mapping[str, Any]:
     """The one row that has the wanted values; raises ValueError if no row or several have them."""
-    found = where(rows, **wanted)
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} rows have {wanted}: must be one")
-    return found[0]
+    matching = where(rows, **wanted)
+    if len(matching) != 1:
+        raise ValueError(f"{len(matching)} rows have {wanted}: must be one")
+    return matching[0]
 
 
 TEMPLATES.filters |= {"f": formatted, "columns": columns, "where": where, "only": only}

@@ -109,13 +109,13 @@ class GarbageCollector:
         Raises OutOfSpaceError before anything is moved.
         """
         store, nand = self.store, self.store.nand
-        kept = self._kept(block)
-        if store.find_lost(kept) is not None:  # once moved, a damaged page looks intact: journal the loss first
+        valid = self._kept(block)
+        if store.find_lost(valid) is not None:  # once moved, a damaged page looks intact: journal the loss first
             self.journal.record(start_ns, everything=False)
-            kept = self._kept(block)
-        assert kept.size == store.placement.valid[block], f"block {block}: {kept.size} pages are referred to"
-        if kept.size:
-            lanes = kept.astype(np.int64) % store.geometry.lanes
+            valid = self._kept(block)
+        assert valid.size == store.placement.valid[block], f"block {block}: {valid.size} pages are referred to"
+        if valid.size:
+            lanes = valid.astype(np.int64) % store.geometry.lanes
             channels = store.geometry.channels
             # An extent for each of the journal's places that will soon be full
             room = [
@@ -125,13 +125,13 @@ class GarbageCollector:
             of_journal = max(0, min(soon_full * channels, store.reserve - channels))
             (targets,) = store.placement.allocate([(writer, lanes)], of_journal)
             assert not (nand.block_of(targets) == block).any(), f"block {block} takes its own pages"
-            data = nand.read(kept) if nand.payload else None
-            numbers = nand.write_numbers[kept] if nand.payload else None
-            tags = nand.tags[kept].copy()
-            read_ns = store.timing.read(kept, np.full(kept.size, store.geometry.page_bytes), start_ns)
+            data = nand.read(valid) if nand.payload else None
+            numbers = nand.write_numbers[valid] if nand.payload else None
+            tags = nand.tags[valid].copy()
+            read_ns = store.timing.read(valid, np.full(valid.size, store.geometry.page_bytes), start_ns)
             store.program(writer, targets, data, tags, read_ns, numbers)
-            remap(store.referrers, kept, targets, tags)
-            store.placement.invalidate(kept)
-            store.counters.moved += kept.size
+            remap(store.referrers, valid, targets, tags)
+            store.placement.invalidate(valid)
+            store.counters.moved += valid.size
         assert store.placement.valid[block] == 0, f"block {block}: not all valid pages were moved"
-        return kept.size
+        return valid.size

@@ -213,9 +213,9 @@ def sorted_unique(numbers: U32) -> U32:
 
 def _count(counts: ReadCounts, numbers: I64, firsts: I64, ends: I64, size: int) -> None:
     """Add the requests [firsts, ends) for `numbers` to the counters."""
-    asked = int((ends - firsts).sum())
-    counts.asked += asked * size
-    counts.wasted += (asked - numbers.size) * size
+    pages = int((ends - firsts).sum())
+    counts.asked += pages * size
+    counts.wasted += (pages - numbers.size) * size
     counts.requests += firsts.size
 
 

@@ -59,13 +59,13 @@ def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
         folder: Folder of the files.
         wanted: Expected sizes by file name, bytes.
     """
-    found = folder.sizes()
+    present = folder.sizes()
     for name, size in wanted.items():
-        if name not in found:
+        if name not in present:
             raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
-        if found[name] != size:
+        if present[name] != size:
             raise ValueError(
-                f"{folder.name}/{name}: has {found[name]:,} bytes instead of {size:,}: "
+                f"{folder.name}/{name}: has {present[name]:,} bytes instead of {size:,}: "
                 f"vcsd fsck {folder.name} says what is left"
             )
 
@@ -144,8 +144,8 @@ class NandFiles:
         older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
         if older:
             raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
-        known = [generation for generation in generations.values() if generation is not None]
-        self.generation = max(known, default=0)
+        readable = [generation for generation in generations.values() if generation is not None]
+        self.generation = max(readable, default=0)
         self.same_generation = set(generations.values()) <= {self.generation}
 
     def _open(self, name: str, size: int, allow_truncated: bool) -> File:
@@ -162,8 +162,8 @@ class NandFiles:
     @staticmethod
     def make(folder: Folder, geometry: Geometry) -> None:
         """Create the files of an array that was never written; raises ValueError if others exist."""
-        found, wanted = folder.sizes(), sizes(geometry)
-        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)})
+        present, wanted = folder.sizes(), sizes(geometry)
+        check_sizes(folder, {name: size for name, size in wanted.items() if present.get(name)})
         generation = secrets.randbits(_FIRST_GENERATION_BITS)
         for name, size in wanted.items():
             write_generation(folder.open(name, size), size, generation)
@@ -201,12 +201,12 @@ class NandFiles:
         pages, size = self.geometry.superblock_pages, self.geometry.superblock_pages * SPARE.itemsize
         copy = np.zeros(pages, SPARE)
         written = [(file, _written(file, self.geometry.pages * SPARE.itemsize)) for file in (self.spares, self.copy)]
-        for superblock in touched_parts([each for _, ranges in written for each in ranges], size):
-            mine = spare[superblock * pages : (superblock + 1) * pages]
+        for superblock in touched_parts([written_range for _, ranges in written for written_range in ranges], size):
+            spares = spare[superblock * pages : (superblock + 1) * pages]
             rows(copy)[:] = 0
-            for (file, ranges), into in zip(written, (mine, copy), strict=True):
+            for (file, ranges), into in zip(written, (spares, copy), strict=True):
                 _read(file, clip_ranges(ranges, superblock * size, size), superblock * size, into.view(np.uint8))
-            lost += (superblock * pages + restore_from_copies(mine, copy)).tolist()
+            lost += (superblock * pages + restore_from_copies(spares, copy)).tolist()
             yield superblock
 
     def read_content(self, content: U8, ppns: U32) -> None:
@@ -226,12 +226,12 @@ class NandFiles:
     def write_pages(self, ppns: U32, pages: U8, spare: Spare) -> None:
         """Write spare areas (N,) and content (N, page_bytes)."""
         size, raw = self.geometry.page_bytes, rows(spare)
-        each = runs(ppns.astype(np.int64))
-        for run in each:
+        slices = runs(ppns.astype(np.int64))
+        for run in slices:
             self.spares.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
-        for run in each:
+        for run in slices:
             self.content.write(int(ppns[run][0]) * size, np.ascontiguousarray(pages[run]).reshape(-1).data)
-        for run in each:
+        for run in slices:
             self.copy.write(int(ppns[run][0]) * SPARE.itemsize, raw[run].reshape(-1).data)
 
     def write_block(self, block: int, erases: int, bad: int) -> None:
@@ -253,11 +253,11 @@ def _read_generation(file: File, offset: int) -> int | None:
     footer = bytearray(FOOTER_BYTES)
     file.read(offset, memoryview(footer))
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
-    found = [
+    numbers = [
         (copy[:8], 0) if not any(copy) else correct_single_bit(copy[:8], int.from_bytes(copy[8:], "little"))
         for copy in copies
     ]
-    return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
+    return max((int.from_bytes(corrected[0], "little") for corrected in numbers if corrected), default=None)
 
 
 def write_generation(file: File, size: int, generation: int) -> None:
@@ -269,21 +269,21 @@ def write_generation(file: File, size: int, generation: int) -> None:
 
 def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
     """Files that are older than the newest one, by name, with a message."""
-    known = {name: generation for name, generation in generations.items() if generation is not None}
-    newest = max(known, key=lambda name: known[name], default="")
+    readable = {name: generation for name, generation in generations.items() if generation is not None}
+    newest = max(readable, key=lambda name: readable[name], default="")
     return {
-        name: f"is older (generation {each}) than {newest} (generation {known[newest]})"
-        for name, each in known.items()
-        if each < known[newest] - 1
+        name: f"is older (generation {generation_of}) than {newest} (generation {readable[newest]})"
+        for name, generation_of in readable.items()
+        if generation_of < readable[newest] - 1
     }
 
 
 def entry(erases: int, bad: int) -> NDArray[Any]:
     """Encode a block's entry."""
-    made = np.zeros(1, BLOCK)
-    made["erases"], made["bad"] = erases, bad
-    made["seal"] = crc32(made.tobytes()[:8])
-    return made
+    encoded = np.zeros(1, BLOCK)
+    encoded["erases"], encoded["bad"] = erases, bad
+    encoded["seal"] = crc32(encoded.tobytes()[:8])
+    return encoded
 
 
 def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
@@ -292,13 +292,13 @@ def correct_entries(entries: NDArray[Any]) -> tuple[list[int], list[int]]:
     raw = entries.view(np.uint8).reshape(-1, BLOCK.itemsize)
     for i in np.flatnonzero(entries["erases"] | entries["bad"] | entries["seal"]).tolist():  # all zeros: never erased
         seal = int(entries["seal"][i])
-        found = correct_single_bit(raw[i, :8].tobytes(), seal)
+        corrected = correct_single_bit(raw[i, :8].tobytes(), seal)
         if has_single_bit_set(raw[i]):
             raw[i] = 0
             fixed.append(i)
-        elif found is None:
+        elif corrected is None:
             lost.append(i)
-        elif found != (raw[i, :8].tobytes(), seal):
-            raw[i, :8], entries["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
+        elif corrected != (raw[i, :8].tobytes(), seal):
+            raw[i, :8], entries["seal"][i] = np.frombuffer(corrected[0], np.uint8), corrected[1]
             fixed.append(i)
     return fixed, lost

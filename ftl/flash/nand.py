@@ -128,16 +128,16 @@ class Nand:
             fixed += [first + i for i in corrected_areas]
             self.damage.spares.update(first + i for i in lost)
             blocks = slice(superblock * g.lanes, (superblock + 1) * g.lanes)
-            known = [ppn - first for ppn in self.damage.spares if ppn // g.superblock_pages == superblock]
-            newest = keep_present_life(spare, known, self.erase_count[blocks], self.next_page[blocks])
+            unreadable = [ppn - first for ppn in self.damage.spares if ppn // g.superblock_pages == superblock]
+            newest = keep_present_life(spare, unreadable, self.erase_count[blocks], self.next_page[blocks])
             self.writes = max(self.writes, newest)
         return np.array(sorted(fixed), np.uint32)
 
     def _check_content(self, ppns: U32) -> U32:
         """Find damaged pages among programmed ones; returns the pages that were corrected."""
         fixed = []
-        found = np.array([crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
-        for ppn in ppns[(found != self.spare["crc"][ppns]) | (self.write_numbers[ppns] == 0)].tolist():
+        checksums = np.array([crc32(self.content[ppn]) for ppn in ppns.tolist()], np.uint32)
+        for ppn in ppns[(checksums != self.spare["crc"][ppns]) | (self.write_numbers[ppns] == 0)].tolist():
             page, spare = self.content[ppn].copy(), self.spare[ppn]
             if spare["write_number"] and correct_page(page, spare):
                 fixed.append(ppn)

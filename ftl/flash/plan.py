@@ -48,5 +48,5 @@ class PagePlan:
         """Return the plan of the streams `first` to `last` (exclusive)."""
         ends = self.ends[first:last]
         begin = int(self.ends[first - 1]) if first else 0
-        mine = slice(begin, int(ends[-1]) if ends.size else begin)
-        return PagePlan(self.ppns[mine], self.useful[mine], self.nbytes[mine], ends - begin, self.stored)
+        pages = slice(begin, int(ends[-1]) if ends.size else begin)
+        return PagePlan(self.ppns[pages], self.useful[pages], self.nbytes[pages], ends - begin, self.stored)

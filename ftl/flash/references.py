@@ -29,12 +29,12 @@ class Reference:
 
     def holds(self, pages: U32) -> NDArray[np.bool_]:
         """Whether the table holds pages[which], for each of `which`."""
-        found: NDArray[np.bool_] = (
+        held: NDArray[np.bool_] = (
             np.isin(pages[self.which], self.table)
             if self.place is None
             else self.table[self.place] == pages[self.which]
         )
-        return found
+        return held
 
     def move(self, old: U32, new: U32) -> None:
         """Replace old pages with new ones in the table."""
@@ -78,11 +78,11 @@ class Referrer(ABC):
 
 def valid(referrers: list[Referrer], pages: U32, tags: U64) -> NDArray[np.bool_]:
     """Return which pages are referenced by a table."""
-    found = np.zeros(pages.size, bool)
+    is_valid = np.zeros(pages.size, bool)
     for referrer in referrers:
         for reference in referrer.references(tags):
-            found[reference.which] |= reference.holds(pages)
-    return found
+            is_valid[reference.which] |= reference.holds(pages)
+    return is_valid
 
 
 def remap(referrers: list[Referrer], old: U32, new: U32, tags: U64) -> None:

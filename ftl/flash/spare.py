@@ -87,8 +87,8 @@ def _find_corrupt(areas, tables, out):  # type: ignore[no-untyped-def]
 
 def find_corrupt(spare: Spare) -> I64:
     """Indices of spare areas that are not erased and do not match their CRC."""
-    found: I64 = np.empty(spare.size, np.int64)
-    return found[: _find_corrupt(words(spare), _CRC, found)]
+    corrupt: I64 = np.empty(spare.size, np.int64)
+    return corrupt[: _find_corrupt(words(spare), _CRC, corrupt)]
 
 
 def correct_single_bit_errors(spare: Spare) -> tuple[list[int], list[int]]:
@@ -112,10 +112,10 @@ def has_single_bit_set(raw: U8) -> bool:
 
 def correct_spare(spare: Spare, i: int) -> bool:
     """Correct one flipped bit of spare area i; returns whether it matches its CRC now."""
-    found = correct_single_bit(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
-    if found:
-        rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(found[0], np.uint8), found[1]
-    return found is not None
+    corrected = correct_single_bit(rows(spare)[i, :_SEALED].tobytes(), int(spare["seal"][i]))
+    if corrected:
+        rows(spare)[i, :_SEALED], spare["seal"][i] = np.frombuffer(corrected[0], np.uint8), corrected[1]
+    return corrected is not None
 
 
 def restore_from_copies(spare: Spare, copy: Spare) -> I64:
@@ -174,8 +174,8 @@ def keep_present_life(spare: Spare, lost: list[int], lives: I32, next_page: I32)
 
 def correct_page(page: U8, spare: Any) -> bool:
     """Correct one flipped bit of a page; returns whether it matches its (intact) spare area now."""
-    found = correct_single_bit(page.tobytes(), int(spare["crc"]))
-    if found is None or adler32(found[0]) != spare["adler"]:
+    corrected = correct_single_bit(page.tobytes(), int(spare["crc"]))
+    if corrected is None or adler32(corrected[0]) != spare["adler"]:
         return False
-    page[:] = np.frombuffer(found[0], np.uint8)
+    page[:] = np.frombuffer(corrected[0], np.uint8)
     return True

@@ -159,8 +159,8 @@ class _LayerAppend:
             mapped.reserve(-(-end // mapped.per_group))
             size = mapped.streams * (last - first) * mapped.programmed
             assert not in_flash(mapped.slots[self.layer, 0, first:last]).any(), "a full group is mapped already"
-            mine = ppns[taken : taken + size].reshape(mapped.streams, -1) if mapped.programmed else UNMAPPED
-            mapped.slots[self.layer, :, first:last] = mine
+            new = ppns[taken : taken + size].reshape(mapped.streams, -1) if mapped.programmed else UNMAPPED
+            mapped.slots[self.layer, :, first:last] = new
             taken += size
             left = _source_rows(rows, mapped.source) if mapped.can_buffer(end // mapped.per_group) else None
             self.kv.open_groups.buffer_tail(mapped, self.layer, self.length, self.tokens, left)

@@ -75,16 +75,16 @@ class DecodePlan:
     @cached_property
     def _open_groups(self) -> list[tuple[int, GroupMap]]:
         """Sequence number and map of every group that is open in page buffers."""
-        each = ((number, mapped) for number, seq in enumerate(self.seqs) for mapped in seq.maps.values())
-        return [(number, mapped) for number, mapped in each if mapped.buffered(self.layer)]
+        maps = ((number, mapped) for number, seq in enumerate(self.seqs) for mapped in seq.maps.values())
+        return [(number, mapped) for number, mapped in maps if mapped.buffered(self.layer)]
 
     @cached_property
     def in_place_groups(self) -> tuple[I64, I64]:
         """Buffers and formats, as `append_rows` takes them, of the open groups that store rows unmodified."""
-        found = [(number, mapped) for number, mapped in self._open_groups if isinstance(mapped, InPlaceMap)]
-        at = np.zeros((len(found), max((mapped.streams for _, mapped in found), default=0), 1), np.int64)
-        forms = np.empty((len(found), 4), np.int64)
-        for i, (number, mapped) in enumerate(found):
+        in_place = [(number, mapped) for number, mapped in self._open_groups if isinstance(mapped, InPlaceMap)]
+        at = np.zeros((len(in_place), max((mapped.streams for _, mapped in in_place), default=0), 1), np.int64)
+        forms = np.empty((len(in_place), 4), np.int64)
+        for i, (number, mapped) in enumerate(in_place):
             at[i, : mapped.streams, 0] = mapped.buffers[self.layer]
             forms[i] = number, mapped.per_group, mapped.channels, mapped.source == "v"
         assert (at >= 0).all(), "a row would go to a buffer that the group does not have"
@@ -114,12 +114,12 @@ class DecodePlan:
     @cached_property
     def _slots(self) -> dict[str, U32]:
         """Slots of all maps by name, (N, pages per head, groups)."""
-        longest, found = max(self.stored()), {}
+        longest, slots_of = max(self.stored()), {}
         for name, mapped in self.seqs[0].maps.items():
             groups = -(-longest // mapped.per_group)
             slots = stack([seq.maps[name].slots[self.layer] for seq in self.seqs], groups)
-            found[name] = slots.reshape(len(self.seqs) * self.heads, mapped.streams // self.heads, groups)
-        return found
+            slots_of[name] = slots.reshape(len(self.seqs) * self.heads, mapped.streams // self.heads, groups)
+        return slots_of
 
     @cached_property
     def _view_slots(self) -> tuple[U32, U32, U32]:
@@ -140,8 +140,8 @@ def _signature(command: Attend) -> list[Any]:
     """Everything in a command but its values and sequences; empty if an array is not a plain ndarray."""
     terms = () if command.terms is None else (command.terms,)
     form = [command.r, *map(type, (command.r, command.layer, *command.seqs))]
-    for each in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
-        if type(each) is not np.ndarray:
+    for array in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
+        if type(array) is not np.ndarray:
             return []
-        form += each.dtype, each.shape, each.strides
+        form += array.dtype, array.shape, array.strides
     return form

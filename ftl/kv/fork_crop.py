@@ -28,8 +28,8 @@ def fork(kv: KvMap, handle: int) -> int:
         kv.shared.share(ours.flash_slots())
         for layer in np.flatnonzero(theirs.buffers[:, 0] >= 0).tolist():
             # Allocating a buffer for the fork may have evicted the parent's copy
-            kept = theirs.buffered(layer) and kv.open_groups.buffer_group(ours, layer, int(parent.lengths[layer]))
-            if kept and kv.store.nand.payload:
+            copied = theirs.buffered(layer) and kv.open_groups.buffer_group(ours, layer, int(parent.lengths[layer]))
+            if copied and kv.store.nand.payload:
                 kv.buffers.content[ours.buffers[layer]] = kv.buffers.content[theirs.buffers[layer]]
     assert not child.lengths.any() and not child.names
     kv.usage.remove(child)

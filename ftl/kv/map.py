@@ -63,13 +63,13 @@ class KvMap(Referrer):
     def plan(self, handles: Seq[int], layer: int) -> DecodePlan:
         """Return the cached plan for a layer of sequences; raises as `sequence`."""
         key = tuple(handles), layer
-        found = self.plans.get(key)
-        if found is None:
-            found = DecodePlan([self.sequence(handle) for handle in handles], layer, self.banks)
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = DecodePlan([self.sequence(handle) for handle in handles], layer, self.banks)
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
-            self.plans[key] = found
-        return found
+            self.plans[key] = plan
+        return plan
 
     def invalidate_plans(self) -> None:
         """End the epoch before slots or buffers change, or sequences are created, freed or fail."""
@@ -132,8 +132,8 @@ class KvMap(Referrer):
         """Unmap a layer's groups of one map from `first` on. Pages that another sequence shares stay valid."""
         self.invalidate_plans()
         slots = seq.maps[name].slots[layer, ..., first:]
-        mine = slots[in_flash(slots)]
-        self.store.placement.invalidate(mine[self.shared.release(mine)])
+        pages = slots[in_flash(slots)]
+        self.store.placement.invalidate(pages[self.shared.release(pages)])
         slots[:] = UNMAPPED
 
     def forget(self, seq: Sequence) -> None:

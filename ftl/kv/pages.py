@@ -49,19 +49,19 @@ def _buffered(slot):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type: ignore[no-untyped-def]
+def _hit(slot, page, row, form, last, word, pages, ppns, useful, words):  # type: ignore[no-untyped-def]
     """Count one row of a page: adds the page unless it was the last one, and its codewords.
 
     Returns the number of pages found, and the last codeword. form: a `RowForm`.
     """
     new = page != last  # arithmetic instead of an unpredictable branch
-    found += new
-    at = found - 1
+    pages += new
+    at = pages - 1
     ppns[at] = slot
     useful[at] += form.useful_bytes
     if form.word_bytes == 0:
         words[at] = 1
-        return found, 0
+        return pages, 0
     if new:
         word = -1
         if form.head_bytes:
@@ -70,7 +70,7 @@ def _hit(slot, page, row, form, last, word, found, ppns, useful, words):  # type
     first = form.head_bytes + row * form.row_bytes
     end = (first + form.row_bytes - 1) // form.word_bytes
     words[at] += max(0, end - max(first // form.word_bytes, word + 1) + 1)
-    return found, max(end, word)
+    return pages, max(end, word)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -79,7 +79,7 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
     form = RowForm(0, unit_bytes, unit_bytes, word_bytes)
     ppns = np.empty(np.minimum(counts, slots.shape[1]).sum(), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    ends, found = np.empty(slots.shape[0], np.int64), 0
+    ends, pages = np.empty(slots.shape[0], np.int64), 0
     for stream in range(slots.shape[0]):
         last, word = -1, -1
         for i in range(counts[stream]):
@@ -87,10 +87,10 @@ def plan_tokens(slots, selected, counts, per_group, unit_bytes, word_bytes):  # 
             slot = slots[stream, group]
             if _buffered(slot):
                 continue
-            found, word = _hit(slot, group, row, form, last, word, found, ppns, useful, words)
+            pages, word = _hit(slot, group, row, form, last, word, pages, ppns, useful, words)
             last = group
-        ends[stream] = found
-    return PageList(ppns[:found], useful[:found], words[:found], ends)
+        ends[stream] = pages
+    return PageList(ppns[:pages], useful[:pages], words[:pages], ends)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -107,7 +107,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
     of_row = RowForm(0, k_row_bytes, k_value_bytes * r, word_bytes)
     ppns = np.empty(streams * (min(r, parts) * groups + k_slots.shape[1]), np.uint32)
     useful, words = np.zeros(ppns.size, np.int64), np.zeros(ppns.size, np.int64)
-    ends, found = np.empty(streams, np.int64), 0
+    ends, pages = np.empty(streams, np.int64), 0
     for stream in range(streams):
         length = seq_lens[stream]
         for group in range((length + T - 1) // T):
@@ -118,7 +118,7 @@ def plan_channels(  # type: ignore[no-untyped-def]
                     if _buffered(slot):
                         continue
                     page, row = token // n, token % n
-                    found, word = _hit(slot, page, row, of_row, last, word, found, ppns, useful, words)
+                    pages, word = _hit(slot, page, row, of_row, last, word, pages, ppns, useful, words)
                     last = page
                 continue
             for channel in channels[stream]:
@@ -126,10 +126,10 @@ def plan_channels(  # type: ignore[no-untyped-def]
                 if _buffered(slot):
                     continue
                 page, row = channel // m, channel % m
-                found, word = _hit(slot, page, row, of_run, last, word, found, ppns, useful, words)
+                pages, word = _hit(slot, page, row, of_run, last, word, pages, ppns, useful, words)
                 last = page
-        ends[stream] = found
-    return PageList(ppns[:found], useful[:found], words[:found], ends)
+        ends[stream] = pages
+    return PageList(ppns[:pages], useful[:pages], words[:pages], ends)
 
 
 def stack(tables: list[U32], groups: int) -> U32:

@@ -114,13 +114,13 @@ class PrefixIndex:
 
     def find(self, label: int, keys: Seq[bytes]) -> list[PrefixEntry]:
         """Return the entries of keys, up to the first key that is unbound or whose sequence has lost data."""
-        found, holders = list[PrefixEntry](), self.holders.get(label, {})
+        entries, holders = list[PrefixEntry](), self.holders.get(label, {})
         for key in keys:
             seq = holders.get(key)
             if seq is None or seq.failed:
                 break
-            found.append((seq.handle, seq.names[key]))
-        return found
+            entries.append((seq.handle, seq.names[key]))
+        return entries
 
     def keys_after(self, label: int, key: bytes) -> Iterator[bytes]:
         """Iterate over the keys of a label greater than `key`, in order."""
@@ -129,5 +129,5 @@ class PrefixIndex:
     def list_after(self, label: int, key: bytes, count: int) -> list[tuple[bytes, PrefixEntry]]:
         """Return the next `count` keys greater than `key`, in order, with their entries."""
         holders = self.holders.get(label, {})
-        named = ((each, holders[each]) for each in islice(self.keys_after(label, key), count))
-        return [(each, (seq.handle, seq.names[each])) for each, seq in named]
+        named = ((name, holders[name]) for name in islice(self.keys_after(label, key), count))
+        return [(name, (seq.handle, seq.names[name])) for name, seq in named]

@@ -70,8 +70,8 @@ class Reader:
         """Pages of INT8 rows for ascending tokens (N, k), read as whole pages."""
         row_bytes = (2 - view.layout.latent) * view.layout.head_dim
         slots = view.maps["refined"][:, 0]
-        found = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
-        return self._whole(found.ppns, found.useful, found.ends)
+        pages = plan_tokens(slots, tokens, counts, view.layout.n, row_bytes, 0)
+        return self._whole(pages.ppns, pages.useful, pages.ends)
 
     def coarse_pages(self, view: KvSlotView, name: str, groups: Bools | None = None) -> PagePlan:
         """Pages of the map `scores` or `values`, read as whole pages; `groups` (N, groups) selects, None means all.
@@ -103,11 +103,11 @@ class Reader:
         word = self._word_bytes or size
         return PagePlan(ppns, useful, -(-useful // word) * word, ends, stored=False)
 
-    def _plan(self, found: PageList) -> PagePlan:
-        assert not found.ends.size or found.ends[-1] == found.ppns.size, "streams end before the last page"
-        self.store.page_in(found.ppns)
-        nbytes = found.words * (self._word_bytes or self.store.geometry.page_bytes)
-        return PagePlan(found.ppns, found.useful, nbytes, found.ends)
+    def _plan(self, pages: PageList) -> PagePlan:
+        assert not pages.ends.size or pages.ends[-1] == pages.ppns.size, "streams end before the last page"
+        self.store.page_in(pages.ppns)
+        nbytes = pages.words * (self._word_bytes or self.store.geometry.page_bytes)
+        return PagePlan(pages.ppns, pages.useful, nbytes, pages.ends)
 
     def read_ranges(self, ranges: Seq[tuple[int, range]], layers: range) -> tuple[F16, F16, list[PagePlan]]:
         """Keys and values of ranges of sequences of one shape, each (layers, tokens of all, H, d), and their pages.

@@ -44,16 +44,16 @@ def relayout(reader: Reader, handle: int, layout: PageFormat, start_ns: int) -> 
     allocated = store.allocate([(seq.writer, part) for part in starts], start_ns)
     rows = [reader.read_back(handle, layer)[0].view(np.uint16) for layer in used]
     try:
-        for layer, mine, ppns in zip(used, rows, allocated, strict=True):
-            finish_ns = max(finish_ns, _program(kv, seq, new, layer, mine, ppns, start_ns))
+        for layer, pages, ppns in zip(used, rows, allocated, strict=True):
+            finish_ns = max(finish_ns, _program(kv, seq, new, layer, pages, ppns, start_ns))
     except OutOfSpaceError:
         store.placement.undo_allocation(np.concatenate(allocated))
         raise
     kv.open_groups.release_all(seq.maps[COPY])
-    for layer, mine, ppns in zip(used, rows, allocated, strict=True):
-        new.reserve(-(-mine.shape[0] // layout.T))
-        new.slots[layer, :, : mine.shape[0] // layout.T] = ppns.reshape(new.streams, -1)
-        kv.open_groups.buffer_tail(new, layer, 0, mine.shape[0], mine)
+    for layer, pages, ppns in zip(used, rows, allocated, strict=True):
+        new.reserve(-(-pages.shape[0] // layout.T))
+        new.slots[layer, :, : pages.shape[0] // layout.T] = ppns.reshape(new.streams, -1)
+        kv.open_groups.buffer_tail(new, layer, 0, pages.shape[0], pages)
         store.counters.groups += ppns.size
     for layer in used:
         kv.unmap(seq, COPY, layer, 0)

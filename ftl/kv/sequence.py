@@ -70,7 +70,7 @@ class Sequence:
         """Slots (streams, groups) of the pages that hold these rows."""
         holders = dict.fromkeys(self.holding[name].holder for name in source)
         ends = [(holder, tokens.start // holder.per_group, -(-tokens.stop // holder.per_group)) for holder in holders]
-        return np.concatenate([each.slots[layer, :, first:last] for each, first, last in ends])
+        return np.concatenate([mapped.slots[layer, :, first:last] for mapped, first, last in ends])
 
     @property
     def all_owners(self) -> set[int]:
@@ -91,13 +91,13 @@ class Sequence:
 
     def write_as(self, layer: int, owner: int, tokens: int) -> None:
         """Keep the owners of groups that are full within `tokens`; `owner` writes all later groups."""
-        chain = [(old, tokens if kept < 0 else min(kept, tokens)) for old, kept in self.owners[layer]]
+        chain = [(old, tokens if end < 0 else min(end, tokens)) for old, end in self.owners[layer]]
         sizes = {mapped.per_group for mapped in self.maps.values()}  # sizes need not divide each other
         pruned: list[tuple[int, int]] = []
-        for old, kept in chain:
+        for old, end in chain:
             before = pruned[-1][1] if pruned else 0
-            if any(kept // size > before // size for size in sizes):
-                pruned.append((old, kept))
+            if any(end // size > before // size for size in sizes):
+                pruned.append((old, end))
         assert all(a < b for (_, a), (_, b) in pairwise(pruned)), f"layer {layer}: {pruned} are not ascending"
         self.owners[layer] = [*pruned, (owner, -1)]
 

@@ -49,16 +49,16 @@ def table_bytes(layers: int, heads: int, layout: PageFormat) -> int:
 
 def usage_of(seq: Sequence, lengths: Seq[int]) -> Usage:
     """Usage of a sequence with these lengths of its layers."""
-    found = Usage(1, table_bytes(seq.layers, seq.heads, seq.layout))
+    usage = Usage(1, table_bytes(seq.layers, seq.heads, seq.layout))
     for tokens, layers in Counter(lengths).items():
-        found.add(layer_usage(seq, tokens), layers)
-    return found
+        usage.add(layer_usage(seq, tokens), layers)
+    return usage
 
 
 def layer_usage(seq: Sequence, tokens: int) -> Usage:
     """Usage of a layer of a sequence with `tokens` tokens."""
-    pages = sum([each.streams * (tokens // each.per_group) for each in seq.maps.values() if each.programmed])
-    buffers = sum([each.streams for each in seq.primary.values() if tokens % each.per_group])
+    pages = sum([mapped.streams * (tokens // mapped.per_group) for mapped in seq.maps.values() if mapped.programmed])
+    buffers = sum([mapped.streams for mapped in seq.primary.values() if tokens % mapped.per_group])
     waits = tokens > 0 and seq.layout.n > 1  # otherwise every row is a group
     return Usage(pages=pages, buffers=buffers, tails=2 * seq.heads * waits)
 
@@ -96,10 +96,8 @@ class Accounts:
         self._count(seq, layer_usage(seq, after), 1)
 
     def _count(self, seq: Sequence, usage: Usage, times: int) -> None:
-        mine = self.of(seq.label)
-        for each in (self.total, mine):
+        own = self.of(seq.label)
+        for each in (self.total, own):
             each.add(usage, times)
-        assert min(mine.sequences, mine.table_bytes, mine.pages, mine.buffers, mine.tails) >= 0, (
-            f"label {seq.label}: {mine}"
-        )
-        assert mine.sequences <= self.total.sequences and mine.pages <= self.total.pages
+        assert min(own.sequences, own.table_bytes, own.pages, own.buffers, own.tails) >= 0, f"label {seq.label}: {own}"
+        assert own.sequences <= self.total.sequences and own.pages <= self.total.pages

@@ -188,10 +188,10 @@ def decode_scores(pages: U8, form: Progressive) -> F32:
     )
     by_token = digits.transpose(0, 1, 4, 2, 3, 5).reshape(len(pages), form.T, form.D)
     out = np.empty((len(pages), form.T, form.m), np.float32)
-    for mine, values, scales, least, widths in zip(by_token, out, *_headers(pages, form), strict=True):
+    for rows, values, scales, least, widths in zip(by_token, out, *_headers(pages, form), strict=True):
         ends = np.cumsum(widths.astype(int))
         for channel, end in enumerate(ends):
-            codes = mine[:, end - widths[channel] : end] @ (1 << 2 * np.arange(widths[channel]))
+            codes = rows[:, end - widths[channel] : end] @ (1 << 2 * np.arange(widths[channel]))
             values[:, channel] = least[channel] + scales[channel] * codes
     return out
 

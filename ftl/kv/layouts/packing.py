@@ -90,13 +90,13 @@ def _pack_words(pages, at, m, T, position, rows):  # type: ignore[no-untyped-def
         while begin < tokens:
             group, row = divmod(position + begin, T)
             count = min(_TOKENS, tokens - begin, T - row) // _WORD
-            mine = at[head * parts : head * parts + parts, group]
+            page = at[head * parts : head * parts + parts, group]
             for word in range(words):
                 of, channel = rows[begin : begin + _WORD * count, head, word], word * _WORD
-                to0 = _words_of(pages, mine, m, T, channel, row, count)
-                to1 = _words_of(pages, mine, m, T, channel + 1, row, count)
-                to2 = _words_of(pages, mine, m, T, channel + 2, row, count)
-                to3 = _words_of(pages, mine, m, T, channel + 3, row, count)
+                to0 = _words_of(pages, page, m, T, channel, row, count)
+                to1 = _words_of(pages, page, m, T, channel + 1, row, count)
+                to2 = _words_of(pages, page, m, T, channel + 2, row, count)
+                to3 = _words_of(pages, page, m, T, channel + 3, row, count)
                 for i in range(count):
                     t = _WORD * i
                     to0[i], to1[i], to2[i], to3[i] = _transpose_4x4(of[t], of[t + 1], of[t + 2], of[t + 3])

@@ -181,9 +181,9 @@ class MultiBufferStagingMap(_StagedRows):
         self.write(content, buffers, position, rows)
 
     def fill_nan(self, content: U16, buffers: I64, position: int) -> None:
-        for number, each in enumerate(buffers.reshape(self.heads, -1).T):
+        for number, of_heads in enumerate(buffers.reshape(self.heads, -1).T):
             first = max(0, position - number * self.form.waiting)
-            content[each, first * self.layout.head_dim :] = POISON
+            content[of_heads, first * self.layout.head_dim :] = POISON
 
     def buffered_rows(self, content: U16, layer: int, count: int) -> U16:
         d = self.layout.head_dim
