@@ -119,8 +119,8 @@ def _place(unit, p):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _channel(partition, lun, p):  # type: ignore[no-untyped-def]
-    each = p.channels // p.partitions
-    return partition * each + lun % each
+    lanes = p.channels // p.partitions
+    return partition * lanes + lun % lanes
 
 
 @njit(inline="always")
@@ -223,12 +223,12 @@ def _read(first, count, now, p, s):  # type: ignore[no-untyped-def]
         where, page, size = logical % p.partitions, -1, 0
         unit = -1
         while logical < first + count:
-            found = s.l2p[where, logical // p.partitions]
-            if found >= 0:
-                if page >= 0 and found // p.units_per_page != page:
+            ppn = s.l2p[where, logical // p.partitions]
+            if ppn >= 0:
+                if page >= 0 and ppn // p.units_per_page != page:
                     done = max(done, _nand_read(where, unit, size, start, now, True, p, s))
                     size = 0
-                page, unit, size = found // p.units_per_page, found, size + p.mapping_bytes
+                page, unit, size = ppn // p.units_per_page, ppn, size + p.mapping_bytes
             logical += p.partitions
         if size:
             done = max(done, _nand_read(where, unit, size, start, now, True, p, s))

@@ -66,7 +66,7 @@ def bench_attention(
     }
     taken = _times(runs, time.thread_time if threads == 1 else time.perf_counter, tick)
     median = {name: statistics.median(times) for name, times in taken.items()}
-    ratios = [dense / mine for dense, mine in zip(taken["dense"], taken[method], strict=True)]
+    ratios = [dense / own for dense, own in zip(taken["dense"], taken[method], strict=True)]
     return {
         "tokens": size.tokens,
         "heads": size.heads,

@@ -170,10 +170,10 @@ class DecodeBench:
         self._fill(lambda layer, k, v: _store(cache, layer, k, v), model.config)
         cache.valid = np.ones((self.batch, self.tokens), bool)
         for name in names:
-            known = vcsd.AttentionConfig.named(name)
+            config = vcsd.AttentionConfig.named(name)
 
-            def begin(name: str = name, known: vcsd.AttentionConfig = known) -> None:
-                attached.set_method(name, known.budget)
+            def begin(name: str = name, config: vcsd.AttentionConfig = config) -> None:
+                attached.set_method(name, config.budget)
 
             self.ways[name] = CacheVariant(_step(model, cache), begin)
 
@@ -324,8 +324,8 @@ def _over_llamacpp(cpu: dict[str, float], differences: dict[str, float]) -> dict
     if not ran:
         return {}
     rival = min(ran, key=cpu.__getitem__)
-    names = [f"{each}_over_llamacpp" for each in ("dense", "ours")]
-    ratios = [cpu[each] / cpu[rival] for each in ("dense", "ours")]
+    names = [f"{method}_over_llamacpp" for method in ("dense", "ours")]
+    ratios = [cpu[method] / cpu[rival] for method in ("dense", "ours")]
     return {
         "fastest_llamacpp_cache": rival,
         **dict(zip(names, ratios, strict=True)),

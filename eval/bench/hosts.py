@@ -92,16 +92,16 @@ def _times(alone: list[list[dict[str, Any]]], beside: list[list[dict[str, Any]]]
         [list(chain.from_iterable(host["took_ms"] for host in hosts)) for hosts in rounds] for rounds in (alone, beside)
     ]
     ratios = [np.percentile(b, 99) / np.percentile(a, 99) for a, b in zip(*times, strict=True)]
-    found = {"p99_over_alone": float(np.median(ratios)), "p99_over_alone_worst": float(max(ratios))}
+    figures = {"p99_over_alone": float(np.median(ratios)), "p99_over_alone_worst": float(max(ratios))}
     for name, rounds in zip(("_alone", ""), times, strict=True):
         every = list(chain.from_iterable(rounds))
-        found |= {f"p50_ms{name}": float(np.percentile(every, 50)), f"p99_ms{name}": float(np.percentile(every, 99))}
-        found |= {f"longest_ms{name}": max(every), f"commands{name}": len(every)}
-    return found
+        figures |= {f"p50_ms{name}": float(np.percentile(every, 50)), f"p99_ms{name}": float(np.percentile(every, 99))}
+        figures |= {f"longest_ms{name}": max(every), f"commands{name}": len(every)}
+    return figures
 
 
 def experiment(load: HostsLoad) -> Outcome:
     """Commands of honest hosts over NVMe/TCP beside hostile hosts: their times over those alone, and every answer."""
     result, reasons = measured(load)
-    found = flat("hosts", result, failed=bool(reasons))
-    return Outcome(found.result, found.shown, tuple(dict.fromkeys(reasons)), found.failed)
+    outcome = flat("hosts", result, failed=bool(reasons))
+    return Outcome(outcome.result, outcome.shown, tuple(dict.fromkeys(reasons)), outcome.failed)

@@ -74,13 +74,13 @@ def measure_links(trips: int) -> dict[str, float]:
             line = socket.create_connection(("127.0.0.1", socket_port))
             with line:
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found = _measured(window, nvme, line, trips)
+                figures = _measured(window, nvme, line, trips)
             nvme.close()
             window.close()
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait()
-    return found
+    return figures
 
 
 def _measured(window: AttachedDrive, nvme: NvmeDrive, line: socket.socket, trips: int) -> dict[str, float]:
@@ -98,11 +98,11 @@ def _measured(window: AttachedDrive, nvme: NvmeDrive, line: socket.socket, trips
         for name, (trip, move) in links.items():
             trip_us[name] += _times(trip, max(1, trips // ROUNDS))
             large_us[name] += _times(move, MOVES)
-    found = {f"{name}_rtt_us_median": float(np.median(times)) for name, times in trip_us.items()}
-    found |= {f"{name}_mbps": LARGE_BYTES / float(np.median(times)) for name, times in large_us.items()}
-    return found | {
-        "nvme_tcp_over_window": found["nvme_tcp_rtt_us_median"] / found["window_rtt_us_median"],
-        "nvme_tcp_over_socket": found["nvme_tcp_mbps"] / found["socket_mbps"],
+    figures = {f"{name}_rtt_us_median": float(np.median(times)) for name, times in trip_us.items()}
+    figures |= {f"{name}_mbps": LARGE_BYTES / float(np.median(times)) for name, times in large_us.items()}
+    return figures | {
+        "nvme_tcp_over_window": figures["nvme_tcp_rtt_us_median"] / figures["window_rtt_us_median"],
+        "nvme_tcp_over_socket": figures["nvme_tcp_mbps"] / figures["socket_mbps"],
     }
 
 

@@ -76,8 +76,8 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
         memory_bytes=MEMORY_BYTES,
     )
     killer = RepeatedKiller(kills)
-    with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as kept:
-        drives = DriveSetConfig(count=1, spec=INSTCSD_ZYNQ7045_8CH, data_dir=Path(kept) / "drive")
+    with tempfile.TemporaryDirectory(prefix="vcsd-mooncake-") as folder:
+        drives = DriveSetConfig(count=1, spec=INSTCSD_ZYNQ7045_8CH, data_dir=Path(folder) / "drive")
         run = GuestDecodeTest(drives=drives, prompt=0, tokens=0, timeout_s=LIMIT_S, console=console)
         try:
             answer, accelerator = answer_over_fabric(run, work, killer.begin)

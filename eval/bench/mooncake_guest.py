@@ -28,7 +28,7 @@ LOG = Path("/tmp/mooncake.log")
 _LOOK_S = 0.1
 
 
-def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
+def use(nodes: Sequence[dict[int, Path]], environment: dict[str, str], libc: Any) -> dict[str, Any]:
     """Start Mooncake's master and a client whose disk is the drive; put, evict, remove and read objects.
 
     Args:
@@ -44,11 +44,11 @@ def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> d
         "MOONCAKE_NVME_KV_NSID": str(KV_NSID),
         "MOONCAKE_NVME_KV_TRANSPORT": "ioctl",  # the wheel is built without the other transport
     }
-    package = next(Path(each) / "mooncake" for each in sys.path if (Path(each) / "mooncake").is_dir())
+    package = next(Path(folder) / "mooncake" for folder in sys.path if (Path(folder) / "mooncake").is_dir())
     try:
         with_master = started(package, Path("/tmp/offload"))
         return {"node": node.name} | with_master(
-            lambda store: exercise(store, int(given["objects"]), int(given["seed"]))
+            lambda store: exercise(store, int(environment["objects"]), int(environment["seed"]))
         )
     except Exception as error:
         said = [line for line in LOG.read_text(errors="replace").splitlines() if line.startswith(("E", "W"))]
@@ -108,32 +108,32 @@ def exercise(store: Any, objects: int, seed: int) -> dict[str, Any]:
         Counts: objects (put), wrong (bytes differ), lost (stored on the drive but unreadable), removed, bytes (total
             size), put_again (failed offloads), evicted (on the drive only when read).
     """
-    draw, kept = random.Random(seed), dict[str, bytes]()
+    draw, stored = random.Random(seed), dict[str, bytes]()
     wave, waves_bytes, total, removed, number = dict[str, bytes](), 0, 0, 0, 0
     wrong = read = again = lost = evicted = 0
     began = time.monotonic()
     while number < objects:
         key, data = f"object-{seed}-{number}", draw.randbytes(draw.choices(list(SIZES), list(SIZES.values()))[0])
-        kept[key] = hashlib.sha256(data).digest()
+        stored[key] = hashlib.sha256(data).digest()
         wave[key] = data
         number, total, waves_bytes = number + 1, total + len(data), waves_bytes + len(data)
         if waves_bytes > WAVE_BYTES or number == objects:
             _put(store, wave)
             again += _await_on_drive(store, wave)
-            chosen = draw.sample(sorted(kept), min(len(kept), len(wave) // 8))
-            wrong += sum(found != kept[each] for each, found in _read(store, chosen))
+            chosen = draw.sample(sorted(stored), min(len(stored), len(wave) // 8))
+            wrong += sum(value != stored[name] for name, value in _read(store, chosen))
             read += len(chosen)
-            for each in draw.sample(sorted(wave), len(wave) // 16):
-                removed += store.remove(each, True) == 0
-                del kept[each]
+            for name in draw.sample(sorted(wave), len(wave) // 16):
+                removed += store.remove(name, True) == 0
+                del stored[name]
             wave, waves_bytes = {}, 0
     wrote_s = time.monotonic() - began
-    for keys in _batches(list(kept)):
+    for keys in _batches(list(stored)):
         places = store.batch_get_replica_desc(keys)
-        evicted += sum(not any(each.is_memory_replica() for each in places[key]) for key in keys)
-        for key, found in _read(store, keys):
-            lost += found is None
-            wrong += found is not None and found != kept[key]
+        evicted += sum(not any(replica.is_memory_replica() for replica in places[key]) for key in keys)
+        for key, value in _read(store, keys):
+            lost += value is None
+            wrong += value is not None and value != stored[key]
     return {
         "objects": number,
         "bytes": total,
@@ -170,8 +170,10 @@ def _await_on_drive(store: Any, wave: dict[str, bytes]) -> int:
     deadline, next_try, again = time.monotonic() + PATIENCE_S, time.monotonic() + OFFLOAD_S, 0
     waiting = list(wave)
     while True:
-        found, before = store.batch_get_replica_desc(waiting), len(waiting)
-        waiting = [key for key in waiting if not any(each.is_local_disk_replica() for each in found.get(key, ()))]
+        replicas, before = store.batch_get_replica_desc(waiting), len(waiting)
+        waiting = [
+            key for key in waiting if not any(replica.is_local_disk_replica() for replica in replicas.get(key, ()))
+        ]
         if not waiting:
             return again
         if len(waiting) < before:

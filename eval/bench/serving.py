@@ -77,8 +77,8 @@ class ServingLoad:
 
     def names(self) -> list[str]:
         """Names of the policies; raises ValueError for an unknown one."""
-        given = dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip())
-        names = list(POLICIES) if self.policies == "all" else list(given)
+        listed = dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip())
+        names = list(POLICIES) if self.policies == "all" else list(listed)
         if not names:
             raise ValueError(f"policies = {self.policies!r}: must be all, or of {', '.join(POLICIES)}")
         if other := [name for name in names if name not in POLICIES]:
@@ -119,7 +119,7 @@ def experiment(load: ServingLoad) -> Outcome:
         rows = [run(load, name, asked, wanted[name in WITH_DRIVES], tick) for name in names]
     result = {
         "requests": len(asked),
-        "tokens": sum(each.new for each in asked),
+        "tokens": sum(request.new for request in asked),
         **{key: sum(row[key] for row in rows) for key in ("wrong", "over_limit", "left_bytes", "failed")},
         "longest_wait_iterations": max(row["longest_wait_iterations"] for row in rows),
         "policies": {row["policy"]: row for row in rows},
@@ -142,20 +142,20 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
         for request in trace.requests
     ]
     steps_each = sum(new for _, new in lengths) / len(lengths) / load.max_batch_size
-    found = []
-    for number, ((given, new), at) in enumerate(zip(lengths, _arrivals(trace), strict=True)):
-        start = draw.randrange(max(1, len(text) - given))
-        found.append(
+    scaled = []
+    for number, ((prompt, new), at) in enumerate(zip(lengths, _arrivals(trace), strict=True)):
+        start = draw.randrange(max(1, len(text) - prompt))
+        scaled.append(
             ServingRequest(
                 at=int(at * len(lengths) * steps_each),
-                prompt=(text[start:] + text * (given // len(text) + 1))[:given],
+                prompt=(text[start:] + text * (prompt // len(text) + 1))[:prompt],
                 new=new,
                 stop=(NEWLINE,) if number % STOPPED == 0 else (),
                 sampling=SamplingParams(temperature=0.0 if number % SAMPLED else 0.8, top_p=0.95, seed=number),
                 cancelled=number % CANCELLED == CANCELLED - 1,
             )
         )
-    return found
+    return scaled
 
 
 def _arrivals(trace: Trace) -> list[float]:
@@ -166,12 +166,12 @@ def _arrivals(trace: Trace) -> list[float]:
 
 def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:
     """Answers of a server that serves one request at a time, with its whole KV cache on the device."""
-    found = []
+    answers = []
     with _served(ServingConfig(max_batch_size=1, drives=DriveSetConfig() if drives else ())) as server:
-        for each in asked:
-            found.append(_submit(server, each).result())
+        for request in asked:
+            answers.append(_submit(server, request).result())
             tick(None)
-    return found
+    return answers
 
 
 def run(
@@ -188,8 +188,8 @@ def run(
     streams = answers.streams
     return {
         "policy": name,
-        "right": sum(_right(*each) for each in zip(streams, wanted, strict=True)),
-        "wrong": sum(not _right(*each) for each in zip(streams, wanted, strict=True)),
+        "right": sum(_right(*pair) for pair in zip(streams, wanted, strict=True)),
+        "wrong": sum(not _right(*pair) for pair in zip(streams, wanted, strict=True)),
         "cancelled": sum(stream.finish_reason == "cancelled" for stream in streams),
         "stopped": sum(stream.finish_reason == "stop" for stream in streams),
         "failed": sum(stream.finish_reason == "failed" for stream in streams),
@@ -218,7 +218,7 @@ def setting(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> Se
     model = _model()
     shape = placement(model).shape
     row_bytes = 2 * shape.kv_heads * shape.head_dim * (2 if with_drives else 4)
-    longest = sorted(len(each.prompt) + each.new for each in asked)[-load.max_batch_size :]
+    longest = sorted(len(request.prompt) + request.new for request in asked)[-load.max_batch_size :]
     tokens = int(load.share * load.max_batch_size * sum(longest) / len(longest))
     least = (
         -(-(longest[-1] + 1) // BLOCK_TOKENS) * BLOCK_TOKENS
@@ -251,8 +251,8 @@ def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Ans
             streams.append(_submit(server, following))
             following = next(coming, None)
         busy = server.step()
-        for stream, each in zip(streams, asked, strict=False):
-            if each.cancelled and len(stream.tokens) >= AFTER and not stream.finish_reason:
+        for stream, request in zip(streams, asked, strict=False):
+            if request.cancelled and len(stream.tokens) >= AFTER and not stream.finish_reason:
                 stream.cancel()
         if not busy and not following:
             break
@@ -261,9 +261,9 @@ def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Ans
     return Answers(streams, iteration, time.perf_counter() - began_s)
 
 
-def _submit(server: Server, asked: ServingRequest) -> RequestHandle:
+def _submit(server: Server, request: ServingRequest) -> RequestHandle:
     try:
-        return server.submit(asked.prompt, asked.new, asked.stop, asked.sampling)
+        return server.submit(request.prompt, request.new, request.stop, request.sampling)
     except RequestRejectedError as error:
         raise ValueError(
             f"{error}: increase --tier-fraction or --max-batch-size, or reduce --max-request-tokens"
@@ -295,13 +295,13 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         "/s",
     )
 
-    def row(each: dict[str, Any]) -> tuple[str, ...]:
-        held = (f"{each['peak_bytes'].get(place, 0) / MIB:.1f}" for place in (HOST, DIRECT, CSD))
-        device, limit = (each[key][DEVICE] / MIB for key in ("peak_bytes", "limit_bytes"))
-        moved = sum(each["moved_bytes"].values()) / MIB
-        counts = (str(each[key]) for key in ("right", "wrong", "cancelled"))
-        tail = (f"{moved:,.0f}", str(each["longest_wait_iterations"]), f"{each['wall_tokens_per_s']:.0f}")
-        return (each["policy"], *counts, f"{device:.1f}", f"{limit:.1f}", *held, *tail)
+    def row(figures: dict[str, Any]) -> tuple[str, ...]:
+        held = (f"{figures['peak_bytes'].get(place, 0) / MIB:.1f}" for place in (HOST, DIRECT, CSD))
+        device, limit = (figures[key][DEVICE] / MIB for key in ("peak_bytes", "limit_bytes"))
+        moved = sum(figures["moved_bytes"].values()) / MIB
+        counts = (str(figures[key]) for key in ("right", "wrong", "cancelled"))
+        tail = (f"{moved:,.0f}", str(figures["longest_wait_iterations"]), f"{figures['wall_tokens_per_s']:.0f}")
+        return (figures["policy"], *counts, f"{device:.1f}", f"{limit:.1f}", *held, *tail)
 
     title = "The shipped model serves: K and V in MiB, the longest wait in iterations, tokens a second of this machine"
     return table(title, columns, [row(each) for each in rows], left=("policy",))

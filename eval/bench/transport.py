@@ -65,13 +65,13 @@ def bench_transport(seconds: int, size_mb: int, trips: int) -> dict[str, Any]:
         name, mount = f"{folder.name}-0", folder / "mount"
         drive, attach = ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH), partial(connect, window_path(name))
         with own_server([ServerEndpoint(replace(drive, mount=mount), attach)], folder, FACTORY.server):
-            found = {"first_touch_mbps": _first_touch(size_mb << 20)}
-            found |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
+            figures = {"first_touch_mbps": _first_touch(size_mb << 20)}
+            figures |= {key: _fio(mount / "namespace", *load, seconds, size_mb) for key, load in WORKLOADS.items()}
         with own_server([ServerEndpoint(drive, attach)], folder, FACTORY.server):
             device = attach()
-            found |= _round_trips(device, trips) | measure_attends(device, trips)
+            figures |= _round_trips(device, trips) | measure_attends(device, trips)
             device.close()
-    return found | measure_links(trips)
+    return figures | measure_links(trips)
 
 
 def _first_touch(size: int) -> float:
@@ -129,9 +129,9 @@ def measure_attends(process: Drive, trips: int) -> dict[str, float]:
             times[name] += _times(device, attend, Status.SUCCESS, -(-trips // TURNS))
             device.submit(KvCrop(attend.seqs, 0, length), 0).result()  # each adds a token
     inproc.close()
-    found = {name: float(np.median(each)) for name, each in times.items()}
-    return {f"attend_{name}_us_median": us for name, us in found.items()} | {
-        "process_over_inproc": found["process"] / found["inproc"]
+    medians = {name: float(np.median(samples)) for name, samples in times.items()}
+    return {f"attend_{name}_us_median": us for name, us in medians.items()} | {
+        "process_over_inproc": medians["process"] / medians["inproc"]
     }
 
 

@@ -63,17 +63,17 @@ class VllmProcess:
         self._before = dict.fromkeys(("external_hits", "loads_failed"), 0)
         self._answer()
 
-    def ask(self, **asked: Any) -> None:
+    def ask(self, **question: Any) -> None:
         assert self._process.stdin
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
         """Tokens, and counters since the last answer."""
-        found = self._answer()
-        since = {name: found[name] - before for name, before in self._before.items()}
-        self._before = {name: found[name] for name in self._before}
-        return {"tokens": found["tokens"]} | since
+        answer = self._answer()
+        since = {name: answer[name] - before for name, before in self._before.items()}
+        self._before = {name: answer[name] for name in self._before}
+        return {"tokens": answer["tokens"]} | since
 
     def generate(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
         self.ask(prompts=prompts, tokens=NEW)
@@ -102,8 +102,8 @@ class VllmProcess:
             said = self._log.read_text().strip().splitlines() or ["it said nothing"]
             errors = [line for line in said if "Error" in line] or said
             raise ConnectionError(f"vLLM exited early: {errors[0]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
 class Cases:
     """Answers of vLLM without drives, and each case compared with them."""
 
-    def __init__(self, asked: VllmLoad, folder: Path, tick: Tick) -> None:
-        self._python, self._folder, self._tick = asked.python, folder, tick
-        self._names = [f"{folder.name}-{number}" for number in range(asked.drives)]
+    def __init__(self, load: VllmLoad, folder: Path, tick: Tick) -> None:
+        self._python, self._folder, self._tick = load.python, folder, tick
+        self._names = [f"{folder.name}-{number}" for number in range(load.drives)]
         self.found: dict[str, dict[str, Any]] = {}
         self._expected: dict[tuple[str, int], list[int]] = {}
 
@@ -203,19 +203,19 @@ def prompt(number: int) -> list[int]:
     return text[:PREFIX] + text[at : at + PROMPT - PREFIX]
 
 
-def bench_vllm(asked: VllmLoad, tick: Tick) -> dict[str, dict[str, Any]]:
+def bench_vllm(load: VllmLoad, tick: Tick) -> dict[str, dict[str, Any]]:
     """Results per case: external_hits (tokens found in drives), and whether all tokens match those of vLLM alone.
 
     Raises:
         FileNotFoundError: vLLM is not installed.
         ConnectionError: vLLM exited early.
     """
-    if not asked.python.is_file():
+    if not load.python.is_file():
         raise FileNotFoundError(
-            f"{asked.python}: no such Python interpreter; run ./dev vllm to create an environment with vLLM"
+            f"{load.python}: no such Python interpreter; run ./dev vllm to create an environment with vLLM"
         )
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
-        cases = Cases(asked, Path(scratch), tick)
+        cases = Cases(load, Path(scratch), tick)
         cases.run()
     return cases.found
 
@@ -226,14 +226,14 @@ def experiment(load: VllmLoad) -> Outcome:
     Cases: a second request, a restart of both, a drive killed during a read, four requests at once, BF16.
     """
     with progress("cases", 5) as tick:
-        found = bench_vllm(load, tick)
+        cases = bench_vllm(load, tick)
     columns = "requests", "external_hits", "tokens_equal"
-    rows = [[name, *(str(each[key]) for key in columns)] for name, each in found.items()]
+    rows = [[name, *(str(case[key]) for key in columns)] for name, case in cases.items()]
     shown = table("vLLM with prefixes in drives", ("case", *columns), rows)
-    return Outcome(dict(found), [shown], failed=not all(map(_is_well, found.values())))
+    return Outcome(dict(cases), [shown], failed=not all(map(_is_well, cases.values())))
 
 
 def _is_well(case: dict[str, Any]) -> bool:
     """Whether every request's prefix was found and its tokens match; for a killed drive, whether it was recomputed."""
-    found = case["external_hits"] >= PREFIX * case["requests"]
-    return bool(found and case["tokens_equal"] and case.get("recomputed", True))
+    is_hit = case["external_hits"] >= PREFIX * case["requests"]
+    return bool(is_hit and case["tokens_equal"] and case.get("recomputed", True))

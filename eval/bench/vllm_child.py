@@ -27,10 +27,10 @@ def main() -> None:
     llm = LLM(**json.loads(sys.argv[1]))
     print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "stored" in asked:
-            _await(llm, asked["stored"])
-        tokens = _generate(llm, asked["prompts"], asked["tokens"]) if "prompts" in asked else []
+        question = json.loads(line)
+        if "stored" in question:
+            _await(llm, question["stored"])
+        tokens = _generate(llm, question["prompts"], question["tokens"]) if "prompts" in question else []
         print(json.dumps({"tokens": tokens} | _counters(llm)), file=out, flush=True)
 
 
@@ -40,7 +40,7 @@ def _generate(llm: Any, prompts: list[list[int]], tokens: int) -> list[list[int]
 
     greedy = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     given = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
-    return [list(each.outputs[0].token_ids) for each in llm.generate(given, greedy, use_tqdm=False)]
+    return [list(output.outputs[0].token_ids) for output in llm.generate(given, greedy, use_tqdm=False)]
 
 
 def _await(llm: Any, blocks: int) -> None:
@@ -53,9 +53,11 @@ def _await(llm: Any, blocks: int) -> None:
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    found = {metric.name: int(metric.value) for metric in llm.get_metrics() if hasattr(metric, "value")}
-    ours = {name.removeprefix("vllm:vcsd_"): value for name, value in found.items() if "vcsd" in name}
-    return {"stored_blocks": 0, "loads_failed": 0} | ours | {"external_hits": found["vllm:external_prefix_cache_hits"]}
+    counters = {metric.name: int(metric.value) for metric in llm.get_metrics() if hasattr(metric, "value")}
+    ours = {name.removeprefix("vllm:vcsd_"): value for name, value in counters.items() if "vcsd" in name}
+    return (
+        {"stored_blocks": 0, "loads_failed": 0} | ours | {"external_hits": counters["vllm:external_prefix_cache_hits"]}
+    )
 
 
 if __name__ == "__main__":

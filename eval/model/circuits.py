@@ -162,7 +162,7 @@ def _codes(count: int, draw: torch.Generator) -> torch.Tensor:
             parts = [F.normalize(part, dim=-1) for part in (codes[:, :CODE], codes[:, CODE:])]
             near = [(part @ part.T - 2 * torch.eye(count)).flatten() for part in parts]
             optimizer.zero_grad()
-            torch.stack([torch.logsumexp(12 * each, 0) for each in near]).sum().backward()
+            torch.stack([torch.logsumexp(12 * distances, 0) for distances in near]).sum().backward()
             optimizer.step()
     short, long = (F.normalize(part, dim=-1) for part in (codes[:, :CODE], codes[:, CODE:]))
     return torch.cat([short * CODE**0.5, long * (BYTE - CODE) ** 0.5], 1).detach()

@@ -49,11 +49,11 @@ def _sources() -> list[Path]:
         spec = find_spec(package)
         if spec and spec.submodule_search_locations:
             roots.append(Path(next(iter(spec.submodule_search_locations))))
-    found: list[Path] = []
+    paths: list[Path] = []
     for root in roots:
         inside = (path for path in root.rglob("*.py") if not _SKIP & set(path.relative_to(root).parts))
-        found += sorted(inside)
-    return found
+        paths += sorted(inside)
+    return paths
 
 
 def load_corpus(min_chars: int = 200) -> bytes:
@@ -82,7 +82,9 @@ def load_corpus(min_chars: int = 200) -> bytes:
 
 
 def _withheld(paragraph: str) -> bool:
-    return any(all(word in paragraph for word in each.split()) and each in _spaced(paragraph) for each in WITHHELD)
+    return any(
+        all(word in paragraph for word in phrase.split()) and phrase in _spaced(paragraph) for phrase in WITHHELD
+    )
 
 
 def _spaced(paragraph: str) -> str:

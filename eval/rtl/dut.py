@@ -47,19 +47,19 @@ class _Scores:
 @cocotb.test()
 async def heads(dut: Any) -> None:
     """Every head of the file: q, then its pages; scores and cycles are kept."""
-    given = np.load(os.environ["RTL_IN"])
+    inputs = np.load(os.environ["RTL_IN"])
     Clock(dut.clk, 10, "ns").start()
     dut.s_q_tvalid.value = dut.s_page_tvalid.value = 0
     dut.rst.value = 1
     for _ in range(3):
         await RisingEdge(dut.clk)
     dut.rst.value = 0
-    scores, found = _Scores(dut), dict[str, Any]()
-    for head, q in enumerate(given["q"]):
+    scores, outputs = _Scores(dut), dict[str, Any]()
+    for head, q in enumerate(inputs["q"]):
         values = q.T.ravel().tolist()
         await _send(dut, "s_q", [{"tdata": v, "tlast": int(i == len(values) - 1)} for i, v in enumerate(values)])
-        begin, due = scores.cycle, int(given["tokens"].sum()) * len(q)
-        for page, tokens in zip(given["pages"][head], given["tokens"].tolist(), strict=True):
+        begin, due = scores.cycle, int(inputs["tokens"].sum()) * len(q)
+        for page, tokens in zip(inputs["pages"][head], inputs["tokens"].tolist(), strict=True):
             lines = [int.from_bytes(line.tobytes(), "little") for line in page.reshape(-1, 16)]
             ends = [int(number == len(lines) - 1) for number in range(len(lines))]
             await _send(
@@ -72,7 +72,7 @@ async def heads(dut: Any) -> None:
             if len(scores.rows) >= due:
                 break
             await RisingEdge(dut.clk)
-        found[f"scores_{head}"] = np.array(scores.rows, np.int64).reshape(-1, 3)
-        found[f"cycles_{head}"] = max(sent, scores.last) - begin
+        outputs[f"scores_{head}"] = np.array(scores.rows, np.int64).reshape(-1, 3)
+        outputs[f"cycles_{head}"] = max(sent, scores.last) - begin
         scores.rows = []
-    np.savez(os.environ["RTL_OUT"], **found)
+    np.savez(os.environ["RTL_OUT"], **outputs)

@@ -102,11 +102,11 @@ def _run(command: list[str], folder: Path) -> None:
 def sources(top: str) -> list[Path]:
     """Files of a module: its own, those of all submodules, and their includes."""
     texts = {path.stem: path.read_text() for path in SOURCES.glob("*.sv")}
-    found, new = set[str](), {top}
+    modules, new = set[str](), {top}
     while new:
-        found |= new
-        new = {name for one in new for name in texts if re.search(rf"^ *{name} (#|\w+ \()", texts[one], re.M)} - found
-    return sorted([*(SOURCES / f"{name}.sv" for name in found), *SOURCES.glob("*.svh")])
+        modules |= new
+        new = {name for one in new for name in texts if re.search(rf"^ *{name} (#|\w+ \()", texts[one], re.M)} - modules
+    return sorted([*(SOURCES / f"{name}.sv" for name in modules), *SOURCES.glob("*.svh")])
 
 
 def _yosys(unit: Unit, parameters: dict[str, int], flow: str, folder: Path) -> None:
@@ -181,9 +181,9 @@ def measured(units: Iterable[Unit], console: Console, jobs: int = 2) -> list[Mea
         return list(track(steps, "synthesis", len(units), console=console, disable=not console.is_terminal))
 
 
-def kernels(found: dict[str, Measured]) -> tuple[int, int, float, int]:
+def kernels(units: dict[str, Measured]) -> tuple[int, int, float, int]:
     """Resources of the engine without argtopk, the filter and the controller: the paper's attention kernels."""
-    engine, others = found["sparf_engine"], [found[name] for name in ("argtopk N = 2048", "nfc_filter", "sparf_ctrl")]
+    engine, others = units["sparf_engine"], [units[name] for name in ("argtopk N = 2048", "nfc_filter", "sparf_ctrl")]
     return (
         engine.lut - sum(other.lut for other in others),
         engine.ff - sum(other.ff for other in others),
@@ -196,10 +196,10 @@ def label(unit: Unit) -> str:
     return f"argtopk N = {unit.parameters['N_MAX']}" if unit.top == "argtopk" else unit.top
 
 
-def broken(found: dict[str, Measured]) -> list[str]:
+def broken(units: dict[str, Measured]) -> list[str]:
     """Ceilings that do not hold."""
-    lut, _, _, dsp = kernels(found)
-    topk = found["argtopk N = 32768"].lut
+    lut, _, _, dsp = kernels(units)
+    topk = units["argtopk N = 32768"].lut
     wrong = [
         f"attention kernels: {lut} LUTs, at most {MAX_LUTS}" if lut > MAX_LUTS else "",
         f"attention kernels: {dsp} DSPs, at most {MAX_DSPS}" if dsp > MAX_DSPS else "",
@@ -207,7 +207,7 @@ def broken(found: dict[str, Measured]) -> list[str]:
     ]
     slow = [
         f"{name}: {one.fmax_mhz:.0f} MHz, at least {MIN_MHZ:.0f}"
-        for name, one in found.items()
+        for name, one in units.items()
         if one.fmax_mhz < MIN_MHZ
     ]
     return [line for line in wrong if line] + slow
@@ -248,7 +248,7 @@ def main() -> None:
         sys.exit("synth: " + "; ".join(wrong))
 
 
-def show(found: dict[str, Measured], ours: dict[str, tuple[float, ...]], tools: dict[str, str]) -> None:
+def show(units: dict[str, Measured], ours: dict[str, tuple[float, ...]], tools: dict[str, str]) -> None:
     """Print Table I with our values, then all units."""
     console = Console()
     table = Table("", "LUT", "FF", "BRAM", "DSP", title=f"Zynq 7045, {LABEL} ({tools['resources']})")
@@ -259,7 +259,7 @@ def show(found: dict[str, Measured], ours: dict[str, tuple[float, ...]], tools: 
     table = Table(
         "unit", "LUT", "FF", "BRAM", "DSP", "ECP5 MHz", "slowest path", title=f"units; clock: {tools['clock']}"
     )
-    for name, one in found.items():
+    for name, one in units.items():
         numbers = (f"{value:g}" for value in (one.lut, one.ff, one.bram, one.dsp))
         table.add_row(name, *numbers, f"{one.fmax_mhz:.0f}", one.critical_path)
     console.print(table)

@@ -74,9 +74,9 @@ class SsdProfile:
 
     def __post_init__(self) -> None:
         check(self.sources, self.constants, DRIVE)
-        for each in self.published:
-            if each.source not in self.sources:
-                raise ValueError(f"source = {each.source!r}: must be one of {', '.join(self.sources)}")
+        for figure in self.published:
+            if figure.source not in self.sources:
+                raise ValueError(f"source = {figure.source!r}: must be one of {', '.join(self.sources)}")
 
     def __getitem__(self, name: str) -> float:
         return self.constants[name].value
@@ -113,5 +113,5 @@ def shared() -> SharedConstants:
 @cache
 def drives(folder: str = "drives") -> dict[str, SsdProfile]:
     """Drives of a folder by name: `drives`, or `simulators` for the defaults of other simulators."""
-    found = (read_yaml(path, SsdProfile) for path in sorted((FOLDER / folder).glob("*.yaml")))
-    return {drive.name: drive for drive in found}
+    profiles = (read_yaml(path, SsdProfile) for path in sorted((FOLDER / folder).glob("*.yaml")))
+    return {drive.name: drive for drive in profiles}

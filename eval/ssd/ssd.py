@@ -23,17 +23,19 @@ Pair = tuple[SsdProfile, PublishedFigure]
 
 def pairs(drive: str | None, workload: str | None) -> list[Pair]:
     """Published figures of one drive or all, and of one workload or all."""
-    known = drives() | drives("simulators")
-    if drive is not None and drive not in known:
-        raise ValueError(f"drive = {drive!r}: must be one of {', '.join(known)}")
+    profiles = drives() | drives("simulators")
+    if drive is not None and drive not in profiles:
+        raise ValueError(f"drive = {drive!r}: must be one of {', '.join(profiles)}")
     if workload is not None and workload not in WORKLOADS:
         raise ValueError(f"workload = {workload!r}: must be one of {', '.join(WORKLOADS)}")
-    chosen = [known[drive]] if drive else list(known.values())
-    found = [(each, figure) for each in chosen for figure in each.published if workload in (None, figure.workload)]
-    if not found:
-        has = ", ".join(sorted({figure.workload for each in chosen for figure in each.published}))
+    chosen = [profiles[drive]] if drive else list(profiles.values())
+    selected = [
+        (profile, figure) for profile in chosen for figure in profile.published if workload in (None, figure.workload)
+    ]
+    if not selected:
+        has = ", ".join(sorted({figure.workload for profile in chosen for figure in profile.published}))
         raise ValueError(f"workload = {workload!r}: {drive} has no figure of it: choose one of {has}")
-    return found
+    return selected
 
 
 def row_of(drive: SsdProfile, figure: PublishedFigure) -> dict[str, Any]:
@@ -81,11 +83,11 @@ def grouped(rows: list[dict[str, Any]], key: str) -> dict[str, dict[str, Any]]:
     """Rows, median and worst error by drive, by class or by workload."""
     names = dict.fromkeys(row[key] for row in rows)
     parts = {name: [row for row in rows if row[key] == name] for name in names}
-    found = {name: {"rows": len(part), **summary(part)} for name, part in parts.items()}
-    for each in found.values():
-        worst = each["worst_row"]
-        each["worst_row"] = f"{worst['drive']}, {worst['workload']}, depth {worst['depth']}"
-    return found
+    groups = {name: {"rows": len(part), **summary(part)} for name, part in parts.items()}
+    for group in groups.values():
+        worst = group["worst_row"]
+        group["worst_row"] = f"{worst['drive']}, {worst['workload']}, depth {worst['depth']}"
+    return groups
 
 
 def line_of(rows: list[dict[str, Any]], total: dict[str, Any]) -> str:
@@ -94,7 +96,7 @@ def line_of(rows: list[dict[str, Any]], total: dict[str, Any]) -> str:
     if not worst:
         return "No published figure: configurations of simulators only"
     where = f"{worst['drive']}, {worst['workload']}, depth {worst['depth']}"
-    medians = [f"{name} {each['median_error_percent']:.1f} %" for name, each in grouped(rows, "class").items()]
+    medians = [f"{name} {group['median_error_percent']:.1f} %" for name, group in grouped(rows, "class").items()]
     return (
         f"{len(rows)} rows of {len({row['drive'] for row in rows})} drives, nothing fitted: median error "
         f"{total['median_error_percent']:.1f} % ({', '.join(medians)}), worst {worst['error_percent']:+.1f} % ({where})"
@@ -109,15 +111,15 @@ def experiment(
     chosen = pairs(drive, workload)
     rows = []
     with progress("figures", len(chosen) + len(NVMEVIRT)) as tick:
-        for each, figure in chosen:
-            rows.append(row_of(each, figure))
+        for profile, figure in chosen:
+            rows.append(row_of(profile, figure))
             tick(figure)
         nvmevirt = nvmevirt_rows(tick)
     compared = [row for row in rows if row["published"] is not None]
     total = summary(compared)
-    names = {each.name: each for each, _ in chosen}
+    names = {profile.name: profile for profile, _ in chosen}
     result = {
-        "drives": [{"name": name, "constants": with_sources(each)} for name, each in names.items()],
+        "drives": [{"name": name, "constants": with_sources(profile)} for name, profile in names.items()],
         "shared": with_sources(shared()),
         "rows": compared,
         **total,

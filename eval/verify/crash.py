@@ -138,8 +138,8 @@ def _judge(nand: Nand, expected: State, blocks: U8, newer: set[bytes] | None) ->
     wrong += len(set(ftl.sequences) - set(expected))
     if expected and newer is not None:
         for lpn in range(ftl.blocks.pages):
-            found = ftl.blocks.read(np.array([lpn]), 0)[0][0].tobytes()
-            wrong += found != blocks[lpn].tobytes() and found not in newer
+            content = ftl.blocks.read(np.array([lpn]), 0)[0][0].tobytes()
+            wrong += content != blocks[lpn].tobytes() and content not in newer
     return lost, wrong
 
 
@@ -189,7 +189,7 @@ def embedding_rows(ftl: Ftl, handle: int, layer: int) -> F16:
 def _all_of(ftl: Ftl, handle: int, layer: int) -> KvSlotView:
     """View of a layer with all its pages resident."""
     view = ftl.view([handle], layer)
-    ftl.store.page_in(np.concatenate([each.flash_slots() for each in ftl.sequence(handle).maps.values()]))
+    ftl.store.page_in(np.concatenate([mapped.flash_slots() for mapped in ftl.sequence(handle).maps.values()]))
     return view
 
 
@@ -290,8 +290,8 @@ def _sweep(where: Place, seed: int, operations: int, share: float, tick: Tick) -
                 if isinstance(op, Program)
             }
             undo = _tear(nand, torn, generator) if torn else None
-            with where.powered(nand, [torn.ppn] if isinstance(torn, Program) else []) as found:
-                missing, bad = _judge(found, state, blocks, since)
+            with where.powered(nand, [torn.ppn] if isinstance(torn, Program) else []) as powered:
+                missing, bad = _judge(powered, state, blocks, since)
             if undo:
                 undo()
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
@@ -314,8 +314,8 @@ class _Life(RandomHost):
 
     def _begin(self, recorded: set[int], freed: set[int]) -> None:
         """Record the commit; power may be lost once it counts."""
-        kept = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
-        self.coming = [kept | {handle: self.model[handle].copy() for handle in recorded if handle in self.model}]
+        unfreed = {handle: layers for handle, layers in self.commits[-1].items() if handle not in freed}
+        self.coming = [unfreed | {handle: self.model[handle].copy() for handle in recorded if handle in self.model}]
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         self.commits += self.coming
@@ -347,15 +347,15 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
             else:
                 total["writes_lost"] += disk.lose_power()[0]
             life.commits += life.coming
-            found = list[tuple[int, int]]()
+            counts = list[tuple[int, int]]()
             for commit in life.commits:
                 try:
                     with where.after(disk) as nand:
-                        found.append(_judge(nand, commit, life.blocks, None))
+                        counts.append(_judge(nand, commit, life.blocks, None))
                 except ValueError:  # the drive cannot be opened
-                    found.append((1 + len(commit), 0))
-            best = min(range(len(found)), key=lambda i: sum(found[i]))
-            (missing, bad), state = found[best], life.commits[best]
+                    counts.append((1 + len(commit), 0))
+            best = min(range(len(counts)), key=lambda i: sum(counts[i]))
+            (missing, bad), state = counts[best], life.commits[best]
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))
             if missing or bad:
                 break

@@ -61,14 +61,18 @@ class AllowedContents:
             life.close()
         return cls(flushed, before, after, settled, undone)
 
-    def judge(self, found: Observed) -> tuple[int, int]:
+    def judge(self, observed: Observed) -> tuple[int, int]:
         """Count flushed sequences that are lost, and sequences, names and logical pages that are wrong."""
         states = self.flushed, self.before, self.after, self.settled
-        lost = len((self.flushed.seqs.keys() & self.after.seqs.keys()) - found.seqs.keys())
-        wrong = sum(page not in allowed for page, *allowed in zip(found.pages, *(s.pages for s in states), strict=True))
-        for handle, (rows, names) in found.seqs.items():
-            known = [state.seqs[handle] for state in states if handle in state.seqs]
-            right = rows in [each for each, _ in known] and names <= frozenset().union(*(each for _, each in known))
+        lost = len((self.flushed.seqs.keys() & self.after.seqs.keys()) - observed.seqs.keys())
+        wrong = sum(
+            page not in allowed for page, *allowed in zip(observed.pages, *(s.pages for s in states), strict=True)
+        )
+        for handle, (rows, names) in observed.seqs.items():
+            allowed_contents = [state.seqs[handle] for state in states if handle in state.seqs]
+            right = rows in [contents for contents, _ in allowed_contents] and names <= frozenset().union(
+                *(contents for _, contents in allowed_contents)
+            )
             wrong += not right
         return lost, wrong
 
@@ -93,15 +97,15 @@ def judge(bench: InterruptedDrives, name: str, expected: AllowedContents, inject
             wrong = _misuse(life, name, expected)
             lost, others = expected.judge(bench.power_on(life))
             return "failed", lost, wrong + others
-        found = observe(life)
-        whole = outcome == "completed" or (outcome == "raised" and found == expected.after)
-        wanted = expected.after if whole else expected.undone if found == expected.undone else expected.before
-        wrong = int(found != wanted)
+        observed = observe(life)
+        whole = outcome == "completed" or (outcome == "raised" and observed == expected.after)
+        wanted = expected.after if whole else expected.undone if observed == expected.undone else expected.before
+        wrong = int(observed != wanted)
         life.namespace.flush()
         wrong += life.do(Flush()).status is not Status.SUCCESS
-        found = bench.power_on(life)
-        lost = len(wanted.seqs.keys() - found.seqs.keys())
-        return outcome, lost, wrong + (found != wanted)
+        observed = bench.power_on(life)
+        lost = len(wanted.seqs.keys() - observed.seqs.keys())
+        return outcome, lost, wrong + (observed != wanted)
     except FtlError:  # something that was stored cannot be read
         return "unreadable", 1, 0
 
@@ -121,8 +125,8 @@ def _misuse(life: PowerCycle, name: str, expected: AllowedContents) -> int:
         wrong += life.do(command).status is Status.SUCCESS
     for handle in life.seqs:
         done = [life.do(KvRead((handle,), layer)) for layer in range(LAYERS)]
-        if all(each.status is Status.SUCCESS for each in done):
-            rows = tuple(array.tobytes() for each in done for array in each.data)
+        if all(completion.status is Status.SUCCESS for completion in done):
+            rows = tuple(array.tobytes() for completion in done for array in completion.data)
             states = expected.before, expected.after
             wrong += rows not in [state.seqs[handle][0] for state in states if handle in state.seqs]
         else:
@@ -155,7 +159,7 @@ def work(task: InterruptedVerb, tick: Tick) -> tuple[Counter[str], list[str], se
     Returns:
         Counts, findings, and the source lines that were interrupted.
     """
-    total, found, covered = Counter[str](), list[str](), set[tuple[str, int]]()
+    total, findings, covered = Counter[str](), list[str](), set[tuple[str, int]]()
     draw = random.Random(f"{task.name} {task.seed}")
     pairs = [(layout, medium) for layout in LAYOUTS for medium in KINDS]
     shares = dict(zip(pairs, parts(task.points, len(pairs)), strict=True))
@@ -183,9 +187,9 @@ def work(task: InterruptedVerb, tick: Tick) -> tuple[Counter[str], list[str], se
                     total.update({"points": 1, outcome: 1, kind: 1, "lost": lost, "wrong": wrong})
                     if lost or wrong:
                         where = f"{Path(place[0]).relative_to(ROOT)}:{place[1]}"
-                        found.append(f"{task.name}, {medium}, layout {layout}: {kind} {at} near {where}: {outcome}")
+                        findings.append(f"{task.name}, {medium}, layout {layout}: {kind} {at} near {where}: {outcome}")
                     tick(None)
-    return total, found, covered
+    return total, findings, covered
 
 
 def parts(whole: int, count: int) -> list[int]:

@@ -100,10 +100,10 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
         expected, _ = generate(model, inputs, tokens, None)
     lost = wrong = runs = 0
     with tempfile.TemporaryDirectory() as scratch:
-        kept = DriveSetConfig(
+        in_files = DriveSetConfig(
             count=asked.drives, transport="process", data_dir=Path(scratch), medium=Medium(asked.medium, CACHE_BYTES)
         )
-        with attach_with(model, replace(what, drives=kept)) as csd:
+        with attach_with(model, replace(what, drives=in_files)) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
             killer = Killer([device.name for device in devices], asked.kills, asked.seed, tick)
             killer.start()

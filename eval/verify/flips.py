@@ -61,9 +61,9 @@ class FlushedFolder:
 class Flipper:
     """Damages one position of a folder at a time. Every file gets the same share, and every part of it is covered."""
 
-    def __init__(self, kept: FlushedFolder, seed: int) -> None:
-        self._kept, self._draw = kept, np.random.default_rng(seed)
-        self._names = sorted(name for name, content in kept.files.items() if content)
+    def __init__(self, folder: FlushedFolder, seed: int) -> None:
+        self._kept, self._draw = folder, np.random.default_rng(seed)
+        self._names = sorted(name for name, content in folder.files.items() if content)
         self._turn = Counter[str]()
 
     def flip(self, number: int) -> str:
@@ -90,31 +90,31 @@ class Flipper:
         return kind
 
 
-def judge(kept: FlushedFolder) -> str:
+def judge(folder: FlushedFolder) -> str:
     """Open the damaged drive and compare: `harmless`, `corrected`, `reported` or `silent`."""
     try:
-        secret = secret_of(kept.folder)
-        device = InProcessDrive.reopen(kept.folder)
+        secret = secret_of(folder.folder)
+        device = InProcessDrive.reopen(folder.folder)
     except ValueError:
         return "reported"
     try:
         ftl = device.firmware.ftl
-        wrong, missed = _compare(ftl, kept.host)
-        wrong += secret != kept.secret
+        wrong, missed = _compare(ftl, folder.host)
+        wrong += secret != folder.secret
         noticed = bool(smart(ftl)["critical_warning"]) and bool(device.firmware.state.history.errors)
         if wrong or (missed and not noticed):
             return "silent"
         if missed or noticed:
             return "reported"
-        touched = ftl.nand.damage.corrected or ftl.nand.damage.pages or _differs(kept)
+        touched = ftl.nand.damage.corrected or ftl.nand.damage.pages or _differs(folder)
         return "corrected" if touched else "harmless"
     finally:
         device.close()
 
 
-def _differs(kept: FlushedFolder) -> bool:
+def _differs(folder: FlushedFolder) -> bool:
     names = ("secret.bin", "drive.json")
-    return any((kept.folder / name).read_bytes() != kept.files[name] for name in names)
+    return any((folder.folder / name).read_bytes() != folder.files[name] for name in names)
 
 
 def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
@@ -140,16 +140,16 @@ def _compare(ftl: Ftl, host: RandomHost) -> tuple[int, int]:
 
 def damage_drive(seed: int, turns: range) -> Counter[str]:
     """Damage one drive once for each turn; counts outcomes, and outcomes by kind."""
-    found = Counter[str]()
+    counts = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="vcsd-flips-") as scratch:
-        kept = FlushedFolder.make(Path(scratch) / "drive", seed)
-        flipper = Flipper(kept, seed)
+        folder = FlushedFolder.make(Path(scratch) / "drive", seed)
+        flipper = Flipper(folder, seed)
         for turn in turns:
             kind = flipper.flip(turn)
-            outcome = judge(kept)
-            found.update((outcome, f"{outcome}_{kind}"))
-            kept.restore()
-    return found
+            outcome = judge(folder)
+            counts.update((outcome, f"{outcome}_{kind}"))
+            folder.restore()
+    return counts
 
 
 def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -> dict[str, Any]:
@@ -159,17 +159,17 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
         corrected: All data intact although a relevant bit was wrong. reported: Lost data is refused, and the drive's
             health log reports it. silent: Data was stale, wrong or missing without a report.
     """
-    found, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
+    counts, drives = Counter[str](), -(-flips // FLIPS_A_DRIVE)
     parts = [range(flips * number // drives, flips * (number + 1) // drives) for number in range(drives)]
     with sweep.workers(workers) as pool:
         under_way = [pool.submit(damage_drive, seed + number, part) for number, part in enumerate(parts)]
         for done in as_completed(under_way):
-            found.update(done.result())
+            counts.update(done.result())
             for _ in range(FLIPS_A_DRIVE):
                 tick(None)
     outcomes = ("reported", "corrected", "harmless", "silent")
-    by_kind = {kind: {outcome: found[f"{outcome}_{kind}"] for outcome in outcomes} for kind in KINDS}
-    return {"flips": flips} | {outcome: found[outcome] for outcome in outcomes} | {"by_kind": by_kind, "seed": seed}
+    by_kind = {kind: {outcome: counts[f"{outcome}_{kind}"] for outcome in outcomes} for kind in KINDS}
+    return {"flips": flips} | {outcome: counts[outcome] for outcome in outcomes} | {"by_kind": by_kind, "seed": seed}
 
 
 def experiment(

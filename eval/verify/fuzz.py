@@ -133,16 +133,16 @@ class FuzzWorld:
         """State that a refused command must not change, with exceptions: see `changed`."""
         ftl = self.firmware.ftl
         lengths, moved = tuple((handle, *seq.lengths) for handle, seq in ftl.sequences.items()), ftl.counters.moved
-        kept = lengths, ftl.nand.writes - moved, ftl.buffers.left, self.firmware.free_ns
-        return kept, moved, ftl.timing.idle_ns()
+        unchanged = lengths, ftl.nand.writes - moved, ftl.buffers.left, self.firmware.free_ns
+        return unchanged, moved, ftl.timing.idle_ns()
 
     def changed(self, before: tuple[Any, ...]) -> bool:
         """Whether something changed since `before`.
 
         On a full drive the collector may have moved pages in search of room, which takes time of the flash alone.
         """
-        kept, moved, _ = now = self.state()
-        return now != before and (kept != before[0] or moved == before[1])
+        unchanged, moved, _ = now = self.state()
+        return now != before and (unchanged != before[0] or moved == before[1])
 
     def victim_has_its_data(self) -> bool:
         """Whether the victim's data is intact."""
@@ -179,7 +179,7 @@ def bench_fuzz(inputs: int, seed: int, tick: Tick, medium: MediumKind = "memory"
 
 
 def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
-    draw, found, coverage = random.Random(seed), Findings(), Coverage()
+    draw, findings, coverage = random.Random(seed), Findings(), Coverage()
     worlds = itertools.cycle([partial(FuzzWorld, seed, where, layout) for layout in LAYOUTS_USED])
     for _ in LAYOUTS_USED:  # compile kernels first: compilation must not count as a hang
         world = next(worlds)()
@@ -190,80 +190,80 @@ def _fuzz(inputs: int, seed: int, where: Place, tick: Tick) -> dict[str, Any]:
     handles = {world.own_handle: 0, world.secret_handle: 0}
     for number in range(inputs):
         if (number % RENEW == 0 and number) or world.broken:
-            world = _renewed(world, found, next(worlds))
+            world = _renewed(world, findings, next(worlds))
         if draw.random() < IMAGES:
-            _guard(world, found, partial(_image, world, draw, found), "window image")
+            _guard(world, findings, partial(_image, world, draw, findings), "window image")
         elif draw.random() < VALUES:
             sqe, data = world.values.command(draw)
-            _guard(world, found, partial(_key_value, world, sqe, data, found), sqe)
+            _guard(world, findings, partial(_key_value, world, sqe, data, findings), sqe)
         else:
             request, submit_ns = mutated(corpus, list(handles), draw), draw.choice((0, 0, 0, *ODD_WIDE))
-            known = len(coverage.pairs)
-            run = _command(world, request, submit_ns, found)
+            reached = len(coverage.pairs)
+            run = _command(world, request, submit_ns, findings)
             if number < 4 * RENEW or number % 16 == 0:
                 with coverage.watch(request.opcode):
-                    _guard(world, found, run, request)
+                    _guard(world, findings, run, request)
             else:
-                _guard(world, found, run, request)
-            if len(coverage.pairs) > known and len(request.payload) < 1 << 14:
+                _guard(world, findings, run, request)
+            if len(coverage.pairs) > reached and len(request.payload) < 1 << 14:
                 corpus.append(request)
         if number % 10_000 == 9_999:
             tick(None)
-    _renewed(world, found, next(worlds))
+    _renewed(world, findings, next(worlds))
     return {
         "inputs": inputs,
-        "crashes": found.crashes,
-        "hangs": found.hangs,
-        "leaks": found.leaks,
-        "state_changes": found.changes,
-        "values_wrong": found.wrong,
-        "accepted": found.accepted,
+        "crashes": findings.crashes,
+        "hangs": findings.hangs,
+        "leaks": findings.leaks,
+        "state_changes": findings.changes,
+        "values_wrong": findings.wrong,
+        "accepted": findings.accepted,
         "line_pairs": len(coverage.pairs),
         "corpus": len(corpus),
         "inputs_per_s": inputs / (time.perf_counter() - began),
-        "notes": found.notes,
+        "notes": findings.notes,
     }
 
 
-def _renewed(world: FuzzWorld, found: Findings, another: Callable[[], FuzzWorld]) -> FuzzWorld:
+def _renewed(world: FuzzWorld, findings: Findings, another: Callable[[], FuzzWorld]) -> FuzzWorld:
     if not world.victim_has_its_data():
-        found.note("leaks", "another tenant's data was changed")
+        findings.note("leaks", "another tenant's data was changed")
     if not world.broken and (lost := world.values.lost()):
-        found.note("wrong", f"{lost} values after a loss of power")
+        findings.note("wrong", f"{lost} values after a loss of power")
     return another()
 
 
-def _key_value(world: FuzzWorld, sqe: Sqe, data: bytes, found: Findings) -> None:
+def _key_value(world: FuzzWorld, sqe: Sqe, data: bytes, findings: Findings) -> None:
     """A Key Value command of the attacker's."""
     before = world.state()
     done, wrong = world.values.run(sqe, data)
     if wrong:
-        found.note("wrong", f"{wrong}: {sqe}")
+        findings.note("wrong", f"{wrong}: {sqe}")
     if isinstance(done, CommandError):
         if world.changed(before):
-            found.note("changes", sqe)
+            findings.note("changes", sqe)
     elif any(mark in bytes(part) for part in done.data for mark in world.marks):
-        found.note("leaks", sqe)
+        findings.note("leaks", sqe)
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
     raise InputHangError
 
 
-def _guard(world: FuzzWorld, found: Findings, run: Callable[[], None], what: object) -> None:
+def _guard(world: FuzzWorld, findings: Findings, run: Callable[[], None], what: object) -> None:
     signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         run()
     except InputHangError:
         world.broken = True
-        found.note("hangs", what)
+        findings.note("hangs", what)
     except Exception as error:  # noqa: BLE001 - counted as a crash
-        found.note("crashes", f"{type(error).__name__}: {error}: {what}")
+        findings.note("crashes", f"{type(error).__name__}: {error}: {what}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _command(world: FuzzWorld, request: WireRequest, submit_ns: int, found: Findings) -> Callable[[], None]:
+def _command(world: FuzzWorld, request: WireRequest, submit_ns: int, findings: Findings) -> Callable[[], None]:
     """Write a request directly into the ring, as a host that ignores the protocol would."""
 
     def run() -> None:
@@ -282,23 +282,23 @@ def _command(world: FuzzWorld, request: WireRequest, submit_ns: int, found: Find
         done = host.poll()
         if done is None:
             raise AssertionError("a request without a completion")
-        _judge(world, done, before, found, request)
+        _judge(world, done, before, findings, request)
 
     return run
 
 
-def _judge(world: FuzzWorld, done: Completion, before: tuple[Any, ...], found: Findings, what: object) -> None:
+def _judge(world: FuzzWorld, done: Completion, before: tuple[Any, ...], findings: Findings, what: object) -> None:
     if done.status is Status.INTERNAL_ERROR:
-        found.note("crashes", f"{done.reason}: {what}")
+        findings.note("crashes", f"{done.reason}: {what}")
     if done.status is Status.SUCCESS:
-        found.accepted += 1
+        findings.accepted += 1
     elif world.changed(before):
-        found.note("changes", f"{done.reason}: {what}")
+        findings.note("changes", f"{done.reason}: {what}")
     if any(mark in array.tobytes() for array in done.data for mark in world.marks):
-        found.note("leaks", what)
+        findings.note("leaks", what)
 
 
-def _image(world: FuzzWorld, draw: random.Random, found: Findings) -> None:
+def _image(world: FuzzWorld, draw: random.Random, findings: Findings) -> None:
     """Damage blocks of a window in use; both ends go on, and a host can attach again."""
     before, layout = world.state(), IDENTITY.layout
     blocks = (0, 1, *(layout.request(n) for n in range(2)), *(layout.completion(n) for n in range(2)))
@@ -322,9 +322,9 @@ def _image(world: FuzzWorld, draw: random.Random, found: Findings) -> None:
     except (DriveLostError, ValueError):
         done = None
     if done is not None:
-        _judge(world, done, before, found, "window image")
+        _judge(world, done, before, findings, "window image")
     elif world.changed(before):
-        found.note("changes", "window image")
+        findings.note("changes", "window image")
     world.attach()
 
 
@@ -373,5 +373,5 @@ def experiment(
     """Send mutated commands, Key Value commands and damaged windows to a drive that two tenants share."""
     with progress("inputs, 10,000 each", inputs // 10_000) as tick:
         result = bench_fuzz(inputs, seed, tick, medium)
-    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))
-    return flat("fuzz", result, failed=found)
+    failed = any(result[key] for key in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))
+    return flat("fuzz", result, failed=failed)

@@ -76,8 +76,8 @@ class FuzzedValues:
             lacks_room = expected.may_lack_room and done.status == Code.CAPACITY_EXCEEDED
             wrong = done.status != expected.status and not lacks_room
         else:
-            found = b"".join(map(bytes, done.data)), done.result
-            wrong = expected.status != 0 or found != (expected.data, expected.result)
+            answer = b"".join(map(bytes, done.data)), done.result
+            wrong = expected.status != 0 or answer != (expected.data, expected.result)
             self._change(sqe, data)
         return done, f"{expected} was expected, not {done!r}" if wrong else ""
 
@@ -114,7 +114,7 @@ class FuzzedValues:
 
     def _listed(self, first: bytes, size_bytes: int) -> bytes:
         entries, left = [], size_bytes - 4
-        for key in sorted(each for each in self.model if each >= first):
+        for key in sorted(stored for stored in self.model if stored >= first):
             entry = struct.pack("<H", len(key)) + key + bytes(-(len(key) + 2) % 4)
             left -= len(entry)
             if left < 0:
@@ -137,8 +137,8 @@ class FuzzedValues:
 
 
 def _differing(values: Values, wanted: dict[bytes, bytes]) -> int:
-    found = {key: values.retrieve(key)[0] for key in values.keys()}  # noqa: SIM118  # a method, not a dictionary's
-    return sum(found.get(key) != wanted.get(key) for key in found.keys() | wanted.keys())
+    stored = {key: values.retrieve(key)[0] for key in values.keys()}  # noqa: SIM118  # a method, not a dictionary's
+    return sum(stored.get(key) != wanted.get(key) for key in stored.keys() | wanted.keys())
 
 
 def _key_of(sqe: Sqe) -> bytes:

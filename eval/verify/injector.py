@@ -54,10 +54,10 @@ class Injector:
         sys.setprofile(None)
 
     def _is_ours(self, code: CodeType) -> bool:
-        known = self._ours.get(code)
-        if known is None:
-            known = self._ours[code] = code.co_filename.startswith(PACKAGES)
-        return known
+        is_ours = self._ours.get(code)
+        if is_ours is None:
+            is_ours = self._ours[code] = code.co_filename.startswith(PACKAGES)
+        return is_ours
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         return self._line if self._is_ours(frame.f_code) else None

@@ -164,9 +164,9 @@ class InterruptedDrives:
 
     def _fill(self, life: PowerCycle) -> None:
         """Sequences of some tokens, names, logical pages, garbage that can be erased; flushed."""
-        made = life.do(SeqCreate(SEQUENCES + 1, LAYERS, HEADS, DIM, 128, layout_named(self._layout).code))
-        assert made.status is Status.SUCCESS, made.reason
-        life.seqs = tuple(made.data[0].tolist())
+        created = life.do(SeqCreate(SEQUENCES + 1, LAYERS, HEADS, DIM, 128, layout_named(self._layout).code))
+        assert created.status is Status.SUCCESS, created.reason
+        life.seqs = tuple(created.data[0].tolist())
         for layer in range(LAYERS):
             for seqs, tokens in ((life.seqs[:SEQUENCES], 40), (life.seqs[SEQUENCES:], 90)):
                 assert life.do(life.append(seqs, layer, tokens)).status is Status.SUCCESS
@@ -204,7 +204,7 @@ def observe(life: PowerCycle) -> Observed:
     ftl = life.firmware.ftl
     seqs: Seqs = {}
     for handle, seq in ftl.sequences.items():
-        rows = [each.tobytes() for layer in range(seq.layers) for each in ftl.read_back(handle, layer)[:2]]
+        rows = [array.tobytes() for layer in range(seq.layers) for array in ftl.read_back(handle, layer)[:2]]
         seqs[handle] = tuple(rows), frozenset(seq.names.items())
     page = life.namespace.page_bytes
     content, _ = life.namespace.read(0, PAGES * page)

@@ -73,8 +73,8 @@ class LossTally:
         }
         spans = {
             f"{name}_{kind}": value
-            for name, each in times.items()
-            for kind, value in (("median", median(each) if each else None), ("max", max(each, default=None)))
+            for name, samples in times.items()
+            for kind, value in (("median", median(samples) if samples else None), ("max", max(samples, default=None)))
         }
         counts = {"kills": self.kills, "nodes": self.nodes, "lost": self.lost, "wrong": self.wrong}
         counts |= {"refused": self.refused, "not_redundant": self.not_redundant}
@@ -97,19 +97,19 @@ class Loss(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
+def bench_lost_drives(options: LossOptions, tick: Tick) -> dict[str, Any]:
     """Lose drives and nodes in decodes with each redundancy; one loss with none."""
     model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, asked.tokens, asked.seed)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, options.tokens, options.seed)
     what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=DRIVES))
     with attach_with(model, what):
-        expected, _ = generate(model, inputs, asked.tokens, None)
-    draw, result = random.Random(asked.seed), dict[str, Any]()
-    plan: dict[Redundancy, int] = {"none": 1, "mirror": asked.kills, "recompute": asked.kills}
+        expected, _ = generate(model, inputs, options.tokens, None)
+    draw, result = random.Random(options.seed), dict[str, Any]()
+    plan: dict[Redundancy, int] = {"none": 1, "mirror": options.kills, "recompute": options.kills}
     for redundancy, kills in plan.items():
         tally = LossTally()
-        undisturbed = DriveSetConfig(count=DRIVES, transport=asked.transport, restart_drives=False)
-        decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), asked.tokens)
+        undisturbed = DriveSetConfig(count=DRIVES, transport=options.transport, restart_drives=False)
+        decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), options.tokens)
         for number in range(kills):
             is_node = number % 3 == 2
             first = draw.randrange(DRIVES)
@@ -117,7 +117,7 @@ def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
                 drive for drive in range(DRIVES) if drive == first or (is_node and drive % NODES == first % NODES)
             ]
             spares = 0 if redundancy == "none" else len(killed)
-            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=asked.transport, restart_drives=False)
+            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=options.transport, restart_drives=False)
             setting = replace(what, drives=drives, redundancy=redundancy)
             _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
             tally.nodes += is_node
@@ -128,8 +128,8 @@ def bench_lost_drives(asked: LossOptions, tick: Tick) -> dict[str, Any]:
         **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong", "not_redundant")},
         "none_refused": result["none"]["refused"],
         "by_redundancy": result,
-        "transport": asked.transport,
-        "seed": asked.seed,
+        "transport": options.transport,
+        "seed": options.seed,
     }
 
 
@@ -182,21 +182,21 @@ def _lose(
             tally.not_redundant += 1
 
 
-def experiment(asked: LossOptions) -> Outcome:
+def experiment(options: LossOptions) -> Outcome:
     """Lose drives and nodes permanently in the middle of a decode; with redundancy the tokens stay the same."""
-    with progress("losses", 1 + 2 * asked.kills) as tick:
-        result = bench_lost_drives(asked, tick)
+    with progress("losses", 1 + 2 * options.kills) as tick:
+        result = bench_lost_drives(options, tick)
     rows = [
         (
             name,
-            f"{each['kills']} ({each['nodes']})",
-            f"{each['lost']}, {each['wrong']}",
-            str(each["refused"]),
-            f"{each['storage_overhead']:.0%}",
-            _span(each, "time_to_degraded_service_s"),
-            _span(each, "time_to_full_redundancy_s"),
+            f"{row['kills']} ({row['nodes']})",
+            f"{row['lost']}, {row['wrong']}",
+            str(row["refused"]),
+            f"{row['storage_overhead']:.0%}",
+            _span(row, "time_to_degraded_service_s"),
+            _span(row, "time_to_full_redundancy_s"),
         )
-        for name, each in result["by_redundancy"].items()
+        for name, row in result["by_redundancy"].items()
     ]
     columns = (
         "redundancy",

@@ -89,11 +89,11 @@ class ModelHost:
         for versions, read, what in self._all():
             self._settle(versions, read(), what)
 
-    def _settle(self, versions: Versions, found: bytes, what: str) -> None:
+    def _settle(self, versions: Versions, value: bytes, what: str) -> None:
         """Accept one of the allowed contents, which is from now on the only one that can come back."""
-        if found not in versions:
+        if value not in versions:
             self.counts.note("wrong", f"{what} holds what it may not hold")
-        versions[:] = [found]
+        versions[:] = [value]
 
     def act(self) -> None:
         """Do something, and compare; an interrupted change may have happened, or not."""
@@ -115,8 +115,8 @@ class ModelHost:
         for versions, read, what in self._all():
             if (new := doing.get(id(versions))) is None:
                 self._compare(versions, read(), what)
-            elif (found := read()) in (versions[-1], new):
-                versions += [new] if found == new else []
+            elif (value := read()) in (versions[-1], new):
+                versions += [new] if value == new else []
             else:
                 self.counts.note("wrong", f"{what} is neither as before an interrupted change nor as after it")
 
@@ -131,8 +131,8 @@ class ModelHost:
         for key, versions in self._values.items():
             yield versions, partial(self._retrieve, key), f"value {key!r}"
 
-    def _compare(self, versions: Versions, found: bytes, what: str) -> None:
-        if found != versions[-1]:
+    def _compare(self, versions: Versions, value: bytes, what: str) -> None:
+        if value != versions[-1]:
             self.counts.note("wrong", what)
 
     def _range(self) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def _executed(drive: ServedDrive) -> Counter[str]:
         log = read_log(window, LogPage.LATENCY)
     finally:
         window.close()
-    return Counter({name: each["commands"] for name, each in log.items() if name != GetLog.__name__})
+    return Counter({name: figures["commands"] for name, figures in log.items() if name != GetLog.__name__})
 
 
 @torch.inference_mode()
@@ -152,7 +152,7 @@ def _set(proxies: list[FaultyProxy], is_active: bool) -> None:
 
 def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
     """Attaches that must be refused."""
-    before, refused = [_executed(each) for each in drives], Counter[str]()
+    before, refused = [_executed(served) for served in drives], Counter[str]()
     for drive in drives:
         at = _direct(drive)
         for _ in range(REFUSALS):
@@ -162,7 +162,7 @@ def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
                 except DriveLostError:
                     refused[kind] += 1
     missed = 2 * REFUSALS * len(drives) - refused.total()
-    changed = sum((_executed(each) - counts).total() for each, counts in zip(drives, before, strict=True))
+    changed = sum((_executed(served) - counts).total() for served, counts in zip(drives, before, strict=True))
     return {"refused_nqn": refused["nqn"], "refused_host": refused["host"], "refusals_missed": missed + changed}
 
 
@@ -180,5 +180,5 @@ def experiment(
     """Cut, delay and damage connections to drives over NVMe/TCP in a decode; the tokens stay the same."""
     with progress("faults", cuts) as tick:
         result = bench_nvme_cuts(cuts, drives, tokens, seed, tick)
-    found = any(result[each] for each in ("lost", "wrong", "twice", "refusals_missed"))
-    return flat("nvme-cuts", result, failed=found)
+    failed = any(result[key] for key in ("lost", "wrong", "twice", "refusals_missed"))
+    return flat("nvme-cuts", result, failed=failed)

@@ -110,22 +110,22 @@ class NvmeFuzzWorld:
             self._undo = undo.pop_all()
         self._serving = *self._held()[:-2], 0, True  # the honest host's last data may not be given back yet
 
-    def check(self, found: Findings) -> None:
+    def check(self, findings: Findings) -> None:
         """Look whether the honest host has its data."""
         try:
             if self.honest.read() != self.honest.stored:
-                found.note("changes", "the honest host reads other data than it has stored")
+                findings.note("changes", "the honest host reads other data than it has stored")
         except OSError as error:
-            found.note("changes", f"the honest host is not served: {error}")
+            findings.note("changes", f"the honest host is not served: {error}")
 
-    def close(self, found: Findings) -> None:
+    def close(self, findings: Findings) -> None:
         """Look for what ended connections have left, end all, and look again."""
-        self.check(found)
-        _settle(self._held, self._serving, found)
+        self.check(findings)
+        _settle(self._held, self._serving, findings)
         if self.firmware.failure:
-            found.note("crashes", self.firmware.failure)
+            findings.note("crashes", self.firmware.failure)
         self._undo.close()
-        _settle(threads_and_descriptors, self._before, found)
+        _settle(threads_and_descriptors, self._before, findings)
 
     def _held(self) -> tuple[object, ...]:
         """Resources that a connection may leak."""
@@ -143,17 +143,17 @@ class NvmeFuzzWorld:
     def internal_errors(self) -> list[str]:
         """Internal errors of sequence commands since the last call."""
         refused = self.firmware.state.history.errors
-        found = [each["reason"] for each in tuple(refused) if each["status_field"] == Code.INTERNAL_ERROR]
+        reasons = [error["reason"] for error in tuple(refused) if error["status_field"] == Code.INTERNAL_ERROR]
         refused.clear()
-        return found
+        return reasons
 
 
-def _settle(held: Callable[[], object], wanted: object, found: Findings) -> None:
+def _settle(held: Callable[[], object], wanted: object, findings: Findings) -> None:
     """Wait until connections hold the same resources as before: their threads end shortly after them."""
     deadline = time.monotonic() + SETTLE_S
     while (now := held()) != wanted:
         if time.monotonic() > deadline:
-            found.note("leaks", f"threads and descriptors, connections, controllers, bytes: {now}, before {wanted}")
+            findings.note("leaks", f"threads and descriptors, connections, controllers, bytes: {now}, before {wanted}")
             return
         time.sleep(0.001)
 
@@ -181,57 +181,57 @@ def bench_nvme_fuzz(pdus: int, seed: int, tick: Tick) -> dict[str, Any]:
     the controller does not take, or does not close. leaks: threads, descriptors, controllers, sessions, bytes in
     flight. state_changes: reads of the honest host that fail, or return other data than it has stored.
     """
-    draw, found, sent, began = random.Random(seed), Findings(), 0, time.perf_counter()
+    draw, findings, sent, began = random.Random(seed), Findings(), 0, time.perf_counter()
     by_state = dict.fromkeys(STATES, 0)
-    with escapes(lambda what: found.note("crashes", what)):
+    with escapes(lambda what: findings.note("crashes", what)):
         while sent < pdus:
             world, last, number = NvmeFuzzWorld(draw), sent, 0
             with ExitStack() as undo:
-                undo.callback(world.close, found)
+                undo.callback(world.close, findings)
                 while sent < min(pdus, last + RENEW):
                     state = STATES[number % len(STATES)]
-                    count = _connection(world, state, found)
+                    count = _connection(world, state, findings)
                     by_state[state] += count
                     sent, number = sent + count, number + 1
                     if number % LOOK == 0:
-                        world.check(found)
+                        world.check(findings)
             tick(None)
     return {
         "pdus": sent,
-        "crashes": found.crashes,
-        "hangs": found.hangs,
-        "leaks": found.leaks,
-        "state_changes": found.changes,
-        "successes": found.accepted,
+        "crashes": findings.crashes,
+        "hangs": findings.hangs,
+        "leaks": findings.leaks,
+        "state_changes": findings.changes,
+        "successes": findings.accepted,
         "pdus_per_s": sent / (time.perf_counter() - began),
         **{f"pdus_{state}": count for state, count in by_state.items()},
-        "notes": found.notes,
+        "notes": findings.notes,
     }
 
 
-def _connection(world: NvmeFuzzWorld, state: str, found: Findings) -> int:
+def _connection(world: NvmeFuzzWorld, state: str, findings: Findings) -> int:
     """One connection of the attacker; how many PDUs it has sent after it was in the state."""
     try:
         line, pdus = world.attacker.begin(state)
     except (OSError, StatusError) as error:
-        found.note("hangs", f"{state}: a good host cannot begin a connection: {error}")
+        findings.note("hangs", f"{state}: a good host cannot begin a connection: {error}")
         return 1
     with line:
         answer = exchange(line, b"".join(pdus), HANG_S)
     said = f"{state}: {[pdu[:72].hex() for pdu in pdus]}"
     if answer is None:
-        found.note("hangs", said)
+        findings.note("hangs", said)
         return len(pdus)
     for reason in world.internal_errors():
-        found.note("crashes", f"{reason}: {said}")
+        findings.note("crashes", f"{reason}: {said}")
     try:
         ended = [status & 0x7FF for status in statuses(answer)]
     except ValueError as error:
-        found.note("crashes", f"{error}: {said}")
+        findings.note("crashes", f"{error}: {said}")
         return len(pdus)
-    found.accepted += ended.count(Code.SUCCESS)
+    findings.accepted += ended.count(Code.SUCCESS)
     if Code.INTERNAL_ERROR in ended:
-        found.note("crashes", f"internal error: {said}")
+        findings.note("crashes", f"internal error: {said}")
     return len(pdus)
 
 
@@ -242,5 +242,5 @@ def experiment(
     """Send mutated PDUs and commands to an NVMe/TCP controller that an honest host uses too."""
     with progress(f"PDUs, {RENEW:,} each", -(-pdus // RENEW)) as tick:
         result = bench_nvme_fuzz(pdus, seed, tick)
-    found = any(result[each] for each in ("crashes", "hangs", "leaks", "state_changes"))
-    return flat("nvme-fuzz", result, failed=found)
+    failed = any(result[key] for key in ("crashes", "hangs", "leaks", "state_changes"))
+    return flat("nvme-fuzz", result, failed=failed)

@@ -161,13 +161,13 @@ def _admin(draw: random.Random, digests: Digests) -> list[bytes]:
 
 def _blocks(draw: random.Random, digests: Digests) -> list[bytes]:
     """Commands of the NVM command set, which change blocks of the attacker's own alone."""
-    mine, any_of = {"nsid": 1, "cdw10": OWN_LBA + draw.randrange(32)}, {"nsid": 1, "cdw10": draw.randrange(64)}
+    own, any_of = {"nsid": 1, "cdw10": OWN_LBA + draw.randrange(32)}, {"nsid": 1, "cdw10": draw.randrange(64)}
     data = bytes([draw.randrange(256)]) * LBA_BYTES
     choices = [
-        (Sqe(Nvm.WRITE, cdw12=draw.choice((0, 1 << 30)), **mine), data),
+        (Sqe(Nvm.WRITE, cdw12=draw.choice((0, 1 << 30)), **own), data),
         (Sqe(Nvm.READ, sgl_bytes=2 * LBA_BYTES, cdw12=1, **any_of), b""),
         (Sqe(Nvm.COMPARE, **any_of), data),
-        (Sqe(Nvm.WRITE_ZEROES, cdw12=3, **mine), b""),
+        (Sqe(Nvm.WRITE_ZEROES, cdw12=3, **own), b""),
         (Sqe(Nvm.DATASET_MANAGEMENT, nsid=1, cdw10=draw.randrange(64), cdw11=4), _RANGES),
         (Sqe(Nvm.VERIFY, cdw12=7, **any_of), b""),
         (Sqe(Nvm.FLUSH, nsid=draw.choice((1, 0xFFFFFFFF))), b""),
@@ -280,12 +280,12 @@ def statuses(answer: bytes) -> list[int]:
 
     The last PDU may have been cut by the end of the connection.
     """
-    found, at = [], 0
+    codes, at = [], 0
     while at + COMMON.size <= len(answer):
         kind, _, header, _, size = COMMON.unpack_from(answer, at)
         if kind not in FROM_CONTROLLER or HEADER_BYTES[PduType(kind)] != header or size < header:
             raise ValueError(f"no PDU of a controller: {answer[at : at + 24].hex()}")
         if kind == PduType.CAPSULE_RESP and at + size <= len(answer):
-            found.append(Cqe.parse(answer[at + COMMON.size : at + header]).status)
+            codes.append(Cqe.parse(answer[at + COMMON.size : at + header]).status)
         at += size
-    return found
+    return codes

@@ -119,8 +119,8 @@ class Place:
 def place(kind: Kind, geometry: Geometry) -> Iterator[Place]:
     """A place whose files are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="vcsd-") as scratch:
-        made = Place(kind, geometry, Path(scratch))
+        chosen = Place(kind, geometry, Path(scratch))
         try:
-            yield made
+            yield chosen
         finally:
-            made.close()
+            chosen.close()

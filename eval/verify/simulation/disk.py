@@ -38,8 +38,8 @@ class SimDisk:
         return {name: len(content) for name, content in self.files.items()}
 
     def open(self, name: str, size: int) -> SimFile:
-        for each in (self.files, self._durable):
-            each.setdefault(name, bytearray(size))
+        for contents in (self.files, self._durable):
+            contents.setdefault(name, bytearray(size))
         return SimFile(self, name)
 
     def read(self, name: str) -> bytes:
@@ -56,12 +56,12 @@ class SimDisk:
         return before
 
     def rename(self, name: str, to: str) -> None:
-        for each in (self.files, self._durable):
-            each[to] = each.pop(name)
+        for contents in (self.files, self._durable):
+            contents[to] = contents.pop(name)
 
     def remove(self, name: str) -> None:
-        for each in (self.files, self._durable):
-            each.pop(name, None)
+        for contents in (self.files, self._durable):
+            contents.pop(name, None)
 
     def free_bytes(self) -> int:
         return 0 if self.fault == errno.ENOSPC else ROOM
@@ -99,7 +99,7 @@ class SimDisk:
 
     def lose_power(self) -> tuple[int, int]:
         """Apply any part of the unsynced writes, in any order; returns the numbers of lost and torn writes."""
-        lost, torn, kept = 0, 0, []
+        lost, torn, written = 0, 0, []
         for name, offset, data in self._pending:
             luck = self._draw.random()
             if luck < 0.4:
@@ -107,18 +107,18 @@ class SimDisk:
             elif luck < 0.6 and len(data) > SECTOR:
                 torn += 1
                 first = self._draw.randrange(len(data) // SECTOR) * SECTOR
-                kept.append((name, offset + first, data[first : first + SECTOR]))
+                written.append((name, offset + first, data[first : first + SECTOR]))
             else:
-                kept.append((name, offset, data))
-        self._settle(kept)
+                written.append((name, offset, data))
+        self._settle(written)
         self.files = {name: bytearray(content) for name, content in self._durable.items()}
         self.deaths = -1
         return lost, torn
 
     def flip(self, name: str, bit: int) -> None:
         """Flip one bit."""
-        for each in (self.files, self._durable):
-            each[name][bit // 8] ^= 1 << bit % 8
+        for contents in (self.files, self._durable):
+            contents[name][bit // 8] ^= 1 << bit % 8
 
 
 class MirroredDisk(SimDisk):

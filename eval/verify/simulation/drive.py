@@ -262,7 +262,9 @@ class SimDrive:
                     for seq in command.seqs:
                         del self.model[seq]
                 case SeqSweep():
-                    self.model = {seq: each for seq, each in self.model.items() if seq in self.firmware.ftl.sequences}
+                    self.model = {
+                        seq: layers for seq, layers in self.model.items() if seq in self.firmware.ftl.sequences
+                    }
         return done
 
     def _grow(self, seq: int, layer: int, k: Any, v: Any) -> None:
@@ -277,8 +279,8 @@ class SimDrive:
 
     def _begin(self, recorded: set[int], freed: set[int]) -> None:
         """Record the state before the current verb; the drive may be killed once the commit counts."""
-        kept = {seq: layers for seq, layers in self.commits[-1].items() if seq not in freed}
-        self.coming = [kept | {seq: self.model[seq] for seq in recorded if seq in self.model}]
+        unfreed = {seq: layers for seq, layers in self.commits[-1].items() if seq not in freed}
+        self.coming = [unfreed | {seq: self.model[seq] for seq in recorded if seq in self.model}]
 
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         self.commits += self.coming
@@ -307,19 +309,19 @@ class SimDrive:
 
     def _differs(self, commit: State) -> tuple[int, int]:
         """Numbers of sequences of a commit that are missing, and of those that differ."""
-        ftl, found = self.firmware.ftl, Counter[str]()
+        ftl, counts = self.firmware.ftl, Counter[str]()
         for seq, layers in commit.items():
             if seq not in ftl.sequences or ftl.sequences[seq].failed:
-                found["lost"] += 1
+                counts["lost"] += 1
                 continue
             for layer, (k, v) in enumerate(layers):
                 try:
                     rows = ftl.read_back(seq, layer)[:2]
                 except FtlError:
-                    found["lost"] += 1
+                    counts["lost"] += 1
                     break
                 if [row.tobytes() for row in rows] != [k.tobytes(), v.tobytes()]:  # a manifest may hold NaN
-                    found["wrong"] += 1
+                    counts["wrong"] += 1
                     break
         others = {seq for seq, sequence in ftl.sequences.items() if not sequence.failed} - set(commit)
-        return found["lost"], found["wrong"] + len(others)
+        return counts["lost"], counts["wrong"] + len(others)

@@ -51,7 +51,7 @@ class Wrong(Exception):
 class Inline:
     """An executor without threads."""
 
-    def __init__(self, *args: Any, **given: Any) -> None: ...
+    def __init__(self, *args: Any, **options: Any) -> None: ...
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Run the function now."""
@@ -139,23 +139,23 @@ class SimHost:
             with self.driver.step(1) as (part,):
                 for layer in range(LAYERS):
                     q, k, v = (self.rows(count, heads) for heads in (GROUP * self.heads, self.heads, self.heads))
-                    found = self.driver.decode(held.batch, slice(None), part, layer, q, k, v)
+                    output = self.driver.decode(held.batch, slice(None), part, layer, q, k, v)
                     self._grow(held, layer, k[:, None], v[:, None])
-                    if not self._is_attention(found, q, *held.layers[layer]):
+                    if not self._is_attention(output, q, *held.layers[layer]):
                         raise Wrong(f"attention of layer {layer} over {held.layers[layer][0].shape[1]} tokens")
 
-    def _is_attention(self, found: F16, q: F16, k: F16, v: F16) -> bool:
+    def _is_attention(self, output: F16, q: F16, k: F16, v: F16) -> bool:
         """Whether an output (B, q_heads, d) is that of dense attention; of another method, within the range of V."""
         if self.driver.attention.method == "dense":
-            return np.allclose(found.astype(np.float32), _attention(q, k, v), atol=TOLERANCE)
+            return np.allclose(output.astype(np.float32), _attention(q, k, v), atol=TOLERANCE)
         low, high = (np.repeat(bound.astype(np.float32), GROUP, axis=1) for bound in (v.min(1), v.max(1)))
-        return bool((found >= low - TOLERANCE).all() and (found <= high + TOLERANCE).all())
+        return bool((output >= low - TOLERANCE).all() and (output <= high + TOLERANCE).all())
 
     def _read(self, held: Held) -> None:
         for layer, rows in enumerate(held.layers):
-            found = self.driver.read(held.batch, slice(None), layer)
-            for each, row in zip(found, rows, strict=True):
-                if not np.array_equal(each.reshape(row.shape), row):
+            arrays = self.driver.read(held.batch, slice(None), layer)
+            for array, row in zip(arrays, rows, strict=True):
+                if not np.array_equal(array.reshape(row.shape), row):
                     raise Wrong(f"layer {layer} reads back different data")
 
     def _crop(self, held: Held) -> None:
@@ -204,9 +204,9 @@ class SimHost:
         whose, tokens = self.named.get(key, (None, 0))
         for drive, done in enumerate(self._all([KvExist(keys_of([key])) for _ in self.devices])):
             named = int(whose.batch.handles[drive][0]) if whose else 0
-            found = int(done.data[0][0]), int(done.data[1][0])
-            if found != (named, tokens):
-                raise Wrong(f"key {key[0]} names {found[1]} tokens of sequence {found[0]}, not {tokens} of {named}")
+            answer = int(done.data[0][0]), int(done.data[1][0])
+            if answer != (named, tokens):
+                raise Wrong(f"key {key[0]} names {answer[1]} tokens of sequence {answer[0]}, not {tokens} of {named}")
 
     def _forget(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -218,9 +218,9 @@ class SimHost:
             device.submit(command, self.driver.now_ns).result()
             for device, command in zip(self.devices, commands, strict=True)
         ]
-        for drive, each in enumerate(done):
-            if each.status is not Status.SUCCESS:
-                raise DriveError(drive, each.status, each.reason)
+        for drive, completion in enumerate(done):
+            if completion.status is not Status.SUCCESS:
+                raise DriveError(drive, completion.status, completion.reason)
         return done
 
     def _flush(self, held: Held) -> None:

@@ -39,8 +39,8 @@ def owner_reused() -> AbstractContextManager[Any]:
     original = Owners.new
 
     def new(self: Owners, handle: int, writes: int) -> int:
-        mine = [owner for owner, sharers in self.sharers.items() if sharers == {handle}]
-        return mine[-1] if mine else original(self, handle, writes)
+        own = [owner for owner, sharers in self.sharers.items() if sharers == {handle}]
+        return own[-1] if own else original(self, handle, writes)
 
     return patch.object(Owners, "new", new)
 

@@ -102,8 +102,8 @@ class Side:
 
     def read(self, block: int, count: int = 1) -> bytearray:
         self._link.deliver()
-        mine = self._link.copies[self._end]
-        return bytearray().join(mine.get(number, bytes(BLOCK_BYTES)) for number in range(block, block + count))
+        copies = self._link.copies[self._end]
+        return bytearray().join(copies.get(number, bytes(BLOCK_BYTES)) for number in range(block, block + count))
 
     def write(self, block: int, data: Bytes) -> None:
         for at in range(0, len(data), BLOCK_BYTES):

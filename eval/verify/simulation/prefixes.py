@@ -57,9 +57,9 @@ class PrefixHost:
                 self._store(keys, k, v)
             case "load":
                 self._load(keys, k, v)
-            case "pin" if len(self.held) < 2 and (found := keys[: self.store.match(keys).tokens // BLOCK_TOKENS]):
-                self.store.pin(found)
-                self.held.append(found)
+            case "pin" if len(self.held) < 2 and (matched := keys[: self.store.match(keys).tokens // BLOCK_TOKENS]):
+                self.store.pin(matched)
+                self.held.append(matched)
             case "unpin" if self.held:
                 self.store.unpin(self.held.pop())
             case "remove":
@@ -76,11 +76,11 @@ class PrefixHost:
 
     def _load(self, keys: list[bytes], k: F16, v: F16) -> None:
         stored = self.store.match(keys).tokens
-        found = self.store.load(keys)
-        if found is None:
+        arrays = self.store.load(keys)
+        if arrays is None:
             return
-        for each, wanted in zip(found, (k, v), strict=True):
-            if not np.array_equal(each, wanted[:, :stored]):
+        for array, wanted in zip(arrays, (k, v), strict=True):
+            if not np.array_equal(array, wanted[:, :stored]):
                 raise Wrong(f"a prefix of {stored} tokens reads back different data")
 
     def connected(self) -> int:
@@ -97,8 +97,8 @@ class PrefixHost:
 
     def check_flushed(self, keys: list[bytes]) -> None:
         """Raise Wrong if blocks are gone that were flushed."""
-        if (found := self.store.match(keys).tokens // BLOCK_TOKENS) < len(keys):
-            raise Wrong(f"of {len(keys)} blocks that were flushed {found} are found")
+        if (blocks := self.store.match(keys).tokens // BLOCK_TOKENS) < len(keys):
+            raise Wrong(f"of {len(keys)} blocks that were flushed {blocks} are found")
 
     def check(self) -> None:
         """Read all that is pinned; raises Wrong if some of it is gone without a reason."""

@@ -98,7 +98,7 @@ def bench_simulate(
                 break
         tick(None)
     counts = {key: total[key] for key in ("steps", "lost", "wrong", "hangs")}
-    found = [shrunk(seed, steps, plant) for seed in sorted(failing)[:SHOWN]]
+    shortened = [shrunk(seed, steps, plant) for seed in sorted(failing)[:SHOWN]]
     result = {
         "seeds": ended,
         "faults": sum(faults.values()),
@@ -106,7 +106,7 @@ def bench_simulate(
         "by_kind": dict(faults),
         "failing": sorted(failing),
     }
-    return result | {"shrunk": found, "plant": plant}
+    return result | {"shrunk": shortened, "plant": plant}
 
 
 def experiment(
@@ -131,7 +131,7 @@ def experiment(
     flat = {key: value for key, value in result.items() if isinstance(value, int)}
     shown: list[Any] = [flat_table("simulation", flat), flat_table("faults", result["by_kind"])]
     notes = [
-        f"seed {each['seed']}: {each['what']} ({each['steps']} steps; {', '.join(each['faults'])})"
-        for each in result["shrunk"]
+        f"seed {failing_run['seed']}: {failing_run['what']} ({failing_run['steps']} steps; {', '.join(failing_run['faults'])})"
+        for failing_run in result["shrunk"]
     ]
     return Outcome(result, shown, notes, failed=bad if plant is Plant.NONE else not bad)
