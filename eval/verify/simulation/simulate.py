@@ -131,7 +131,7 @@ def experiment(
     flat = {key: value for key, value in result.items() if isinstance(value, int)}
     shown: list[Any] = [flat_table("simulation", flat), flat_table("faults", result["by_kind"])]
     notes = [
-        f"seed {failing_run['seed']}: {failing_run['what']} ({failing_run['steps']} steps; {', '.join(failing_run['faults'])})"
-        for failing_run in result["shrunk"]
+        f"seed {failure['seed']}: {failure['what']} ({failure['steps']} steps; {', '.join(failure['faults'])})"
+        for failure in result["shrunk"]
     ]
     return Outcome(result, shown, notes, failed=bad if plant is Plant.NONE else not bad)
