@@ -32,32 +32,6 @@ _SERVED = {
 _CREATED = {"drives": [{"name": "one", "path": ".", "drive": "../../drive.yaml"}]}
 _ASKED = {"question": "Who sings?", "answers": [{"text": "Ann", "answer_start": 0}]}
 _SQUAD = {"data": [{"title": "Songs", "paragraphs": [{"context": "Ann sings.", "qas": [_ASKED]}] * 3}] * 3}
-_SCORE = {"score": 0.1, "low": 0.05, "high": 0.2, "worst": 0.4}
-_BOARD_ROW: dict[str, object] = {
-    "task": "output-error",
-    "method": "mine",
-    "context_tokens": 2048,
-    "samples": 8,
-    "seed": 0,
-    "data": "text.txt",
-    "budget": 0.25,
-    "convention": "bytes",
-    "counted_by": "page",
-    "bytes_used_share": 0.2,
-    "bytes_fetched_share": 0.25,
-    "bytes_read": 1 << 20,
-}
-_SUBMISSION = {
-    "version": 1,
-    "submitter": "Ann",
-    "date": "2026-11-26",
-    "command": "vcsd eval leaderboard",
-    "vcsd_version": "0.2.0",
-    "model": "smollm2",
-    "machine": "two cores",
-    "methods": [{"name": "mine", "source": "https://example.com/mine"}],
-    "rows": [_BOARD_ROW | _SCORE],
-}
 _METHODS = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['dense']\n"
 
 # Text of each document, and whether all commands must refuse a version with a wrong schema: some schemas
@@ -69,7 +43,6 @@ DOCUMENTS: dict[str, tuple[str, bool]] = {
     "gpu.yaml": ((FOLDER / "gpu" / "a6000.yaml").read_text(), True),
     "host.yaml": ((FOLDER / "host" / "pcie4.yaml").read_text(), True),
     "squad.json": (json.dumps(_SQUAD), False),
-    "submission.json": (json.dumps(_SUBMISSION), True),
     "trace.txt": ("0 0 0 8 1\n1000 0 8 8 0\n2000 0 16 8 1\n", False),
     "requests.csv": ("prompt,output\n100,20\n200,30\n", False),
     "text.txt": ("In the drives lie keys and values. " * 60, False),
@@ -108,7 +81,6 @@ NAMES: dict[tuple[str, str], str] = {
     ("", "task"): "squad",
     ("", "data"): "squad.json",
     ("", "text"): "text.txt",
-    ("pareto", "report"): "text.txt",
     ("", "prompt"): "keys and values",
     ("", "prompt_file"): "text.txt",
     ("", "methods"): "methods.py",
@@ -118,13 +90,6 @@ NAMES: dict[tuple[str, str], str] = {
     ("", "timeline"): "made.json",
     ("", "csv_out"): "made.csv",
     ("", "vidur"): "made.csv",
-    ("", "page"): "page.md",
-    ("leaderboard", "task"): "output-error",
-    ("leaderboard", "recorded"): "submission.json",
-    ("leaderboard", "add"): "submission.json",
-    ("leaderboard", "submitter"): "Ann",
-    ("leaderboard", "submission_out"): "made.json",
-    ("leaderboard", "markdown_out"): "board.md",
     ("throughput", "model"): "model.yaml",
     ("claims", "model"): "model.yaml",
     ("report", "model"): "model.yaml",
@@ -157,7 +122,6 @@ SHORT: dict[tuple[str, str], str] = {
     ("accuracy", "method"): "dense",
     ("accuracy", "compression"): "1",
     ("methods", "compression"): "8",
-    ("pareto", "compression"): "8",
 }
 
 
@@ -168,5 +132,4 @@ def make_folder(folder: Path) -> None:
         InProcessDrive(DRIVE, where).close()
     for name, (text, _) in DOCUMENTS.items():
         (folder / name).write_text(text)
-    (folder / "board.md").write_text("<!-- table: leaderboard -->\n<!-- /table -->\n")
     (folder / "binary").write_bytes(bytes(range(256)) * 64)

@@ -56,8 +56,6 @@ CUT = (
     "vcsd_eval.verify.soak:bench_soak",
     "vcsd_eval.verify.simulation.simulate:bench_simulate",
     "vcsd_eval.bench.vllm:bench_vllm",
-    "vcsd_eval.accuracy.families:sweep",
-    "vcsd_eval.accuracy.leaderboard.leaderboard:run_board",
     "vcsd_eval.ssd.ssd:row_of",
     "vcsd_eval.lifetime.lifetime:sweep",
     "vcsd_eval.fleet.fleet:calibrate",

@@ -5,6 +5,7 @@ partner of: vcsd_cli/renamed.py
 
 from collections import defaultdict
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.core import TyperOption
@@ -79,7 +80,8 @@ def test_option_name_means_same_kind_of_value_everywhere(options):
     kinds = defaultdict(set)
     for names in options.values():
         for name, option in names.items():
-            kinds[name].add("path" if option.type_descriptor.annotation is Path else "value")
+            kind = option.type_descriptor.annotation
+            kinds[name].add("path" if Path in (kind, *get_args(kind)) else "value")  # a repeatable one is a list
     assert {name for name, found in kinds.items() if len(found) > 1} == set(TWO_MEANINGS)
 
 
