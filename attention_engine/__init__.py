@@ -11,7 +11,6 @@ from attention_engine.methods import METHODS, Methods, load_methods
 from attention_engine.select import GroupScore, best_tokens, selected_mass, softmax_scores, top_channels
 from attention_engine.step import AttentionMethod, Compute, DecodeStep, Memory, Queries, Read
 from attention_engine.values import add_rows, all_finite, to_half, widen_inputs
-from csd_spec.renamed import old_names
 
 __all__ = [
     "METHODS",
@@ -39,5 +38,3 @@ __all__ = [
     "top_channels",
     "widen_inputs",
 ]
-
-__getattr__ = old_names(__name__, {"Method": "AttentionMethod", "Step": "DecodeStep"})

@@ -48,7 +48,7 @@ def spread(builder: Any, value: Any, width: int = LANES) -> Any:
 
 
 def call(builder: Any, name: str, kind: Any, *arguments: Any) -> Any:
-    of = ir.FunctionType(kind, [each.type for each in arguments])
+    of = ir.FunctionType(kind, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, of, name), arguments)
 
 

@@ -62,8 +62,8 @@ def with_channels(view: KvSlotView, channels: I32) -> KvSlotView:
 def _groups_of(view: KvSlotView, tokens: Iterable[NDArray[Any]]) -> NDArray[np.bool_]:
     """Return the token groups (N, groups) that contain the tokens of each stream."""
     groups = np.zeros(view.k_slots.shape, bool)
-    for mine, each in zip(groups, tokens, strict=True):
-        mine[each // view.layout.n] = True
+    for group, token in zip(groups, tokens, strict=True):
+        group[token // view.layout.n] = True
     return groups
 
 

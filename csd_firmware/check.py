@@ -85,7 +85,7 @@ def _sequence_sizes(ftl: Ftl, verb: CommandSpec, handles: Seq[int]) -> dict[str,
         return {"B": len(handles)}
     first, *others = (ftl.sequence(handle) for handle in handles)
     shape = first.layers, first.heads, first.layout
-    alike = all((each.layers, each.heads, each.layout) == shape for each in others)
+    alike = all((other.layers, other.heads, other.layout) == shape for other in others)
     require(alike, "seqs: sequences of one command must have the same shape")
     form = first.layout
     sizes = {"B": len(handles), "H": first.heads, "d": form.head_dim, "opaque": form.opaque, "bf16": form.bf16}

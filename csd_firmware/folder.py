@@ -15,7 +15,6 @@ from csd_io.folder import DiskFolder, Durability, Folder, open_file, read_file
 from csd_spec import DriveSpec, Geometry
 from ftl.counters import Counters
 from ftl.flash.files import NandFiles
-from ftl.flash.upgrade import is_old, upgrade
 
 LOCK, DESCRIPTION, SECRET, POWER = "lock", "drive.json", "secret.bin", "power.json"
 FORMAT = 2
@@ -81,10 +80,6 @@ class DriveFolder:
                 read_drive_spec(path)
             else:
                 describe(spec, path)
-            if is_old(self.files):
-                if private:
-                    raise ValueError(f"{path}: was created by an earlier version: upgrade it with vcsd fsck {path}")
-                upgrade(self.files, spec.geometry)
         except BaseException:
             self.close()
             raise
@@ -164,8 +159,7 @@ def describe(spec: DriveSpec, path: Path) -> None:
         if os.path.lexists(path / DESCRIPTION) and not empty:
             raise
         there, whole = None, False
-        if not is_old(folder):
-            NandFiles.make(folder, spec.geometry)
+        NandFiles.make(folder, spec.geometry)
     if there != spec or not whole:
         folder.put(DESCRIPTION, encode_description(spec))
     folder.close()

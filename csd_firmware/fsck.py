@@ -21,8 +21,7 @@ from csd_io.folder import DiskFolder, Folder
 from csd_io.undo_log import UndoLogFolder
 from csd_spec import DriveSpec
 from ftl import Ftl, Nand
-from ftl.flash.files import FOOTER_BYTES, older_files, read_generations, sizes, write_generation
-from ftl.flash.upgrade import is_old, upgrade
+from ftl.flash.files import older_files, read_generations, sizes, write_generation
 
 
 @dataclass(slots=True)
@@ -62,9 +61,6 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> CheckRepor
     with _changing(path, dry_run) as folder:
         spec = _check_description(path, folder, report, mended, spec)
         _check_secret(path, folder, report, mended)
-        if folder is None and is_old(DiskFolder(path, writable=False)):
-            report.add("flash", "files of format 1", "would be upgraded")
-            return report
         if folder:
             _check_files(folder, spec, report)
         opened = folder or DiskFolder(path, writable=False)
@@ -104,8 +100,7 @@ def _check_description(
             raise ValueError(f"{error}: specify the drive (--drive-config FILE)") from error
         spec, whole = asked, False
     if not whole:
-        old = is_old(DiskFolder(path, writable=False))
-        report.add(DESCRIPTION, "of format 1" if old else "does not match its checksum", mended)
+        report.add(DESCRIPTION, "does not match its checksum", mended)
         if folder:
             folder.put(DESCRIPTION, encode_description(spec))
     return spec
@@ -127,32 +122,27 @@ def _check_secret(path: Path, folder: UndoLogFolder | None, report: CheckReport,
 
 
 def _check_files(folder: UndoLogFolder, spec: DriveSpec, report: CheckReport) -> None:
-    """Upgrade old files; fill missing or truncated files with zeros."""
-    if is_old(folder):
-        upgrade(DiskFolder(Path(folder.name), "host"), spec.geometry)  # removes old files last
-        report.add("flash", "files of format 1", "upgraded")
+    """Fill missing or truncated files with zeros."""
     have = folder.sizes()
     for name, size in sizes(spec.geometry).items():
-        if have.get(name) not in (size, size - FOOTER_BYTES):
+        if have.get(name) != size:
             what = "is missing" if name not in have else f"has {have[name]:,} bytes instead of {size:,}"
             report.add(name, what, "missing parts were filled with zeros", lost=True)
-            folder.resize(name, size)
-        elif have[name] < size:  # earlier versions wrote no footers
             folder.resize(name, size)
 
 
 def _check_generations(folder: Folder, spec: DriveSpec, report: CheckReport, dry_run: bool) -> bool:
     """Whether all files belong together; a repair makes them so."""
     have, wanted = folder.sizes(), sizes(spec.geometry)
-    whole = {name: size for name, size in wanted.items() if have.get(name) in (size, size - FOOTER_BYTES)}
+    whole = {name: size for name, size in wanted.items() if have.get(name) == size}
     files = {name: (folder.open(name, size), size) for name, size in whole.items()}
     generations = read_generations({name: file for name, (file, _) in files.items()}, spec.geometry)
     older = older_files(generations)
-    reported = {each["where"] for each in report.findings}
+    reported = {finding["where"] for finding in report.findings}
     for name, what in older.items() if not older.keys() <= reported else ():
         report.add(name, what, "would be used unchanged" if dry_run else "used unchanged", lost=True)
     for file, size in files.values() if older and not dry_run else ():
-        write_generation(file, size, max(each for each in generations.values() if each is not None))
+        write_generation(file, size, max(generation for generation in generations.values() if generation is not None))
     return not older
 
 

@@ -44,10 +44,12 @@ def slices(command: Any) -> list[Any]:
         return [replace(command, count=min(SEQUENCES, command.count - first)) for first in firsts]
     by_key = isinstance(command, _BY_KEY)
     most = KEYS if by_key else SEQUENCES
-    arrays = [each.name for each in VERBS[type(command)].arrays if not (by_key and each.kind is ArrayType.HANDLES)]
+    arrays = [array.name for array in VERBS[type(command)].arrays if not (by_key and array.kind is ArrayType.HANDLES)]
     fields = {name: getattr(command, name) for name in arrays}
     firsts = range(0, len(fields[arrays[0]]), most)
-    return [replace(command, **{name: each[first : first + most] for name, each in fields.items()}) for first in firsts]
+    return [
+        replace(command, **{name: field[first : first + most] for name, field in fields.items()}) for first in firsts
+    ]
 
 
 def ends(command: Command, done: Completion) -> bool:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -89,49 +84,3 @@ def available_bytes(group: Cgroup | None, proc: Path = PROC) -> int:
     (machine,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     limit = group.limit_bytes if group else None
     return machine if group is None or limit is None else max(0, min(machine, limit - group.unreclaimable_bytes))
-
-
-@contextmanager
-def temporary_cgroup(limit_bytes: int) -> Iterator[Cgroup]:
-    """Create a cgroup with a limit below this process's own one, or below the root; it is removed afterwards.
-
-    Raises OSError if this process may not create one.
-    """
-    own = cgroup_of()
-    if own is None:
-        raise FileNotFoundError("no hierarchy of control groups has a memory controller")
-    group = _make(own)
-    try:
-        (group.folder / _LIMITS[group.how][0]).write_text(str(limit_bytes))
-        yield group
-    finally:
-        _remove(group.folder)
-
-
-def _make(own: Cgroup) -> Cgroup:
-    """Create a cgroup; in version 2, a cgroup with processes has no controllers below it, except for the root."""
-    for parent in dict.fromkeys((own.folder, own.root)):
-        folder = parent / f"vcsd-{os.getpid()}"
-        try:
-            if own.how == "cgroup-v2":
-                (parent / "cgroup.subtree_control").write_text("+memory")
-            folder.mkdir()
-        except OSError as error:
-            failure = error
-        else:
-            return Cgroup(own.how, folder, own.root)
-    raise failure
-
-
-def join(group: Cgroup, process: int) -> None:
-    """Move a process to a cgroup; memory that it already has stays charged to the old one."""
-    (group.folder / "cgroup.procs").write_text(str(process))
-
-
-def _remove(folder: Path) -> None:
-    for _ in range(100):  # a process that has just exited may still be in it
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-            return
-        time.sleep(0.02)
-    folder.rmdir()

@@ -86,8 +86,8 @@ def _shift_tables(level: int) -> tuple[U32, ...]:
     """Four tables of 256 entries, one per byte of a CRC, that shift it past the zeros of a level."""
     values = [np.arange(256, dtype=np.uint32) << np.uint32(8 * number) for number in range(4)]
     if level:
-        return tuple(_shift_zeros(_shift_zeros(each, level - 1), level - 1) for each in values)
+        return tuple(_shift_zeros(_shift_zeros(value, level - 1), level - 1) for value in values)
     zeros = np.zeros(_LANE_BYTES, np.uint8)
     for byte in zeros:
-        values = [each >> np.uint32(8) ^ _NP_TABLE[(each ^ byte) & np.uint32(0xFF)] for each in values]
+        values = [value >> np.uint32(8) ^ _NP_TABLE[(value ^ byte) & np.uint32(0xFF)] for value in values]
     return tuple(values)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["memory", "mapped", "direct"]
-KINDS: tuple[Kind, ...] = ("memory", "mapped", "direct")
+Kind = Literal["memory", "direct"]
+KINDS: tuple[Kind, ...] = ("memory", "direct")
 BLOCK = 4096  # alignment of direct I/O, and the kernel's page size
 
 
@@ -15,8 +15,8 @@ class Medium:
     """Storage of a drive's pages at run time.
 
     Attributes:
-        kind: `memory` holds all pages in RAM; `mapped` uses the kernel's page cache, with readahead for the pages of a
-            plan; `direct` uses direct I/O and caches the most frequently read pages itself.
+        kind: `memory` holds all pages in RAM; `direct` reads a drive's file with direct I/O and caches the most
+            frequently read pages itself.
         cache_bytes: Size of the cache of `direct`, bytes, in addition to the pages of the current command.
     """
 

@@ -112,13 +112,13 @@ def check(queue: Queue, requests: Sequence[IoRequest], flying: int) -> None:
     """Raise ValueError for requests that are invalid while `flying` others are in flight."""
     if flying + len(requests) > queue.depth:
         raise ValueError(f"{queue.name}: {flying + len(requests)} requests in flight, at most {queue.depth}")
-    for each in requests:
-        size = each.buffer.nbytes
-        if (each.offset | size | address(each.buffer)) % queue.block_bytes:
-            raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: not aligned to {queue.block_bytes}")
-        if not 0 < size <= queue.max_bytes or not 0 <= each.offset <= queue.size_bytes - size:
+    for request in requests:
+        size = request.buffer.nbytes
+        if (request.offset | size | address(request.buffer)) % queue.block_bytes:
+            raise ValueError(f"{queue.name}: {size} bytes at {request.offset}: not aligned to {queue.block_bytes}")
+        if not 0 < size <= queue.max_bytes or not 0 <= request.offset <= queue.size_bytes - size:
             limits = f"at most {queue.max_bytes} of {queue.size_bytes}"
-            raise ValueError(f"{queue.name}: {size} bytes at {each.offset}: {limits}")
+            raise ValueError(f"{queue.name}: {size} bytes at {request.offset}: {limits}")
 
 
 def outcome(name: str, request: IoRequest, result: int) -> IoCompletion:
@@ -151,23 +151,3 @@ def aligned(nbytes: int) -> memoryview:
 def pieces(buffer: memoryview, nbytes: int) -> Iterator[memoryview]:
     """Split a buffer into parts of `nbytes` bytes; the last one may be shorter."""
     return (buffer[at : at + nbytes] for at in range(0, buffer.nbytes, nbytes))
-
-
-class BufferPool:
-    """Pool of aligned buffers of one size."""
-
-    def __init__(self, count: int, nbytes: int) -> None:
-        self.buffers = tuple(aligned(nbytes) for _ in range(count))
-        self._free = list(self.buffers)
-
-    def acquire(self) -> memoryview:
-        """Take a free buffer; raises BufferError if there is none."""
-        if not self._free:
-            raise BufferError(f"all {len(self.buffers)} buffers are in use")
-        return self._free.pop()
-
-    def release(self, buffer: memoryview) -> None:
-        """Return a buffer to the pool."""
-        assert any(buffer is each for each in self.buffers), "a buffer of another pool"
-        assert all(buffer is not each for each in self._free), "a buffer was released twice"
-        self._free.append(buffer)

@@ -165,7 +165,7 @@ class Ring:
 
 
 def _call(number: int, *arguments: object) -> int:
-    words = (ctypes.c_long(each) if isinstance(each, int) else each for each in arguments)
+    words = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
     result: int = _libc.syscall(ctypes.c_long(number), *words)
     if result < 0:
         code = ctypes.get_errno()

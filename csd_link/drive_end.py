@@ -69,7 +69,7 @@ def carry_out(service: Service, read: Callable[[], tuple[WireRequest, int]], max
         return service.step(decode(request), submit_ns, max_bytes)
     except WireError as error:
         return service.refuse("undecoded", error.status, str(error), submit_ns)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - a bug of the firmware is an answer, too
         reason = f"firmware: {type(error).__name__}: {error}"
         return service.refuse("failed", Status.INTERNAL_ERROR, reason, submit_ns)
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from csd_link.hosting import HostingOptions
 from csd_spec import DriveSpec
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.renamed import old_fields
 
 RECOVERY_S = 20.0
 MIN_CTRL_LOSS_S = 5.0
 
 
-@old_fields(keep="data_dir", restart="restart_drives", methods="methods_file", layouts="layouts_file")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveSetConfig(HostingOptions):
     """A set of `count` identical drives.

@@ -20,7 +20,7 @@ def main() -> None:
         if pair:
             client.internal_kv_put(pair[0].encode(), pair[1].encode(), True, NAMESPACE)
         print(json.dumps(dump(client)))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the parent reads one line
         print(str(error).partition(". ")[0].splitlines()[0], file=sys.stderr)
         sys.exit(1)
 

@@ -108,14 +108,14 @@ class FleetTable:
 
     def find(self, name_or_nqn: str) -> Member:
         """Return the drive with a name or NQN; raises ValueError if it is unknown."""
-        for each in self.members:
-            if name_or_nqn in (each.name, each.nqn):
-                return each
+        for member in self.members:
+            if name_or_nqn in (member.name, member.nqn):
+                return member
         raise ValueError(f"no drive {name_or_nqn!r} in the fleet: there are {', '.join(m.name for m in self.members)}")
 
     def usable(self, spares: bool) -> list[Member]:
         """Return the drives (or spares) in state `up`."""
-        return [each for each in self.members if each.is_spare is spares and each.state == "up"]
+        return [member for member in self.members if member.is_spare is spares and member.state == "up"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class HostingOptions:
     @property
     def has_overrides(self) -> bool:
         """Whether any option differs from its default."""
-        return any(getattr(self, each.name) != each.default for each in fields(HostingOptions))
+        return any(getattr(self, field.name) != field.default for field in fields(HostingOptions))
 
     def hosting_fields(self, drives: int) -> dict[str, Any]:
         """Return these options as a dict, for one of `drives` drives."""

@@ -289,7 +289,9 @@ class ReplicatedDrive:
         """Fill a drive in place of a lost one, in a thread of its own."""
         assert self._filling is None, "two drives are filled at a time"
         source, backlog = self._live[0], deque[tuple[Command, list[int], int]]()
-        snapshot = {handle: Stored(each.create, list(each.lengths)) for handle, each in self._sequences.items()}
+        snapshot = {
+            handle: Stored(sequence.create, list(sequence.lengths)) for handle, sequence in self._sequences.items()
+        }
         if source.history is not None:
             snapshot.clear()
             backlog.extend((command, created, self._now_ns) for command, created in source.history)
@@ -311,7 +313,7 @@ class ReplicatedDrive:
                     pass
             else:
                 failure = "no drive is free to replace it"
-        except Exception as error:  # on any failure, the group stays in use, and another drive is tried
+        except Exception as error:  # noqa: BLE001 - on any failure, the group stays in use, and another drive is tried
             failure = str(error) or type(error).__name__
         with self._filled:
             if failure:
@@ -326,7 +328,7 @@ class ReplicatedDrive:
             self._retry_at = time.monotonic() + RETRY_S
         failed = target or lost
         self._to_replace.append(failed)
-        if not any((each.drive, each.reason) == (failed.device.name, failure) for each in self.events):
+        if not any((event.drive, event.reason) == (failed.device.name, failure) for event in self.events):
             self._log("failed", failed.device, failure)
 
     def _forget(self, replica: Replica, handles: Sequence[int]) -> None:

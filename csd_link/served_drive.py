@@ -65,7 +65,7 @@ class ServedDrive(HostingOptions):
             if len(self.shares) != len(self.tenants):
                 raise ValueError(f"{self.name}: {len(self.shares)} shares of {len(self.tenants)} tenants")
             if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
-                said = ", ".join(f"{each:g}" for each in self.shares)
+                said = ", ".join(f"{share:g}" for share in self.shares)
                 raise ValueError(f"{self.name}: tenants' shares {said}: each must be above 0, their sum at most 1")
         for host in (self.listen and self.listen.hosts) or ():
             if host.tenant and host.tenant not in self.tenants:

@@ -53,7 +53,7 @@ class Spares:
         for spare in self._spares:
             if not self._added[id(spare)] and self._is_free(spare, in_use):
                 return spare
-        known = [each.name for each in (*self._drives, *self._spares)]
+        known = [drive.name for drive in (*self._drives, *self._spares)]
         for find in (lambda: self._more(known), getattr(lost, "reconnect", None)):
             with suppress(OSError, ValueError):  # no answer: try the next candidate
                 if find and (found := find()):

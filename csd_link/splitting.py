@@ -67,7 +67,7 @@ class Deferred(Future[Completion]):
                 return
             try:
                 self.set_result(self._make())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised by the caller of result()
                 self.set_exception(error)
 
 
@@ -98,17 +98,17 @@ def submit_in_parts(submit: Submit, command: Command, submit_ns: int, max_bytes:
 
 def submit_reads(reads: Sequence[SplitRead], submit_ns: int) -> list[Future[Completion]]:
     """Submit one read per device, in parts if necessary; all first parts go before second parts."""
-    parts = [read_parts(each) for each in reads]
+    parts = [read_parts(read) for read in reads]
     submitted = [list[Future[Completion]]() for _ in reads]
     for number in range(max(map(len, parts))):
-        for each, mine, futures in zip(reads, parts, submitted, strict=True):
-            futures += [each.device.submit(part, submit_ns) for part in mine[number : number + 1]]
-    return [_join_parts(each.command, futures) for each, futures in zip(reads, submitted, strict=True)]
+        for read, mine, futures in zip(reads, parts, submitted, strict=True):
+            futures += [read.device.submit(part, submit_ns) for part in mine[number : number + 1]]
+    return [_join_parts(read.command, futures) for read, futures in zip(reads, submitted, strict=True)]
 
 
 def _join_parts(whole: Command, parts: list[Future[Completion]]) -> Future[Completion]:
     """Join the completions of parts that are in flight."""
-    return parts[0] if len(parts) == 1 else Deferred(lambda: join_completions(whole, [each.result() for each in parts]))
+    return parts[0] if len(parts) == 1 else Deferred(lambda: join_completions(whole, [part.result() for part in parts]))
 
 
 def parts_of(command: Command, max_bytes: int) -> list[Command]:
@@ -291,7 +291,7 @@ def _sum_breakdowns(done: Sequence[Completion]) -> dict[str, int]:
     sums, before_ns = dict[str, int](), done[0].submit_ns
     for part in sorted(done, key=lambda each: each.finish_ns):
         over_ns = before_ns - part.submit_ns  # overlapped with earlier parts; queueing is overlapped first
-        for unit, ns in sorted(part.breakdown_ns.items(), key=lambda each: each[0] != "queue"):
+        for unit, ns in sorted(part.breakdown_ns.items(), key=lambda item: item[0] != "queue"):
             under_ns = min(ns, over_ns)
             over_ns -= under_ns
             sums[unit] = sums.get(unit, 0) + ns - under_ns

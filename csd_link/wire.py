@@ -79,7 +79,8 @@ def encode_arrays(command: Command) -> tuple[int, tuple[int, ...], list[Buffer]]
     verb = VERBS[type(command)]
     sizes = verb.sizes(command)
     parameters = tuple(
-        sizes.get(each, 0) if isinstance(each, str) else getattr(command, each.name) for each in verb.parameters
+        sizes.get(parameter, 0) if isinstance(parameter, str) else getattr(command, parameter.name)
+        for parameter in verb.parameters
     )
     if any(not 0 <= value < 1 << 32 for value in parameters):
         raise ValueError(f"{verb.name} {parameters}: parameters must be from 0 to 2^32 - 1")
@@ -172,11 +173,11 @@ def form_of(opcode: int, parameters: tuple[int, ...]) -> Form:
     assert verb is not None
     scalars: dict[str, Any] = {}
     sizes: dict[str, int] = {}
-    for each, value in zip(verb.parameters, (*parameters, *(0,) * PARAMETERS), strict=False):
-        if isinstance(each, str):
-            sizes[each] = value
+    for parameter, value in zip(verb.parameters, (*parameters, *(0,) * PARAMETERS), strict=False):
+        if isinstance(parameter, str):
+            sizes[parameter] = value
         else:
-            scalars[each.name] = value
+            scalars[parameter.name] = value
     if OMITTED in sizes:
         sizes["dv"] = sizes["d"] - sizes[OMITTED]
         if sizes["dv"] < 0:

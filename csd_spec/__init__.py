@@ -30,7 +30,6 @@ from csd_spec.device import Drive, DriveError
 from csd_spec.drive import BlockSsdSpec, DriveSpec, EngineSpec, Geometry, Link, NandTiming
 from csd_spec.layouts import LAYOUTS, Group, KvLayout, PageFormat, load_layouts
 from csd_spec.model import ModelShape
-from csd_spec.renamed import old_names
 from csd_spec.sparf import CompressionBudget, FixedBudget, SparFParams, SparsityBudget
 from csd_spec.status import Status
 from csd_spec.view import KvSlotView
@@ -79,18 +78,3 @@ __all__ = [
     "Status",
     "load_layouts",
 ]
-
-__getattr__ = old_names(
-    __name__,
-    {
-        "Attention": "AttentionConfig",
-        "Budget": "SparsityBudget",
-        "Compression": "CompressionBudget",
-        "Device": "Drive",
-        "DeviceError": "DriveError",
-        "Fixed": "FixedBudget",
-        "KvView": "KvSlotView",
-        "Layout": "KvLayout",
-        "PageForm": "PageFormat",
-    },
-)

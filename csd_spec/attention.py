@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeVar, get_args
 
-from csd_spec.layouts import KvLayout, layout_named, name_of, resolve
-from csd_spec.renamed import old_fields
+from csd_spec.layouts import KvLayout, layout_named, resolve
 from csd_spec.sparf import BudgetConvention, CompressionBudget, SparFParams, SparsityBudget
 
 KvDtype = Literal["fp16", "bf16", "fp8"]
 _T = TypeVar("_T")
 
 
-@old_fields(storage="kv_dtype")
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """An attention method and the budget within which it works.
@@ -34,7 +32,7 @@ class AttentionConfig:
     kv_dtype: KvDtype | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layout", name_of(self.layout))
+        layout_named(self.layout)
         if self.kv_dtype is None:
             return
         if self.kv_dtype not in get_args(KvDtype):

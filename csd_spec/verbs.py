@@ -103,7 +103,7 @@ class Array:
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape with these sizes of the symbols; unknown symbols count as 1."""
-        return tuple([each if isinstance(each, int) else sizes.get(each, 1) for each in self.symbols])
+        return tuple([symbol if isinstance(symbol, int) else sizes.get(symbol, 1) for symbol in self.symbols])
 
 
 class SequenceAccess(Enum):
@@ -187,12 +187,12 @@ class CommandSpec:
     reads: bool = field(init=False)  # whether KV data or attention is returned
 
     def __post_init__(self) -> None:
-        scalars = tuple(each for each in self.parameters if isinstance(each, Scalar))
+        scalars = tuple(parameter for parameter in self.parameters if isinstance(parameter, Scalar))
         object.__setattr__(self, "scalars", scalars)
-        object.__setattr__(self, "modelled", tuple(each for each in self.arrays if each.kind.modelled))
-        object.__setattr__(self, "counted", tuple(each for each in self.arrays if "sum(" in each.shape))
+        object.__setattr__(self, "modelled", tuple(array for array in self.arrays if array.kind.modelled))
+        object.__setattr__(self, "counted", tuple(array for array in self.arrays if "sum(" in array.shape))
         object.__setattr__(self, "reads", any(each.kind is ArrayType.VALUES for each in self.reply))
-        mine = {each.name for each in scalars} | {each.name for each in self.arrays}
+        mine = {scalar.name for scalar in scalars} | {array.name for array in self.arrays}
         if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
             raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {mine}, not its command's fields")
 

@@ -158,9 +158,9 @@ def _place(ray: Any, plan: FleetPlan, assignments: Sequence[Assignment], is_loca
             f"the cluster has no room for {len(assignments)} drives of {plan.cpus:g} CPUs each (it has {have:g} in all,"
             " others may use them): ask for fewer drives, or set cpus lower"
         )
-    for index, each in enumerate(assignments):
+    for index, assignment in enumerate(assignments):
         actor = ray.remote(DriveActor).options(
-            name=each.name,
+            name=assignment.name,
             namespace=RAY_NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
@@ -168,7 +168,7 @@ def _place(ray: Any, plan: FleetPlan, assignments: Sequence[Assignment], is_loca
             max_concurrency=2,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
         )
-        actor.remote(each, is_local)
+        actor.remote(assignment, is_local)
 
 
 def _await(cluster: ClusterAddress, plan: FleetPlan, tick: Tick) -> None:

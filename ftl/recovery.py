@@ -59,7 +59,7 @@ class Recovery:
         """Find every record with a complete copy, or at least its text."""
         places: dict[tuple[int, int], dict[int, int]] = {}
         counts: dict[tuple[int, int], int] = {}
-        fields = (each.tolist() for each in tag.record_fields(self.journal_tags))
+        fields = (column.tolist() for column in tag.record_fields(self.journal_tags))
         self.store.nand.page_in(self.journal_pages)
         good = self.store.nand.intact(self.journal_pages)
         for ppn, fine, number, place, index, count in zip(self.journal_pages.tolist(), good, *fields, strict=True):
@@ -157,7 +157,7 @@ class Recovery:
     def restore_sequences(self) -> None:
         """Restore full groups by their tags, and unfinished ones from the recorded rows."""
         self.index.check(self.writes)
-        if any(SPARES in each for each in self.store.nand.damage.files):
+        if any(SPARES in file for file in self.store.nand.damage.files):
             self._mark_record_lost("records may be missing with the spare areas")
         for described, raw, sums in self.sequences.values():
             if is_value(described.get("label", 0)) and not described.get("names"):

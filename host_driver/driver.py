@@ -74,9 +74,9 @@ class Driver:
             flush_interval_steps,
         )
         self.shares = assign_heads(shape, len(devices))
-        for device, mine in zip(devices, self.shares, strict=True):
-            smallest = VERBS[Attend].example(H=len(mine.kv_heads), G=mine.group, d=shape.head_dim)
-            terms = np.zeros((len(mine.kv_heads), mine.group, 4), np.float32)
+        for device, share in zip(devices, self.shares, strict=True):
+            smallest = VERBS[Attend].example(H=len(share.kv_heads), G=share.group, d=shape.head_dim)
+            terms = np.zeros((len(share.kv_heads), share.group, 4), np.float32)
             check_device(device, replace(smallest, terms=terms))
         self.bf16 = attention.kv_layout.rows.value == "bf16"  # whether arrays of values hold BF16 bits
         self.traffic = Traffic(busy_ns=[0] * len(devices))
@@ -125,9 +125,9 @@ class Driver:
             return self._submit(
                 [
                     KvAppend(
-                        seqs, layer, lengths, _heads(k, mine.kv_heads), _heads(self._sent_values(v), mine.kv_heads)
+                        seqs, layer, lengths, _heads(k, share.kv_heads), _heads(self._sent_values(v), share.kv_heads)
                     )
-                    for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True)
+                    for seqs, share in zip(self._handles(batch, rows), self.shares, strict=True)
                 ],
                 submit_ns,
             )
@@ -171,10 +171,10 @@ class Driver:
         method, commands, terms = self.attention.method, list[Command](), self.terms.get(layer)
         if self.recorder:
             self.recorder.add_step(layer, rows, (q, k, v), terms)
-        for seqs, mine in zip(self._handles(batch, rows), self.shares, strict=True):
-            heads, grouped = mine.kv_heads, (len(mine.kv_heads), mine.group)
-            queries = _heads(q, mine.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
-            told = None if terms is None else _heads(terms.reshape(1, -1, 4), mine.q_heads).reshape(*grouped, 4)
+        for seqs, share in zip(self._handles(batch, rows), self.shares, strict=True):
+            heads, grouped = share.kv_heads, (len(share.kv_heads), share.group)
+            queries = _heads(q, share.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
+            told = None if terms is None else _heads(terms.reshape(1, -1, 4), share.q_heads).reshape(*grouped, 4)
             given = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
             commands.append(Attend(seqs, layer, *given, method, *params, told))
         began_ns, done = micro_batch.now_ns, self._carry_out(micro_batch, commands)

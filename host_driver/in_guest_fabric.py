@@ -65,7 +65,7 @@ def _at(port: int) -> tuple[str, ...]:
 
 def _network() -> None:
     """Configure loopback and the only other interface."""
-    (card,) = (each.name for each in Path("/sys/class/net").iterdir() if each.name != "lo")
+    (card,) = (path.name for path in Path("/sys/class/net").iterdir() if path.name != "lo")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
         for name, address, mask in (("lo", "127.0.0.1", "255.0.0.0"), (card, INSIDE, NETMASK)):
             for request, value in ((_SET_ADDRESS, address), (_SET_NETMASK, mask)):

@@ -108,8 +108,8 @@ def digests(layers: Layers, tensors: dict[Key, F16]) -> dict[str, list[str]]:
     """SHA-256 of the bytes of tensors, and of each layer's attention output."""
     outputs = [attend(q, tensors[layer, "k"], tensors[layer, "v"]) for layer, q in enumerate(layers.q)]
     return {
-        "tensors": [sha256(each.tobytes()).hexdigest() for each in tensors.values()],
-        "outputs": [sha256(each.tobytes()).hexdigest() for each in outputs],
+        "tensors": [sha256(tensor.tobytes()).hexdigest() for tensor in tensors.values()],
+        "outputs": [sha256(output.tobytes()).hexdigest() for output in outputs],
     }
 
 

@@ -12,20 +12,12 @@ from typing import Literal
 from pydantic import Field
 
 from csd_spec.checked import frozen_value
-from csd_spec.renamed import old_fields
 from kv_cache.cost import ServingCost
 from kv_cache.trace import Request, Trace
 
 FULL, TOO_LONG = "the queue is full", "longer than the device has room for"
 
 
-@old_fields(
-    slots="max_batch_size",
-    chunk="prefill_chunk_tokens",
-    queue="max_queued_requests",
-    aging="aging_factor",
-    patience="max_paused_steps",
-)
 @frozen_value
 class AdmissionConfig:
     """Admission control: batch slots, queue order and chunked prefill.
@@ -68,8 +60,8 @@ class WaitingQueue:
             check: Raises ValueError for a request that can never fit.
         """
         if not admission.reject:
-            for each in trace.requests:
-                check(each)
+            for request in trace.requests:
+                check(request)
         self._check = check
         self._arrivals, self._in_steps, self._skipped = deque(trace.requests), trace.unit == "steps", 0.0
         self._cost, self._admission, self._number = cost, admission, count()

@@ -343,11 +343,10 @@ class ServingCost:
 
     def check(self, requests: Sequence[Request]) -> None:
         """Raise ValueError if a request can never fit."""
-        for each in requests:
-            if each.tokens > self.longest_tokens:
-                raise ValueError(
-                    f"request {each.number}: {each.tokens:,} tokens, {self.name} has room for {self.longest_tokens:,}"
-                )
+        for request in requests:
+            if request.tokens > self.longest_tokens:
+                most = f"{self.name} has room for {self.longest_tokens:,}"
+                raise ValueError(f"request {request.number}: {request.tokens:,} tokens, {most}")
 
     def line(self, batch: int) -> StepLine:
         """Coefficients of `costs` for `batch` requests, for compiled loops."""

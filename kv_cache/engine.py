@@ -61,7 +61,7 @@ class Engine:
         self.now_s, self.changed = 0.0, False
         self.done = RunResult(slo_s=slo_s, rejected=self.queue.rejected)
         self._keep, self._asked = trace is not None, list[int]()
-        self._tokens, self._requests = sum(each.tokens for each in requests), len(requests)
+        self._tokens, self._requests = sum(request.tokens for request in requests), len(requests)
         self._given, self._slowdown, self._first_block = cost, 1.0, first_block
         self.events: EventTimer | None = None
         self.host_bytes = math.inf
@@ -134,7 +134,7 @@ class Engine:
                 continue
             check_output(self.policy, output, self._admitted(), self.cost.layers)
             if not (self.prompt and self.prompt.number in output.num_scheduled_tokens and len(output.placement) == 1):
-                self._asked = [each.number for each in state.sequences]
+                self._asked = [sequence.number for sequence in state.sequences]
             return output
 
     def complete(
@@ -161,7 +161,7 @@ class Engine:
         decoding = [each for each in scheduled if not each.prefills]
         options = [output.placement.get(each.number, Offload(0)) for each in decoding]
         self.done.decided += bool(decoding)
-        offloads = [each for each in options if isinstance(each, Offload)]
+        offloads = [option for option in options if isinstance(option, Offload)]
         if self.events is not None:
             result = self._by_events(self.events, decoding, prefills, output)
         elif decoding and len(offloads) == len(options) and not self.policy.admits:
@@ -310,7 +310,7 @@ class Engine:
         prefill_s = sum(self._prefill_s(prefills).values())
         batch = [each.num_computed_tokens + 1 for each in decoding]
         if self.policy.admits:
-            batch += [each.num_tokens for each in prefills]
+            batch += [prefill.num_tokens for prefill in prefills]
         step_s = self.cost.compute.decode_s(len(batch), sum(batch)) if batch else 0.0
         return self._account(decoding, prefills, prefill_s + step_s, prefill_s, "jump")
 

@@ -98,7 +98,7 @@ def deadline_attainment(served: RunResult) -> float:
 
 def deadline_attainment_incl_rejected(served: RunResult) -> float:
     """`deadline_attainment`, with all tokens of rejected requests counted as late."""
-    admitted = sum(each.num_output_tokens for each in served.sequences)
+    admitted = sum(sequence.num_output_tokens for sequence in served.sequences)
     lost = sum(each.output_tokens for each, _ in served.rejected)
     return deadline_attainment(served) * admitted / max(1, admitted + lost)
 

@@ -32,7 +32,7 @@ def carry_out(it: Iteration) -> None:
         together: dict[tuple[str, ...], list[Hashable]] = {}
         for row in it.batch:
             together.setdefault(_attention_tiers(it, row, layer), []).append(row)
-        for at, rows in sorted(together.items(), key=lambda each: CSD in each[0]):  # drive calls last
+        for at, rows in sorted(together.items(), key=lambda item: CSD in item[0]):  # drive calls last
             for group in _groups(it, layer, rows, at):
                 _attend(it, layer, group, at)
 

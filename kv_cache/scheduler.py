@@ -273,7 +273,7 @@ def check_host(
     Raises:
         PolicyError: Host memory is too small.
     """
-    offloaded = sum(each.count * held for each, held in zip(options, tokens, strict=True) if not each.in_drives)
+    offloaded = sum(option.count * held for option, held in zip(options, tokens, strict=True) if not option.in_drives)
     if offloaded * token_bytes > host_bytes:
         raise PolicyError(
             f"policy {name}: host memory is full: {offloaded * token_bytes:,.0f} bytes are offloaded, it has "

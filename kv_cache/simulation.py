@@ -82,7 +82,7 @@ def engine_for(
 
 def _longest_fitting(trace: Trace, fits: Callable[[int], bool]) -> int:
     """Length of the longest request that fits, tokens."""
-    return max((each.tokens for each in trace.requests if fits(each.tokens)), default=0)
+    return max((request.tokens for request in trace.requests if fits(request.tokens)), default=0)
 
 
 def levels_of(cost: ServingCost, tiers: TierLimits, longest_tokens: int = 0) -> Levels:

@@ -66,7 +66,7 @@ class Trace:
         if self.unit == "s":
             return self
         return replace(
-            self, requests=[replace(each, arrival=each.arrival * step_s) for each in self.requests], unit="s"
+            self, requests=[replace(request, arrival=request.arrival * step_s) for request in self.requests], unit="s"
         )
 
 

@@ -75,7 +75,7 @@ class DriveEntry:
         offset_bytes: Begin of the windows in `device`, bytes.
         layout: Size of each window.
         durability: Failure that a flush survives: the end of the drive's process, or a power loss of the host.
-        medium: Place of flash pages while the drive has power: memory, a mapped file, or a file with direct I/O.
+        medium: Place of flash pages while the drive has power: memory, or a file with direct I/O.
         host_memory_mib: Page cache of a drive with medium `direct`, MiB.
         threads: Kernel threads; None: cores / drives.
     """
@@ -121,9 +121,9 @@ class DriveEntry:
 
     def _shares(self) -> tuple[float, ...]:
         """Fraction of each tenant; tenants without one get equal parts of the rest."""
-        if not isinstance(self.tenants, dict) or all(each.share is None for each in self.tenants.values()):
+        if not isinstance(self.tenants, dict) or all(tenant.share is None for tenant in self.tenants.values()):
             return ()
-        given = [each.share for each in self.tenants.values()]
+        given = [tenant.share for tenant in self.tenants.values()]
         left = 1 - sum(share for share in given if share is not None)
         return tuple(left / given.count(None) if share is None else share for share in given)
 

@@ -47,7 +47,7 @@ def functions(file: Path) -> Iterator[Function]:
             count = len(arguments) - (bool(arguments) and arguments[0].arg in ("self", "cls"))
             decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
             exempt = any(word in decorators for word in EXEMPT)
-            exempt |= any("typer." in ast.unparse(each.annotation) for each in arguments if each.annotation)
+            exempt |= any("typer." in ast.unparse(argument.annotation) for argument in arguments if argument.annotation)
             lines = (node.end_lineno or 0) - node.lineno + 1
             yield Function(f"{file}:{node.lineno} {node.name}", lines, 0 if exempt else count)
 
@@ -57,7 +57,7 @@ def imports(file: Path, names: dict[str, Path]) -> set[Path]:
     found = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            found |= {names[each.name] for each in node.names if each.name in names}
+            found |= {names[name.name] for name in node.names if name.name in names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             for each in node.names:
                 found |= {names[name] for name in (f"{node.module}.{each.name}",) if name in names} or {

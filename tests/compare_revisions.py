@@ -25,8 +25,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vcsd_cli.renamed import COMMANDS, OPTIONS
-
 ROOT = Path(__file__).parents[1]
 EMULATOR = re.compile(r"wall|rss|realtime")  # keys of figures that are the machine's, not the drive's
 METHODS = (
@@ -53,10 +51,9 @@ DRIVE = """
 import sys
 import numpy as np
 from pathlib import Path
-import csd_firmware
+from csd_firmware import InProcessDrive
 from csd_spec import Flush, KvAppend, KvCrop, KvRead, SeqCreate
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-InProcessDrive = getattr(csd_firmware, "InProcessDrive", None) or csd_firmware.InProcessDevice  # its old name
 folder, generator = Path(sys.argv[2]), np.random.default_rng(0)
 if sys.argv[1] == "write":
     device = InProcessDrive(INSTCSD_ZYNQ7045_8CH, folder)
@@ -116,22 +113,6 @@ class Tree:
         code, out, errors, cpu_s = json.loads(line) if line else (-1, "", "the process ended", 0.0)
         return code, out, errors, cpu_s
 
-    def names(self, words: Sequence[str]) -> list[str]:
-        """A command in the names that this tree has: current ones, or those before release 0.2.0."""
-        if (self.folder / "vcsd_cli" / "renamed.py").exists():
-            return list(words)
-        group, name = words[:2]
-        old = {new: each for each, new in COMMANDS.get(group, {}).items()}
-        head = [group, old[name]] if name in old else list(words[: 1 if group == "run" else 2])
-        self.begin([*head, "--help"])
-        known = set(re.findall(r"--[a-z-]+", self.answer()[1]))
-        found = list[str]()
-        for word in words[len(head) :]:
-            names = [word, *(each for each, new in OPTIONS.items() if new == word)]
-            if not word.startswith("--") or (has := next((each for each in names if each in known), "")):
-                found.append(has if word.startswith("--") else word)
-        return [*head, *found]
-
     def close(self) -> None:
         self._worker.kill()
         self._worker.communicate()
@@ -187,7 +168,7 @@ def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path, within:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         mine = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
-        tree.begin([*tree.names(mine), "-o", "json"])
+        tree.begin([*mine, "-o", "json"])
     answers = [old.answer(), new.answer()]
     for which, (code, _, errors, _) in zip(("before", "now"), answers, strict=True):
         if code:

@@ -60,7 +60,7 @@ class Outcome:
 def oldest(name: str) -> str:
     """Requirement of the oldest version of a package that pyproject.toml allows."""
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (bound,) = (found[1] for each in requirements if (found := re.match(rf"{name}>=([\d.]+)", each)))
+    (bound,) = (found[1] for requirement in requirements if (found := re.match(rf"{name}>=([\d.]+)", requirement)))
     return f"{name}=={bound}.0"
 
 

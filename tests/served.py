@@ -35,10 +35,10 @@ def serving(folder, *names, flash=None, **fields):
         ServedDrive(name=name, path=flash / name if flash else None, **{"spec": INSTCSD_ZYNQ7045_8CH} | fields)
         for name in names
     ]
-    placed = [ServerEndpoint(each, window_of(each.name, each.tenants[0])) for each in drives]
+    placed = [ServerEndpoint(drive, window_of(drive.name, drive.tenants[0])) for drive in drives]
     with own_server(placed, folder, FACTORY.server) as server:
-        for each in drives:
-            until(lambda name=each.name: find_server(name))  # its administrator's window comes last
+        for drive in drives:
+            until(lambda name=drive.name: find_server(name))  # its administrator's window comes last
         yield server
 
 

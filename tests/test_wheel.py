@@ -35,14 +35,6 @@ PACKAGES = {
     "vcsd_eval",
 }
 WHERE = f"import {', '.join(sorted(PACKAGES))}\nfor each in ({', '.join(sorted(PACKAGES))}): print(each.__file__)"
-CLAIMS = """
-import sys
-from vcsd_cli.main import main
-try:
-    main()
-finally:
-    print(*sorted(name for name in sys.modules if name.partition(".")[0] == "eval"), file=sys.stderr)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +102,7 @@ def test_installed_packages_are_the_wheels(installed):
     assert all("/venv/lib/" in line for line in done.stdout.splitlines())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plain_install_of_today_runs_a_model(wheel):
     """`pip install` in an empty environment takes the newest versions that pyproject.toml allows."""
     outcome = tried(Row("plain install", (CPU_TORCH,)), wheel)
@@ -131,6 +123,5 @@ def test_editable_install_imports_no_module_twice(source, tmp_path):
     done = run("python", "-c", WHERE)
     assert done.returncode == 0, done.stderr
     assert all(line.startswith(str(source)) for line in done.stdout.splitlines())
-    done = run("python", "-c", CLAIMS, "eval", "claims", "--paper", "orbitflow", "-o", "json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["rows"] and done.stderr.splitlines()[-1] == ""
+    done = run("python", "-c", "import sys, vcsd_cli.main, vcsd_eval.papers.compare; print('eval' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr[-2000:]

@@ -93,31 +93,6 @@ _PLACES = {
     "attention_engine": ("METHODS", "AttentionMethod", "DecodeStep", "load_methods"),
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
-_OLD = {  # see csd_spec.renamed
-    "Attached": "DriveSession",
-    "Attention": "AttentionConfig",
-    "Budget": "SparsityBudget",
-    "Compression": "CompressionBudget",
-    "Device": "Drive",
-    "DeviceError": "DriveError",
-    "DriveSet": "DriveSetConfig",
-    "Fixed": "FixedBudget",
-    "KvView": "KvSlotView",
-    "Layout": "KvLayout",
-    "Method": "AttentionMethod",
-    "PageForm": "PageFormat",
-    "Rejected": "RequestRejectedError",
-    "Sampling": "SamplingParams",
-    "Serving": "ServingConfig",
-    "Setting": "AttachConfig",
-    "Step": "DecodeStep",
-    "Stream": "RequestHandle",
-    "TierSetting": "TierConfig",
-    "Tiered": "TierSession",
-    "Tiers": "TierLimits",
-    "Unsupported": "UnsupportedModelError",
-    "attached": "attach_with",
-}
 
 __all__ = ["DriveSession", "attach", *(name for name in _PLACE if name not in ("DriveSession", "attach"))]
 
@@ -125,9 +100,6 @@ __all__ = ["DriveSession", "attach", *(name for name in _PLACE if name not in ("
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("vcsd")
-    if name in _OLD:
-        import_module("csd_spec.renamed").warn_renamed(f"vcsd.{name}", f"vcsd.{_OLD[name]}")
-        name = _OLD[name]
     if name not in _PLACE:
         raise AttributeError(f"module 'vcsd' has no attribute {name!r}")
     if name == "presets":

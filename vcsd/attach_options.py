@@ -11,28 +11,13 @@ from csd_link.driveset import DriveSetConfig
 from csd_link.replication import Redundancy
 from csd_spec import AttentionConfig, Drive, DriveSpec, SparsityBudget
 from csd_spec.attention import KvDtype
-from csd_spec.layouts import load_layouts, name_of
+from csd_spec.layouts import load_layouts
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.sparf import BudgetConvention
 from kv_cache.limits import TierLimits
 from vcsd.transport import fleet_or_count
 
 IN_STORAGE, METHOD = "in-storage", "sparf"  # defaults of policy and method
-
-
-OLD_OPTIONS = {
-    "attention": "method",
-    "convention": "budget_convention",
-    "flush_every": "flush_interval_steps",
-    "keep": "data_dir",
-    "layouts": "layouts_file",
-    "methods": "methods_file",
-    "mini_batches": "micro_batches",
-    "residency": "policy",
-    "restart": "restart_drives",
-    "storage": "kv_dtype",
-}
-"""New names of options by old ones, see `csd_spec.renamed`."""
 
 
 class DriveOptions(TypedDict, total=False):
@@ -58,7 +43,6 @@ class DriveOptions(TypedDict, total=False):
             `recompute`, they are recomputed from the tokens.
         spares: Number of spare drives, which replace lost ones.
         network: A name of `csd_spec.network.NETWORKS`, such as `100gbe`; its latency is added to simulated times.
-        embedding_bits: Deprecated, use layout; the code of a layout.
     """
 
     spec: DriveSpec
@@ -77,7 +61,6 @@ class DriveOptions(TypedDict, total=False):
     redundancy: Redundancy
     spares: int
     network: str | None
-    embedding_bits: int | None
 
 
 _WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Path"), (str | None, "text")
@@ -91,14 +74,13 @@ _OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, type, and its descript
     "compression": (None, Real | None, "a number"),
     "budget_convention": (None, *_TEXT),
     "budget": (None, object, "a CompressionBudget, a FixedBudget or another SparsityBudget"),
-    "layout": (None, str | Integral | None, "text"),
+    "layout": (None, *_TEXT),
     "kv_dtype": (None, *_TEXT),
     "methods_file": (None, *_PATH),
     "layouts_file": (None, *_PATH),
     "redundancy": ("none", str, "text"),
     "spares": (0, *_WHOLE),
     "network": (None, *_TEXT),
-    "embedding_bits": (None, Integral | None, "a whole number"),
 }
 _DRIVES = (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT), or devices")
 
@@ -138,8 +120,6 @@ def check_known(options: dict[str, Any]) -> None:
 def attention_of(given: dict[str, Any]) -> AttentionConfig:
     """Method, budget and layout of the options."""
     load_layouts(given["layouts_file"])
-    layout, code = given["layout"], given["embedding_bits"]
-    given = given | {"layout": layout if code is None else name_of(code, "embedding_bits")}
     names = "method", "compression", "budget_convention", "budget", "layout", "kv_dtype"
     return AttentionConfig.named(*(given[name] for name in names))
 

@@ -134,16 +134,16 @@ class FleetCollector(Collector):
             found = None
         members = found.members if found else ()
         yield GaugeMetricFamily("vcsd_fleet_answers", "Whether a fleet is up", value=float(found is not None))
-        count = Count[str](each.state for each in members)
+        count = Count[str](member.state for member in members)
         states = GaugeMetricFamily("vcsd_fleet_drives", "Drives and spares, by state", labels=["state"])
         for state in STATES:
             states.add_metric([state], count[state])
         yield states
         restarts = CounterMetricFamily("vcsd_fleet_drive_restarts", "Restarts of a generation", labels=["drive"])
         generation = GaugeMetricFamily("vcsd_fleet_drive_generation", "Generation of a drive", labels=["drive"])
-        for each in members:
-            restarts.add_metric([each.name], each.restarts)
-            generation.add_metric([each.name], each.generation)
+        for member in members:
+            restarts.add_metric([member.name], member.restarts)
+            generation.add_metric([member.name], member.generation)
         yield from (restarts, generation)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ import typer
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.hosting import MAX_MIB, MAX_THREADS, HostingOptions
-from csd_spec.layouts import load_layouts, name_of
+from csd_spec.layouts import layout_named, load_layouts
 from vcsd.models import find_model
 
 MAX_SEED = (1 << 32) - 1  # limit of all random number generators used
@@ -61,16 +60,11 @@ LAYOUT_HELP = "KV layout in flash, see docs/layouts.md (default: the method's, o
 
 
 def _layout(text: object) -> str:
-    """Name of a layout; also accepts its code, as earlier releases did (`--layout 16`)."""
-    with warnings.catch_warnings(record=True) as deprecated:
-        warnings.simplefilter("always")
-        try:
-            name = name_of(str(text))
-        except ValueError as error:
-            raise typer.BadParameter(str(error).removeprefix("layout = ")) from error
-    for each in deprecated:
-        typer.echo(f"vcsd: warning: {each.message}", err=True)
-    return name
+    """Name of a layout that exists."""
+    try:
+        return layout_named(str(text)).name
+    except ValueError as error:
+        raise typer.BadParameter(str(error).removeprefix("layout = ")) from error
 
 
 LayoutOption = Annotated[str | None, typer.Option("--layout", parser=_layout, metavar="NAME", help=LAYOUT_HELP)]

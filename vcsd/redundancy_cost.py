@@ -185,7 +185,7 @@ def costs(decode: Decode, rates: Rates, parity_drives: int = PARITY_DRIVES) -> d
 def cheapest(found: dict[Scheme, Cost], figure: Figure) -> list[Scheme]:
     """Schemes with the lowest value of a figure among those that survive a loss and fit."""
     values = {scheme: getattr(cost, figure) for scheme, cost in _surviving(found).items()}
-    return [scheme for scheme, each in values.items() if each == min(values.values())]
+    return [scheme for scheme, value in values.items() if value == min(values.values())]
 
 
 def is_useful(found: dict[Scheme, Cost], scheme: Scheme) -> bool:
@@ -194,8 +194,8 @@ def is_useful(found: dict[Scheme, Cost], scheme: Scheme) -> bool:
     if mine is None or others.pop(scheme, None) is None:
         return False
     return all(
-        each.storage_bytes > mine.storage_bytes or (each.degraded_s or 0) > (mine.degraded_s or 0)
-        for each in others.values()
+        other.storage_bytes > mine.storage_bytes or (other.degraded_s or 0) > (mine.degraded_s or 0)
+        for other in others.values()
     )
 
 

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from csd_link.replica import ReplicaError
 from csd_spec import DriveError, LogPage
-from csd_spec.renamed import old_fields
 from csd_spec.units import STEP_UNITS
 from ftl import token_bytes
 from host_driver.driver import Driver
@@ -27,7 +26,6 @@ _LEFT_OUT = {  # by key of a drive's log page of programs
 CONTEXTS = (4096, 32_768, 131_072)  # sequence lengths for which the KV fraction in drives is reported, tokens
 
 
-@old_fields(useful_byte_share="useful_read_fraction")
 @dataclass(frozen=True, slots=True)
 class Report:
     """Report of a run. Figures per decode step are means over the steps; times are simulated, ns."""
@@ -98,11 +96,11 @@ class Report:
             drives=[
                 {
                     "id": number,
-                    "kv_heads": list(mine.kv_heads),
-                    "q_heads": list(mine.q_heads),
+                    "kv_heads": list(share.kv_heads),
+                    "q_heads": list(share.q_heads),
                     "simulated_busy_ns": busy,
                 }
-                for number, (mine, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
+                for number, (share, busy) in enumerate(zip(driver.shares, traffic.busy_ns, strict=True))
             ],
             placed=placed or LayerPlacement(driver.shape, (FULL,) * driver.shape.layers, ()),
             layout=layout.name,

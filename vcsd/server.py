@@ -292,7 +292,7 @@ class Server:
                 if not self.step():
                     with self._changed:
                         self._changed.wait_for(lambda: self._closed or self._incoming or self._cancelled)
-        except BaseException as error:  # an error of the policy or of the thread: fail all requests
+        except BaseException as error:  # noqa: BLE001 - an error of the policy or of the thread: fail all requests
             with self._changed:
                 self._closed, self._cause = True, error
             for handle in [*self._incoming, *self.handles.values()]:
@@ -344,7 +344,7 @@ class Server:
                 token = handle.sampler.next(row, handle.prompt + handle.tokens)
                 self._emit(handle, token, handle.sampler.logprobs(row, token))
                 made.append(handle)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - fails this request alone
                 self._finish_request(handle, "failed", error)
         return True
 

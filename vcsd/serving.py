@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from csd_io.cgroup import available_bytes, cgroup_of
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, Drive, ModelShape
-from csd_spec.renamed import old_fields
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement, unwrapped
@@ -56,13 +55,6 @@ _KINDS: dict[str, tuple[Any, str]] = {
 }
 
 
-@old_fields(
-    slots="max_batch_size",
-    slice_tokens="time_slice_tokens",
-    max_waiting="max_queued_requests",
-    chunk="prefill_chunk_tokens",
-    measured="replan_on_drift",
-)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
     """Configuration of `vcsd.serve`.

@@ -17,7 +17,6 @@ from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, REDUNDANCIES, Redundancy
 from csd_spec import AttentionConfig, Drive, ModelShape, SparsityBudget
 from csd_spec.network import Network, network_named
-from csd_spec.renamed import new_arguments, old_fields
 from host_driver.driver import Driver
 from host_driver.hf.forward import check_not_attached, in_drives
 from host_driver.hf.shape import LayerPlacement, placement, unwrapped
@@ -27,7 +26,6 @@ from kv_cache.policies import PolicyLike
 from vcsd.attach_options import (
     IN_STORAGE,
     METHOD,
-    OLD_OPTIONS,
     DriveOptions,
     attention_of,
     check_in_tiers,
@@ -43,7 +41,6 @@ from vcsd.tiered import TierConfig, TierSession
 from vcsd.transport import check_method, methods_of
 
 
-@old_fields(mini_batches="micro_batches", flush_every="flush_interval_steps")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachConfig:
     """Configuration of `attach` with drives.
@@ -233,11 +230,6 @@ def attach(
         ValueError: (UnsupportedModelError) The model or an option is not supported; nothing has been changed.
         DriveError: A drive refuses a command.
     """
-    if not OLD_OPTIONS.keys().isdisjoint(options):
-        named = {"policy": (policy, IN_STORAGE), "method": (method, METHOD)}
-        asked = {name: value for name, (value, default) in named.items() if value != default}
-        options = new_arguments("attach", asked | options, OLD_OPTIONS)
-        policy, method = options.pop("policy", policy), options.pop("method", method)
     if policy != IN_STORAGE or tiers is not None:
         check_in_tiers(policy, tiers, drives, method, options)
         return TierConfig(policy=policy, tiers=tiers or TierLimits()).attach(model)

@@ -26,8 +26,8 @@ def parts(shown: Any) -> Iterator[Any]:
     if hasattr(shown, "__rich__"):
         shown = shown.__rich__()
     if isinstance(shown, Group):
-        for each in shown.renderables:
-            yield from parts(each)
+        for renderable in shown.renderables:
+            yield from parts(renderable)
     else:
         yield shown
 

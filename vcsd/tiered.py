@@ -195,12 +195,13 @@ class TierReport:
         some, every = len(self.layers[FULL]), sum(map(len, self.layers.values()))
         of = f" of {some} of {every} layers" if some < every else ""
         title = f"KV cache{of} in tiers: {self.policy}" + (f" ({self.why})" if self.why else "")
-        rows = [(each["name"], _mib(each["limit_bytes"]), _mib(each["peak_bytes"])) for each in self.tiers]
+        rows = [(tier["name"], _mib(tier["limit_bytes"]), _mib(tier["peak_bytes"])) for tier in self.tiers]
         return table(title, ("tier", "limit, MiB", "most, MiB"), rows)
 
     def _path_table(self) -> Table:
         rows = [
-            (each["name"], str(each["copies"]), _mib(each["bytes"]), f"{each['stall_s']:.2f}") for each in self.routes
+            (route["name"], str(route["copies"]), _mib(route["bytes"]), f"{route['stall_s']:.2f}")
+            for route in self.routes
         ]
         read, hit = self.page_cache["read_bytes"], self.page_cache["hit_bytes"]
         found = f", {hit / read:.1%} of what was read in files was cached" if read and hit is not None else ""

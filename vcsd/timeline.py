@@ -158,13 +158,13 @@ def _command(name: str, done: Completion, zero: int) -> Slice:
 def _drive_tracks(commands: Sequence[CommandTrace], spec: DriveSpec, zero: int) -> Tracks:
     tracks: Tracks = {"commands": [], "critical path": []}
     units, flash = list[Segment](), list[FlashOperation]()
-    for each in commands:
-        if each.completion:
-            name = each.name if each.layer < 0 else f"{each.name}, layer {each.layer}"
-            tracks["commands"].append(_command(name, each.completion, zero))
-        tracks["critical path"] += [Slice(unit, begin - zero, end - zero) for unit, begin, end in each.path]
-        units += each.units or [part for part in each.path if part.unit in ENGINE_UNITS]
-        flash += each.flash
+    for command in commands:
+        if command.completion:
+            name = command.name if command.layer < 0 else f"{command.name}, layer {command.layer}"
+            tracks["commands"].append(_command(name, command.completion, zero))
+        tracks["critical path"] += [Slice(unit, begin - zero, end - zero) for unit, begin, end in command.path]
+        units += command.units or [part for part in command.path if part.unit in ENGINE_UNITS]
+        flash += command.flash
     return tracks | _engine_tracks(units, zero) | _flash_tracks(flash, spec, zero)
 
 

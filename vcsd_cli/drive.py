@@ -271,10 +271,10 @@ def doctor(output: OutputOption = Output.NORMAL) -> None:
 
     findings = examine()
     if output is Output.JSON:
-        print_json({"ways": [as_dict(each) for each in findings]})
+        print_json({"ways": [as_dict(finding) for finding in findings]})
     else:
         stdout().print(findings_table("Transports", findings))
-    if not all(each.ok for each in findings):
+    if not all(finding.ok for finding in findings):
         sys.exit(1)
 
 

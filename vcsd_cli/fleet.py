@@ -90,7 +90,9 @@ def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) ->
     """Show the drives of the fleet: state, node, address, restarts."""
     found = _table(_cluster(address))
     now = time.time()
-    rows = [asdict(each) | {"uptime_s": round(now - each.since_s) if each.since_s else 0} for each in found.members]
+    rows = [
+        asdict(member) | {"uptime_s": round(now - member.since_s) if member.since_s else 0} for member in found.members
+    ]
     if output is Output.JSON:
         print_json({"fleet": found.fleet, "drives": rows})
         return

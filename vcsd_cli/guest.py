@@ -118,15 +118,15 @@ def nvmevirt_check(
         arguments = [reservation.kernel_argument, reservation.isolation_argument]
         print_json(
             {
-                "ready": all(each.ok for each in findings),
+                "ready": all(finding.ok for finding in findings),
                 "kernel_arguments": arguments,
                 "module_options": reservation.module_options,
-                "findings": [as_dict(each) for each in findings],
+                "findings": [as_dict(finding) for finding in findings],
             }
         )
     else:
         stdout().print(findings_table("NVMeVirt", findings))
-    if not all(each.ok for each in findings):
+    if not all(finding.ok for finding in findings):
         sys.exit(1)
 
 
@@ -140,8 +140,8 @@ def findings_table(title: str, findings: list[Finding]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("what", "ok", "found", "what to do"):
         table.add_column(column)
-    for each in findings:
-        table.add_row(each.what, "yes" if each.ok else "no", each.found, "" if each.ok else each.fix)
+    for finding in findings:
+        table.add_row(finding.what, "yes" if finding.ok else "no", finding.found, "" if finding.ok else finding.fix)
     return table
 
 

@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vcsd.progress import note
-from vcsd_cli.renamed import new_command
 from vcsd_cli.shared import Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.strict import StrictCommand
 from vcsd_eval.experiment import Outcome
@@ -47,7 +46,6 @@ class LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=_help(*_parse(place))) if isinstance(place, str) else place
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        args = [new_command(self.name or "", args[0]), *args[1:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, self.load(name or ""), rest
 
@@ -79,8 +77,8 @@ def _load(name: str | None, place: str) -> Any:
     with importing():
         found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):
-        for each in found.registered_commands:
-            each.cls = StrictCommand
+        for command in found.registered_commands:
+            command.cls = StrictCommand
         return typer.main.get_group(found)
     app = typer.Typer(add_completion=False)
     app.command(name, cls=StrictCommand)(make_command(found))

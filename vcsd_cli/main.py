@@ -148,7 +148,7 @@ def _command() -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - one line for the user
         if _interrupted:  # raised by a compiled call or a library instead of KeyboardInterrupt
             return _print_interrupted()
         return _print_error(error)

@@ -115,7 +115,7 @@ class MethodOptions:
 
     def given(self) -> str:
         """Name of the first option that was given; empty if none was."""
-        names = (each.name for each in fields(self) if getattr(self, each.name) is not None)
+        names = (field.name for field in fields(self) if getattr(self, field.name) is not None)
         return next((f"--{name.replace('_', '-')}" for name in names), "")
 
     def value(self, default: str) -> AttentionConfig:

@@ -10,8 +10,6 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
-from vcsd_cli.renamed import new_options
-
 _ASSIGNED = re.compile(r"\b([a-z]\w*) = ")
 
 
@@ -25,7 +23,6 @@ class StrictCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from csd_io.paths import expand  # help needs neither numpy nor pydantic, as below
 
-        args = new_options(args, {name for each in self.params for name in (*each.opts, *each.secondary_opts)})
         args, paths = self._expanded(args)
         ctx.meta[__name__] = paths
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
@@ -46,7 +43,7 @@ class StrictCommand(TyperCommand):
         """Arguments with their paths expanded, as no shell does in `--option=~/path`; and the options of paths."""
         from csd_io.paths import expand
 
-        names = {name for each in self.params if _is_path(each) for name in each.opts}
+        names = {name for param in self.params if _is_path(param) for name in param.opts}
         expanded, paths, option = list[str](), dict[str, str](), ""
         for at, arg in enumerate(args):
             if arg == "--":
@@ -83,10 +80,10 @@ class StrictCommand(TyperCommand):
     def with_options(self, message: str) -> str:
         """A message whose `name = ` are options of this command, if it begins with one."""
         names = {
-            alias: each.opts[0]
-            for each in self.params
-            if isinstance(each, TyperOption)
-            for alias in (each.name, each.opts[0].strip("-").replace("-", "_"))
+            alias: param.opts[0]
+            for param in self.params
+            if isinstance(param, TyperOption)
+            for alias in (param.name, param.opts[0].strip("-").replace("-", "_"))
         }
         lead, colon, reason = message.partition(": ")
         first = _ASSIGNED.match(lead)

@@ -63,7 +63,7 @@ class TierOptions(TierLimitOptions):
         """Configuration of the options; None if the KV cache is in drives."""
         sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
         if self.policy in (None, IN_STORAGE):
-            if self.policy is None and any(each is not None for each in (*sizes, self.files, self.policies)):
+            if self.policy is None and any(size is not None for size in (*sizes, self.files, self.policies)):
                 raise ValueError(f"tiers have no effect in drives: add --policy POLICY ({_NAMES})")
             return None
         known = load_policies(self.policies)

@@ -127,7 +127,7 @@ def subsystem_of(
     def health() -> Smart:
         with turns:
             found = smart(firmware.ftl)
-        return Smart(**{each.name: found[each.name] for each in fields(Smart)})
+        return Smart(**{field.name: found[field.name] for field in fields(Smart)})
 
     def tenant_of(host: str) -> str:
         return listen.tenant_of(host) or drive.tenants[0]
@@ -156,7 +156,7 @@ def subsystem_of(
         },
         smart=health,
         discovers=listen.records,
-        hosts=None if listen.hosts is None else frozenset(each.nqn for each in listen.hosts),
+        hosts=None if listen.hosts is None else frozenset(host.nqn for host in listen.hosts),
         refuse_host=refuse_host,
         needs_tls=listen.tls is not None,
     )

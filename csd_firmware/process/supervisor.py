@@ -198,7 +198,7 @@ def _child(drive: ServedDrive, parent: int, ready: Callable[[], object]) -> int:
         return 0
     except (ValueError, OSError) as error:
         emit("drive_error", f"vcsd: drive {drive.name}: {error}", "error", drive.name)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the log has it, whatever it is
         emit("drive_error", traceback.format_exc().rstrip(), "error", drive.name)
     return 1
 

@@ -234,7 +234,7 @@ class Connection:
             return namespace.execute(sqe, data, self._controller.host[1])
         except CommandError:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of a namespace ends no connection
             raise CommandError(Code.INTERNAL_ERROR) from None
 
     def _complete(self, sqe: Sqe, answer: Answer) -> None:

@@ -21,7 +21,7 @@ _KEEP_ALIVE_GRACE = 2  # a controller is removed after this many keep-alive time
 _SMART_EVENT, _SMART_WARNINGS = 1, 0x1F
 _LOG_SMART = 0x02
 _MAX_LOG_BYTES = 1 << 20  # per command; no log page is larger
-_CRITICAL_EVENTS = {0: 0x01, 2: 0x00, 3: 0x00}  # bit of the critical warning: event information
+_INFORMATION = {0: 0x02, 1: 0x01}  # by bit of the critical warning: spare, temperature; others: reliability, 0
 
 CompleteEvent = Callable[[int, int, int], None]  # cid, result, status
 
@@ -153,7 +153,7 @@ class Controller:
         return self.namespace(nsid).identify(self.host[1]).ljust(identify.PAGE_BYTES, b"\0")
 
     def _sets(self) -> set[int]:
-        return {each.csi for each in self.subsystem.namespaces.values()}
+        return {namespace.csi for namespace in self.subsystem.namespaces.values()}
 
     def _log(self, sqe: Sqe) -> bytes:
         """Return the requested part of a log page."""
@@ -202,7 +202,7 @@ class Controller:
         self._warned = warning
         if news:
             bit = (news & -news).bit_length() - 1
-            result = _SMART_EVENT | _CRITICAL_EVENTS.get(bit, 0x00) << 8 | _LOG_SMART << 16
+            result = _SMART_EVENT | _INFORMATION.get(bit, 0) << 8 | _LOG_SMART << 16
             self.complete_event(self._events.pop(0), result, Code.SUCCESS)
 
     def _abort(self, sqe: Sqe) -> Answer:

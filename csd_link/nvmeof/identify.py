@@ -154,8 +154,8 @@ def smart_log(subsystem: Subsystem) -> bytes:
 def error_log(subsystem: Subsystem) -> bytes:
     """Error Information, most recent error first (figure 206)."""
     entries = [
-        struct.pack("<QHHHHQI36x", each.number, each.sq_id, each.cid, each.status << 1, 0xFFFF, 0, each.nsid)
-        for each in list(subsystem.errors)
+        struct.pack("<QHHHHQI36x", error.number, error.sq_id, error.cid, error.status << 1, 0xFFFF, 0, error.nsid)
+        for error in list(subsystem.errors)
     ]
     return b"".join(entries).ljust(64 * ERROR_ENTRIES, b"\0")
 
@@ -191,8 +191,8 @@ def effects_log(io_effects: Mapping[int, int], is_discovery: bool) -> bytes:
 def supported_logs(identifiers: Iterable[int]) -> bytes:
     """Supported log pages (log page 00h)."""
     page = bytearray(1024)
-    for each in identifiers:
-        struct.pack_into("<I", page, 4 * each, SUPPORTED)
+    for identifier in identifiers:
+        struct.pack_into("<I", page, 4 * identifier, SUPPORTED)
     return bytes(page)
 
 

@@ -81,7 +81,7 @@ class Listen:
     def from_dict(cls, values: dict[str, Any]) -> Listen:
         """Read the output of `dataclasses.asdict` after a JSON round trip."""
         hosts = values["hosts"]
-        allowed = None if hosts is None else tuple(AllowedHost(*each) for each in hosts)
+        allowed = None if hosts is None else tuple(AllowedHost(*host) for host in hosts)
         tls = values["tls"] and Credentials(**values["tls"])
         return cls(values["host"], values["port"], tuple(values["drives"]), allowed, tls)
 

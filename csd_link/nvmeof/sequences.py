@@ -127,7 +127,7 @@ class SequenceNamespace:
     @property
     def kept_bytes(self) -> int:
         """Bytes of completions kept by sessions."""
-        return sum(each.kept_bytes for each in tuple(self._sessions.values()))
+        return sum(session.kept_bytes for session in tuple(self._sessions.values()))
 
     def identify(self, host: str) -> bytes:
         return b""

@@ -89,7 +89,7 @@ class PduStream:
         head = parse_head(raw, self.allowed, self.digests, self.max_data_bytes)
         is_term = head.kind in (PduType.H2C_TERM, PduType.C2H_TERM)
         rest = self._take(head.header_bytes + head.data_bytes * is_term)
-        if self.digests.header and head.kind not in (PduType.IC_REQ, PduType.IC_RESP) and not is_term:
+        if self.digests.header and not is_term:  # nor the first PDUs, before which none is negotiated
             check_header_digest(head, rest)
         return head, parse(head, rest)
 

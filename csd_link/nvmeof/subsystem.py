@@ -17,7 +17,7 @@ SUPPORTED, _CHANGES_DATA = 1 << 0, 1 << 1  # bits in the Commands Supported and 
 
 def effects_of(opcodes: Iterable[int], changing: Collection[int]) -> dict[int, int]:
     """Entries of the Commands Supported and Effects log page; `changing` are the opcodes that change data."""
-    return {int(each): SUPPORTED | _CHANGES_DATA * (each in changing) for each in opcodes}
+    return {int(opcode): SUPPORTED | _CHANGES_DATA * (opcode in changing) for opcode in opcodes}
 
 
 class NvmeNamespace(Protocol):
@@ -146,4 +146,4 @@ class Subsystem:
 
     def with_set(self, csi: int) -> list[int]:
         """NSIDs of a command set, ascending."""
-        return sorted(nsid for nsid, each in self.namespaces.items() if each.csi == csi)
+        return sorted(nsid for nsid, namespace in self.namespaces.items() if namespace.csi == csi)

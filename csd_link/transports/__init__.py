@@ -33,7 +33,7 @@ def transport_of(drives: DriveSetConfig) -> Transport:
     """Return the transport of a set of drives; raises ValueError if it is unknown."""
     found = transports().get(drives.kind)
     if found is None:
-        forms = ", ".join(each.form for each in transports().values())
+        forms = ", ".join(transport.form for transport in transports().values())
         raise ValueError(f"transport = {drives.transport!r}: must be one of {forms}")
     found.check(drives.where)
     return found

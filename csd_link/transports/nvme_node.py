@@ -30,7 +30,7 @@ class NvmeNode(Transport):
             raise ValueError(f"transport = nvme:{where}: needs a device for each drive, as nvme:/dev/ng0n3,/dev/ng1n3")
 
     def missing(self) -> MissingDependency | None:
-        if any(os.access(each, os.R_OK | os.W_OK) for each in _NODES.glob("ng*")):
+        if any(os.access(path, os.R_OK | os.W_OK) for path in _NODES.glob("ng*")):
             return None
         return MissingDependency(
             "no /dev/ngXnY that this user may use", "as root: modprobe nvme-tcp, then nvme connect -t tcp"
@@ -41,7 +41,7 @@ class NvmeNode(Transport):
         if len(paths) != drives.total:
             raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.total} drives")
         check_served(drives, drives.where)
-        return [partial(NodeDrive, each) for each in paths]
+        return [partial(NodeDrive, path) for path in paths]
 
     def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return open_devices(self.served(drives), drives.recovery_s)

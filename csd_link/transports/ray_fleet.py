@@ -49,7 +49,7 @@ class RayFleet(Transport):
             raise DriveLostError(
                 f"{len(members)} drives of the fleet are up and {drives.count} are asked for: {others or 'no more'}"
             )
-        return [self._connect(drives, found, each) for each in members[: drives.count]]
+        return [self._connect(drives, found, member) for member in members[: drives.count]]
 
     def more(self, drives: DriveSetConfig, known: Collection[str]) -> Connect | None:
         """Return a spare drive, or the empty successor of a lost one, from a fresh table."""
@@ -68,7 +68,7 @@ class RayFleet(Transport):
             members = self.table(drives.where, is_fresh=True).members
         except DriveLostError:
             return ()
-        return [each.nqn.rpartition(":")[2] for each in members if each.state == "draining"]
+        return [member.nqn.rpartition(":")[2] for member in members if member.state == "draining"]
 
     def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
         return open_devices(self.served(drives), drives.recovery_s)

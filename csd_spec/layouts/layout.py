@@ -75,7 +75,7 @@ class KvLayout:
     @property
     def bits(self) -> int:
         """Bits per value of the channel pages that tokens are scored by; 16 without codes."""
-        return next((each.bits for each in self.groups if each.packing == "channels"), 16)
+        return next((group.bits for group in self.groups if group.packing == "channels"), 16)
 
     @property
     def keeps_rows(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +96,7 @@ def load_layouts(file: Path | None) -> None:
     """
     if file:
         found = {name: each for name, each in _TABLES.load(file).items() if name not in LAYOUTS}
-        codes = {each.code: name for name, each in layouts().items()}
+        codes = {layout.code: name for name, layout in layouts().items()}
         for name, each in found.items():
             if codes.get(each.code, name) != name:
                 raise ValueError(f"{file}: layout {name}, code {each.code}: is taken by layout {codes[each.code]}")
@@ -126,23 +124,6 @@ def layout_of(code: int) -> KvLayout:
     return known[code]
 
 
-def name_of(layout: str | int, option: str = "layout") -> str:
-    """Return the name of a layout given by name, or by code as in earlier releases.
-
-    Args:
-        layout: Name or code.
-        option: Keyword or option through which it was given, for the warning.
-
-    Raises:
-        ValueError: The layout is unknown.
-    """
-    if not isinstance(layout, Integral) and not str(layout).isdigit():
-        return layout_named(str(layout)).name
-    name = layout_of(int(layout)).name
-    warnings.warn(f"{option} = {layout}: numbers are deprecated, use layout {name}", FutureWarning, stacklevel=3)
-    return name
-
-
 def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayout:
     """Select the layout that stores a model's values: the member of a family with their format.
 
@@ -160,10 +141,12 @@ def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayou
     asked = layout_named(name)
     if asked.latent and not latent:
         raise ValueError(f"layout = {name!r}: V is not a part of K in this model: use {asked.family}")
-    family = [each for each in layouts().values() if each is asked or (asked.family and each.family == asked.family)]
+    family = [
+        layout for layout in layouts().values() if layout is asked or (asked.family and layout.family == asked.family)
+    ]
     formats = {each.rows.name: each for each in family if each.latent == latent and asked.rows in (FP16, each.rows)}
     if not formats:
-        known = ", ".join(each.family for each in layouts().values() if each.latent and each.rows is FP16)
+        known = ", ".join(layout.family for layout in layouts().values() if layout.latent and layout.rows is FP16)
         raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {known}")
     if storage and storage not in formats:
         raise ValueError(f"kv_dtype = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")

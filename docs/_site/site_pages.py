@@ -61,10 +61,10 @@ def options_of(command: Any, words: tuple[str, ...]) -> list[tuple[str | None, l
     """Rows of a command by panel, in the order of its help text."""
     context = Context(command, info_name=" ".join(words))
     panels: dict[str | None, list[tuple[str, ...]]] = {}
-    for each in command.params:
-        record = None if getattr(each, "hidden", False) else each.get_help_record(context)
+    for param in command.params:
+        record = None if getattr(param, "hidden", False) else param.get_help_record(context)
         if record and "--help" not in record[0]:
-            panels.setdefault(getattr(each, "rich_help_panel", None), []).append(option_row(record))
+            panels.setdefault(getattr(param, "rich_help_panel", None), []).append(option_row(record))
     return list(panels.items())
 
 

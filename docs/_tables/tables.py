@@ -133,7 +133,7 @@ def evaluate(run: Run, result: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values[name] = TEMPLATES.compile_expression(expression, undefined_to_none=False)(**variables)
             json.dumps(values[name], allow_nan=False)
-        except Exception as error:  # of any part of an expression
+        except Exception as error:  # noqa: BLE001 - of any part of an expression
             raise TableError(f"{run.command}: {name} = {expression}: {error}") from None
     return values
 

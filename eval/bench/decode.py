@@ -293,7 +293,7 @@ def bench_decode(load: DecodeLoad, tick: Tick = no_tick) -> dict[str, Any]:
         bench.run(tick)
         cpu = {name: statistics.median(way.cpu_ms) for name, way in bench.ways.items()}
         rival = min(PREALLOCATED, key=cpu.__getitem__)
-        weights = sum(each.numel() for each in model.parameters())
+        weights = sum(parameter.numel() for parameter in model.parameters())
         stored = load.batch * load.tokens * layers * 2 * model.config.num_key_value_heads * model.config.head_dim
         moved = (stored + weights) * (2 if load.dtype == "bf16" else 4)
         return {

@@ -60,7 +60,7 @@ def measured(load: HostsLoad) -> tuple[dict[str, Any], list[str]]:
         job = {"host": place.host, "port": place.port, "nqn": place.nqn, "seed": load.seed, "honest": load.honest}
         kinds = list(islice(cycle(HOSTILE), load.hostile))
         honest, hostile = (
-            undo.enter_context(child.started(MODULE, json.dumps(job | {"hostile": behaviour}) + "\n", None))
+            undo.enter_context(child.started(MODULE, json.dumps(job | {"hostile": behaviour}) + "\n"))
             for behaviour in ([], kinds)
         )
         seconds = load.seconds / load.rounds / 2

@@ -5,7 +5,6 @@ Each answer must match that of the request served alone, no tier may exceed its 
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Sequence
@@ -20,8 +19,6 @@ import typer
 from transformers import PreTrainedModel
 
 from csd_link.driveset import DriveSetConfig
-from csd_spec import DriveSpec
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
@@ -32,14 +29,13 @@ from kv_cache.trace import Trace, generate
 from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
 from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, no_tick, progress
+from vcsd.progress import Tick, progress
 from vcsd.sampling import SamplingParams
 from vcsd.server import RequestHandle, RequestRejectedError, Server
 from vcsd.serving import ServingConfig, default_performance_model, serve
 from vcsd.tables import table
-from vcsd_eval.experiment import Outcome, flat
+from vcsd_eval.experiment import Outcome
 from vcsd_eval.public_trace import OptionalTrace, read_trace
-from vcsd_eval.verify.soak import MAX_ANONYMOUS_BYTES, SPEC, ProcessUsage, by_tenth, growth, own_run_dir, steady_memory
 
 MIB = 1 << 20
 POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # the oracle is a bound in simulated time
@@ -51,7 +47,6 @@ NEWLINE = 10  # the model's tokens are bytes
 LEAST_NEW = 4
 SLOW_LINK = 4.0  # steps per page-in of all layers of the longest request: forces policies to choose
 DRIVES_OVER_LINK = 2.0  # rate of the drives over the rate of this link
-LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +73,6 @@ class ServingLoad:
     ] = 384
     drives: Annotated[int, typer.Option(min=1, max=4, help="number of drives, for policies that attend in them")] = 2
     chunk: Annotated[int, typer.Option(min=0, max=4096, help="prefill chunk, tokens; 0 disables chunking")] = 0
-    minutes: Annotated[
-        float,
-        typer.Option(
-            min=0, max=10_000, help="duration of a memory soak under one policy (ours), seconds; 0 disables it"
-        ),
-    ] = 0
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for prompts and generated requests")] = 0
 
     def names(self) -> list[str]:
@@ -124,8 +113,6 @@ def experiment(load: ServingLoad) -> Outcome:
     """
     names, asked = load.names(), requests(load)
     torch.set_num_threads(1)  # model threads would compete with the copy threads
-    if load.minutes:
-        return soak(load, "ours" if load.policies == "all" else names[0], asked)
     modes = sorted({name in WITH_DRIVES for name in names})
     with progress("requests", len(asked) * (len(modes) + len(names))) as tick:
         wanted = {drives: alone(asked, drives, tick) for drives in modes}
@@ -148,11 +135,11 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
         trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
     else:
         trace = read_trace(load.trace).head(load.requests)
-    scale = min(1.0, load.longest / max(each.tokens for each in trace.requests))
+    scale = min(1.0, load.longest / max(request.tokens for request in trace.requests))
     text, draw = list(PROMPT.read_bytes()), random.Random(load.seed)
     lengths = [
-        (max(1, int(each.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(each.output_tokens * scale)))
-        for each in trace.requests
+        (max(1, int(request.input_tokens * scale) - LEAST_NEW), max(LEAST_NEW, int(request.output_tokens * scale)))
+        for request in trace.requests
     ]
     steps_each = sum(new for _, new in lengths) / len(lengths) / load.max_batch_size
     found = []
@@ -174,7 +161,7 @@ def requests(load: ServingLoad) -> list[ServingRequest]:
 def _arrivals(trace: Trace) -> list[float]:
     """Arrival times, scaled to 0 to 1."""
     last = max(1e-9, trace.requests[-1].arrival)
-    return [each.arrival / last for each in trace.requests]
+    return [request.arrival / last for request in trace.requests]
 
 
 def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:
@@ -223,9 +210,7 @@ def _right(stream: RequestHandle, wanted: list[int]) -> bool:
     return whole and stream.tokens == wanted[: len(stream.tokens)]
 
 
-def setting(
-    load: ServingLoad, name: str, asked: Sequence[ServingRequest], spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
-) -> ServingConfig:
+def setting(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> ServingConfig:
     """A policy, and tiers that hold a fraction of the KV cache of the longest requests, one per slot; at least one
     request.
     """
@@ -247,7 +232,7 @@ def setting(
     return ServingConfig(
         policy=name,
         tiers=TierLimits(device=size, host=size),
-        drives=DriveSetConfig(count=load.drives, spec=spec) if with_drives else (),
+        drives=DriveSetConfig(count=load.drives) if with_drives else (),
         max_batch_size=load.max_batch_size,
         max_tokens=longest[-1],
         max_queued_requests=len(asked) + 1,
@@ -292,36 +277,6 @@ def _model() -> PreTrainedModel:
 
 def _served(serving: ServingConfig) -> AbstractContextManager[Server]:
     return serve(_model(), serving, background=False)
-
-
-def soak(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> Outcome:
-    """Run one server with the trace repeated, at least four times; growth is computed as in `vcsd bench soak`."""
-    rounds, wrong = list[list[ProcessUsage]](), 0
-    end_s = time.monotonic() + 60 * load.minutes
-    with steady_memory(), own_run_dir() as run_dir, progress("minutes", math.ceil(load.minutes)) as tick:
-        wanted = alone(asked, name in WITH_DRIVES, no_tick)
-        shown, began_s = 0, time.monotonic()
-        with _served(setting(load, name, asked, SPEC)) as server:  # small flash: every block is reused repeatedly
-            while len(rounds) < LEAST_ROUNDS or time.monotonic() < end_s:
-                streams = answered(server, asked, no_tick).streams
-                wrong += sum(not _right(*each) for each in zip(streams, wanted, strict=True))
-                rounds.append([ProcessUsage.now(run_dir)])
-                while shown < (time.monotonic() - began_s) // 60:
-                    shown += 1
-                    tick(shown)
-            left = server.kv.runner.table.used.total()
-    result = {
-        "policy": name,
-        "minutes": load.minutes,
-        "rounds": len(rounds),
-        "requests": len(rounds) * len(asked),
-        "wrong": wrong,
-        "left_bytes": left,
-        **growth(rounds),
-        "anonymous_bytes_by_tenth": by_tenth(rounds),
-    }
-    grown = growth(rounds)["anonymous_growth_bytes"] > MAX_ANONYMOUS_BYTES
-    return flat("serving", result, failed=bool(wrong or left or grown))
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

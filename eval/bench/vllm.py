@@ -191,7 +191,7 @@ class Cases:
     def _served(self) -> Iterator[None]:
         """Start the drives on their existing files."""
         drives = [ServedDrive(name=n, spec=INSTCSD_ZYNQ7045_8CH, path=self._folder / f"{n}.flash") for n in self._names]
-        placed = [ServerEndpoint(each, partial(connect, window_path(each.name))) for each in drives]
+        placed = [ServerEndpoint(drive, partial(connect, window_path(drive.name))) for drive in drives]
         with own_server(placed, self._folder, FACTORY.server):
             yield
 

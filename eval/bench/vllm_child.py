@@ -39,7 +39,7 @@ def _generate(llm: Any, prompts: list[list[int]], tokens: int) -> list[list[int]
     from vllm.inputs import TokensPrompt
 
     greedy = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    given = [TokensPrompt(prompt_token_ids=each) for each in prompts]
+    given = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
     return [list(each.outputs[0].token_ids) for each in llm.generate(given, greedy, use_tqdm=False)]
 
 
@@ -53,7 +53,7 @@ def _await(llm: Any, blocks: int) -> None:
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    found = {each.name: int(each.value) for each in llm.get_metrics() if hasattr(each, "value")}
+    found = {metric.name: int(metric.value) for metric in llm.get_metrics() if hasattr(metric, "value")}
     ours = {name.removeprefix("vllm:vcsd_"): value for name, value in found.items() if "vcsd" in name}
     return {"stored_blocks": 0, "loads_failed": 0} | ours | {"external_hits": found["vllm:external_prefix_cache_hits"]}
 

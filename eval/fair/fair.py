@@ -51,9 +51,9 @@ def _instinfer(given: FairInputs, tick: Tick) -> Headline:
     tokens = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
     for model in given.models():
         rows.append(recorded.record(model, given.text, tokens, tick))
-    first, *others = (instinfer.headline(setup, each) for each in rows)
+    first, *others = (instinfer.headline(setup, row) for row in rows)
     tick(None)
-    more = {f"recorded_on_{each.model}": other.figures for each, other in zip(rows[1:], others, strict=True)}
+    more = {f"recorded_on_{row.model}": other.figures for row, other in zip(rows[1:], others, strict=True)}
     return first.with_others(more, [note for other in others for note in other.notes[:1]])
 
 

@@ -60,7 +60,7 @@ class Headline:
 
     def as_json(self) -> dict[str, Any]:
         """The headline as the JSON result has it."""
-        whole = {"what": self.what, **{name: asdict(each) for name, each in self.figures.items()}}
+        whole = {"what": self.what, **{name: asdict(figure) for name, figure in self.figures.items()}}
         whole |= {name: {at: asdict(each) for at, each in few.items()} for name, few in self.others.items()}
         return whole | {"tornado": [*self.tornado], "loses_at": [*self.loses_at], "notes": [*self.notes]}
 

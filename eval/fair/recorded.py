@@ -73,7 +73,7 @@ def record(
     """
     loaded, tokenizer = load(model)
     layers = record_layers(loaded, tokenizer, texts.read(text), PASSAGES)
-    known = {each.name: each for each in contenders()}
+    known = {contender.name: contender for contender in contenders()}
     share = page_shares([layer.recorded for layer in layers], [SPARF_BUDGET], tokens_of_page)[SPARF_BUDGET]
     tick(None)
 

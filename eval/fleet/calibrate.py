@@ -49,9 +49,12 @@ def compositions(seed: int) -> list[list[int]]:
 
 def over_time(requests: Sequence[Request], points: int = POINTS) -> list[dict[int, int]]:
     """Stored tokens by request at some decode steps of a batch that all requests begin together."""
-    last = max(each.output_tokens for each in requests)
+    last = max(request.output_tokens for request in requests)
     steps = sorted({round(at) for at in np.linspace(0, last - 1, points)})
-    return [{each.number: each.input_tokens + step for each in requests if each.output_tokens > step} for step in steps]
+    return [
+        {request.number: request.input_tokens + step for request in requests if request.output_tokens > step}
+        for step in steps
+    ]
 
 
 def measure(drives: Sequence[EmulatedDrive], held: Mapping[int, int]) -> np.ndarray:
@@ -79,7 +82,7 @@ def fit(bench: CalibrationBench) -> tuple[tuple[float, float], list[float], floa
     found = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)[0]
     quantiles = np.quantile(ratios, np.linspace(0, 1, QUANTILES))
     percent = 100 * float(np.abs(matrix @ found - 1).mean())
-    return (float(found[0]), float(found[1])), [round(each, 5) for each in quantiles.tolist()], percent
+    return (float(found[0]), float(found[1])), [round(quantile, 5) for quantile in quantiles.tolist()], percent
 
 
 def deviations(
@@ -89,7 +92,7 @@ def deviations(
 
     A step is over when the slowest drive has each layer: layers wait for one another.
     """
-    context = max(each.tokens for each in requests)
+    context = max(request.tokens for request in requests)
     emulated = [bench.drive(drives, context, 100 + number) for number in range(drives)]  # not those of the fit
     rates, found = DriveRates.of(bench.spec, bench.shape, bench.heads(drives)), []
     for held in over_time(requests, points):
@@ -106,7 +109,7 @@ def calibrate(bench: CalibrationBench, requests: Sequence[Request], name: str, c
         made_by=command, trace=name, command_s=command_s, transfer=transfer, ratios=ratios,
         fit_percent=percent, deviation_percent={}, worst_percent={},
     )  # fmt: skip
-    chosen = [each for each in DRIVES if each <= bench.shape.kv_heads]
+    chosen = [drive for drive in DRIVES if drive <= bench.shape.kv_heads]
     compared = {each: deviations(bench, fitted, requests[:REQUESTS], each) for each in chosen}
     return replace(
         fitted,

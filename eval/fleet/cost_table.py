@@ -95,9 +95,9 @@ def decode_s(machine: FleetHost, batch: int, tokens: int) -> float:
 def rows_of(machine: FleetHost, batches: Iterable[int], tokens: Sequence[int]) -> list[dict[str, Any]]:
     """Attention of a decode step by batch and context, each layer."""
     return [
-        {"batch": batch, "tokens": each, "layer_s": decode_s(machine, batch, each)}
+        {"batch": batch, "tokens": token, "layer_s": decode_s(machine, batch, token)}
         for batch in batches
-        for each in tokens
+        for token in tokens
     ]
 
 
@@ -181,7 +181,7 @@ def experiment(setting: CostTableOptions) -> Outcome:
         [
             flat_table(f"Tier of {setting.drives} computational drives (modelled)", flat),
             table(
-                "Attention of a decode step, ms per layer", ("tokens", *(f"batch {each}" for each in batches)), cells
+                "Attention of a decode step, ms per layer", ("tokens", *(f"batch {batch}" for batch in batches)), cells
             ),
         ],
         ("attention is dense on FP16 keys and values; sequences of a batch have the same length",),

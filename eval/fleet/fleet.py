@@ -265,7 +265,7 @@ def experiment(setting: FleetOptions) -> Outcome:
     trace = public_trace(setting.trace)
     machine = machine_of(setting, trace)
     fitted = machine.fitted
-    machine.check_room(max(each.input_tokens + each.output_tokens for each in trace.requests))
+    machine.check_room(max(request.input_tokens + request.output_tokens for request in trace.requests))
     hosts, swept = hosts_of(setting, setting.drives), sizes(setting)
     served, *others = run_jobs(
         [
@@ -277,7 +277,7 @@ def experiment(setting: FleetOptions) -> Outcome:
         ],
         setting.ray,
     )
-    rows = [row_of(setting, drives, each) for drives, each in zip(swept, others, strict=False)]
+    rows = [row_of(setting, drives, other) for drives, other in zip(swept, others, strict=False)]
     extrapolate(setting, machine, trace, rows)
     ends_at, why = ends_of(rows)
     result = figures(served, setting.hours * 3600) | {
@@ -314,7 +314,7 @@ _NOTES = (
 
 def _shown(result: dict[str, Any]) -> list[Any]:
     def ms(values: dict[str, float | None]) -> str:
-        return ", ".join("-" if each is None else f"{1e3 * each:,.1f}" for each in values.values())
+        return ", ".join("-" if value is None else f"{1e3 * value:,.1f}" for value in values.values())
 
     flat = {
         key: result[key] for key in ("drives", "hosts", "requests", "ended", "tokens_per_s", "utilisation", "bound")

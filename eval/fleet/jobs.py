@@ -46,13 +46,13 @@ class FleetJob:
         if self.waiting == "drawn":
             yield backlog(self.trace, BACKLOG_REQUESTS, self.seed)
             return
-        for each in periods(self.trace, self.hours, self.rate, self.seed):
-            yield replace(each, arrival_s=np.zeros_like(each.arrival_s)) if self.waiting == "trace" else each
+        for period in periods(self.trace, self.hours, self.rate, self.seed):
+            yield replace(period, arrival_s=np.zeros_like(period.arrival_s)) if self.waiting == "trace" else period
 
 
 def longest_prompt(trace: Trace) -> int:
     """Tokens of the longest prompt of a trace."""
-    return max(each.input_tokens for each in trace.requests)
+    return max(request.input_tokens for request in trace.requests)
 
 
 def run_job(job: FleetJob, tick: Tick = no_tick) -> Served:

@@ -166,8 +166,8 @@ class FleetHost:
     def _prefill_tables(self, longest: int) -> tuple[F64, F64]:
         """GPU time of new tokens, and of attention to all tokens of a prompt, by tokens in steps of PREFILL_GRID."""
         tokens, cost = np.arange(0, longest + 2 * PREFILL_GRID, PREFILL_GRID), self.cost
-        all_s = np.array([cost.prefill_s(int(each)) for each in tokens])
-        seen_s = np.array([cost.prefill_attention_s(int(each)) for each in tokens])
+        all_s = np.array([cost.prefill_s(int(token)) for token in tokens])
+        seen_s = np.array([cost.prefill_attention_s(int(token)) for token in tokens])
         return all_s - seen_s, seen_s
 
     def check_room(self, longest: int) -> None:

@@ -60,9 +60,9 @@ class _Conversations:
         rows = [request for conversation in found for request in conversation]
         self.sizes: I64 = np.array([len(each) for each in found], np.int64)
         self.starts = np.cumsum(self.sizes) - self.sizes
-        self.arrival_s: F64 = np.array([each.arrival for each in rows]) - trace.requests[0].arrival
-        self.numbers: I64 = np.array([each.number for each in rows], np.int64)
-        self.lengths: I64 = np.array([(each.input_tokens, each.output_tokens) for each in rows], np.int64)
+        self.arrival_s: F64 = np.array([row.arrival for row in rows]) - trace.requests[0].arrival
+        self.numbers: I64 = np.array([row.number for row in rows], np.int64)
+        self.lengths: I64 = np.array([(row.input_tokens, row.output_tokens) for row in rows], np.int64)
         self.block_tokens, self.shared = trace.block_tokens or 1, len(shared)
         numbered, self.distinct = list[list[int]](), np.zeros(len(found), np.int64)
         common = {key: number for number, key in enumerate(sorted(shared))}
@@ -151,5 +151,5 @@ def _until(arrivals: Arrivals, end_s: float) -> Arrivals:
 def backlog(trace: Trace, count: int, seed: int) -> Arrivals:
     """Requests drawn one by one from the trace, all waiting from the beginning; they share no prefixes."""
     drawn = np.random.default_rng(seed).integers(0, len(trace.requests), count)
-    tokens = np.array([(each.input_tokens, each.output_tokens) for each in trace.requests])[drawn]
+    tokens = np.array([(request.input_tokens, request.output_tokens) for request in trace.requests])[drawn]
     return Arrivals.without_prefixes(np.zeros(count), tokens[:, 0].copy(), tokens[:, 1].copy())

@@ -49,7 +49,7 @@ class EnergyConstants:
 
     def at(self, bound: Bound) -> dict[str, float]:
         """The numbers by name."""
-        return {name: each.at(bound) for name, each in self.constants.items()}
+        return {name: constant.at(bound) for name, constant in self.constants.items()}
 
 
 @cache
@@ -153,7 +153,7 @@ def _gpu(work: ReplayWork, attended_bytes: float, batch: float) -> tuple[float, 
 def joules(work: ReplayWork) -> dict[str, dict[str, float]]:
     """Joules a million output tokens by bound: each unit, and `total`."""
     per = MILLION / max(1, work.counts.tally.output_tokens)
-    found = {bound: {name: each * per for name, each in units(work, constants().at(bound)).items()} for bound in BOUNDS}
+    found = {bound: {name: unit * per for name, unit in units(work, constants().at(bound)).items()} for bound in BOUNDS}
     return {bound: each | {"total": sum(each.values())} for bound, each in found.items()}
 
 

@@ -69,10 +69,10 @@ def runs(percents: Sequence[float], handles: int) -> list[ReplayRun]:
     """All rows; those that take longest first."""
     first, *others = percents
     found = [ReplayRun(OURS, layout, first) for layout in LAYOUTS]
-    found += [ReplayRun(OURS, PROGRESSIVE, each) for each in others]
-    for each in PATTERNS:
-        found += [ReplayRun(each.name, "", percent) for percent in percents]
-        found += [ReplayRun(each.name, "", first, handles), ReplayRun(each.name, "", first, discard=True)]
+    found += [ReplayRun(OURS, PROGRESSIVE, other) for other in others]
+    for pattern in PATTERNS:
+        found += [ReplayRun(pattern.name, "", percent) for percent in percents]
+        found += [ReplayRun(pattern.name, "", first, handles), ReplayRun(pattern.name, "", first, discard=True)]
     return found
 
 
@@ -204,8 +204,8 @@ def experiment(setting: LifetimeOptions, prices: Prices) -> Outcome:
         "offload": others,
         "headline": found,
         "prices": asdict(prices),
-        "constants": {name: asdict(each) for name, each in constants().constants.items()},
-        "patterns": [asdict(each) for each in PATTERNS],
+        "constants": {name: asdict(constant) for name, constant in constants().constants.items()},
+        "patterns": [asdict(pattern) for pattern in PATTERNS],
     }
     drives = ", ".join(
         f"{row['layout']} {row['attending_drives']:,.0f}"
@@ -252,7 +252,7 @@ def _shown(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> 
         "read p50, ms", "p99", "reused %", "kB a reused token",
     )  # fmt: skip
     shown = {f"{row['engine']} {row['layout']}": row for row in reversed(rows)} | {
-        each["kind"]: each for each in others
+        other["kind"]: other for other in others
     }
     cells = [(name, *_energy(row)) for name, row in shown.items()]
     names = ("", *(f"{bound}, kJ" for bound in BOUNDS), "largest unit", "$")

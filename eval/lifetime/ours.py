@@ -35,7 +35,7 @@ class OurReplay(DayReplay):
 
     def __init__(self, layout: str, load: DriveTraffic) -> None:
         super().__init__(load)
-        shape, tokens = load.shape, max(each.input_tokens for each in load.day.visits)
+        shape, tokens = load.shape, max(visit.input_tokens for visit in load.day.visits)
         self.layers, self.heads = shape.layers, max(1, shape.kv_heads // load.drives)
         self.form = LAYOUTS[layout].form(load.spec.geometry.page_bytes, shape.head_dim, tokens)
         maps = maps_of(self.form, 1, self.heads).values()

@@ -84,4 +84,4 @@ def make_day(trace: Trace, hours: float, fraction: float, seed: int) -> Day:
                     visits.append(Visit(at_s, keys, request.input_tokens, request.output_tokens, turn))
     if not visits:
         raise ValueError(f"trace {trace.name}: 1/{1 / fraction:g} of it has no request: take a smaller --scale")
-    return Day(sorted(visits, key=lambda each: each.arrival_s), block_tokens)
+    return Day(sorted(visits, key=lambda visit: visit.arrival_s), block_tokens)

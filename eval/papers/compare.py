@@ -128,10 +128,10 @@ def _left_out_line(found: dict[str, Any]) -> str:
 def _by_source(sources: dict[str, dict[str, Any]]) -> str:
     """Errors of the predicted rows by how our value is obtained, in a line."""
     return "by source: " + "; ".join(
-        f"{name} {each['rows']} rows, median {each['median_error_percent']:.1f} %, "
-        f"worst {each['worst_error_percent']:.1f} %"
-        for name, each in sources.items()
-        if each["rows"]
+        f"{name} {source['rows']} rows, median {source['median_error_percent']:.1f} %, "
+        f"worst {source['worst_error_percent']:.1f} %"
+        for name, source in sources.items()
+        if source["rows"]
     )
 
 
@@ -145,5 +145,7 @@ def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
 
 
 def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:
-    rows = [[f"{each[name]:g}" if name == "value" else each[name] for name in columns] for each in constants]
+    rows = [
+        [f"{constant[name]:g}" if name == "value" else constant[name] for name in columns] for constant in constants
+    ]
     return table(title, columns, rows, left=columns)

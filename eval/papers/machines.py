@@ -60,7 +60,7 @@ class PaperMachine:
     def overlay(self, name: str) -> Overlay:
         """An overlay in the units of the cost model."""
         entries = self.overlays[name]
-        fields = {ALONE[key][0]: ALONE[key][1](each.value) for key, each in entries.items() if key in ALONE}
+        fields = {ALONE[key][0]: ALONE[key][1](entry.value) for key, entry in entries.items() if key in ALONE}
         if OF_PEAK in entries:
             fields["mfu"] = entries[OF_PEAK].value / Gpu.load(self.gpu).fp16_tflops
         return Overlay(**fields)
@@ -71,7 +71,9 @@ def machine_of(paper: str) -> PaperMachine:
     """The machine of a paper; raises ValueError naming file and entry."""
     read = read_yaml(FOLDER / paper.replace("-", "_") / "machine.yaml", PaperMachine)
     overlays = {
-        name: {key: replace(each, value=each.value * FACTORS.get(f"{name}.{key}", 1)) for key, each in entries.items()}
+        name: {
+            key: replace(entry, value=entry.value * FACTORS.get(f"{name}.{key}", 1)) for key, entry in entries.items()
+        }
         for name, entries in read.overlays.items()
     }
     return replace(read, overlays=overlays)
@@ -109,7 +111,7 @@ def experiment(
     for paper in papers():
         for name, entries in machine_of(paper).overlays.items():
             times = _times(CostModel.of(decoder, accelerator, overlay(paper, name)), tokens, batch)
-            fields = [{"field": key, **_entry(each)} for key, each in entries.items()]
+            fields = [{"field": key, **_entry(entry)} for key, entry in entries.items()]
             overlays[name] = {"paper": paper, **times, "fields": fields}
             rows.append((name, times))
     result = {"model": model, "gpu": gpu, "tokens": tokens, "batch": batch, "mfu": BASE.mfu, **rows[0][1]}

@@ -152,7 +152,7 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
         "assumed": [{key: value for key, value in asdict(each).items() if key != "fixed_by"} for each in paper.assumed],
         "median_error_percent": statistics.median(errors.values()),
         "worst_error_percent": max(errors.values()),
-        "worst_row": max(errors, key=lambda each: errors[each]),
+        "worst_row": max(errors, key=lambda error: errors[error]),
         "by_source": {
             str(source): _spread([errors[claim.id] for claim, _ in predicted if claim.source is source])
             for source in Source

@@ -114,7 +114,7 @@ def _evaluated(job: _PaperJob, tick: Tick) -> tuple[Evaluation, float]:
 def write_report(results: Sequence[PaperResult], folder: Path) -> Path:
     """Write index.html, which is there when it is whole; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    charts = [each.chart for result in results for each in result.evaluation.sections if each.chart]
+    charts = [section.chart for result in results for section in result.evaluation.sections if section.chart]
     introduction = f'<p class="quiet">{date.today().isoformat()}, vcsd {version("vcsd")}</p>'
     parts = [
         _summary(results),
@@ -234,8 +234,8 @@ def _reproduce(results: Sequence[PaperResult]) -> PagePart:
         "have none."
     )
     parts = [
-        PagePart(each.paper.title, table(reproduction_rows(each), REPRODUCE, {"minutes": ".1f"}, "commands"))
-        for each in results
+        PagePart(result.paper.title, table(reproduction_rows(result), REPRODUCE, {"minutes": ".1f"}, "commands"))
+        for result in results
     ]
     return PagePart("Reproduce", f"<p>{said}</p>", parts)
 

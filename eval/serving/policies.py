@@ -153,7 +153,7 @@ def check_timeline(path: Path, policies: Mapping[str, Policy]) -> None:
     check_timeline_path(path)
     if len(policies) > 1:
         raise ValueError(f"--timeline shows one policy, and there are {len(policies)}: name one with --policy")
-    if any(isinstance(each, TimeSlices) for each in policies.values()):
+    if any(isinstance(policy, TimeSlices) for policy in policies.values()):
         raise ValueError("--timeline needs simulated copies, which policies with time slices do not have")
 
 

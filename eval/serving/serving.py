@@ -180,7 +180,7 @@ def _check(cost: ServingCost, trace: Trace) -> None:
 
 
 def _faster(trace: Trace, load: float) -> Trace:
-    requests: list[Request] = [replace(each, arrival=each.arrival / load) for each in trace.requests]
+    requests: list[Request] = [replace(request, arrival=request.arrival / load) for request in trace.requests]
     return replace(trace, requests=requests)
 
 
@@ -258,7 +258,7 @@ def _tails(rows: Sequence[Row]) -> Any:
     shown = []
     for row in rows:
         times = [value * scale for key, scale in TAILS.items() for value in row[key].values()]
-        shown.append((*_at(row), *(f"{each:,.1f}" for each in times)))
+        shown.append((*_at(row), *(f"{time:,.1f}" for time in times)))
     return table("Latencies", ("load", "x", "system", *columns), shown, left=("system",))
 
 

@@ -91,14 +91,17 @@ def check(sources: dict[str, str], constants: dict[str, SsdConstant], names: set
     """Raise ValueError for a constant that is missing or unknown, or has no source."""
     if off := names ^ set(constants):
         raise ValueError(f"constants.{min(off)}: must be given if and only if it is one of {', '.join(sorted(names))}")
-    for name, each in constants.items():
-        if each.source not in sources:
-            raise ValueError(f"constants.{name}.source = {each.source!r}: must be one of {', '.join(sources)}")
+    for name, constant in constants.items():
+        if constant.source not in sources:
+            raise ValueError(f"constants.{name}.source = {constant.source!r}: must be one of {', '.join(sources)}")
 
 
 def with_sources(of: SsdProfile | SharedConstants) -> dict[str, dict[str, Any]]:
     """Constants by name, with the text of each source."""
-    return {name: {"value": each.value, "source": of.sources[each.source]} for name, each in of.constants.items()}
+    return {
+        name: {"value": constant.value, "source": of.sources[constant.source]}
+        for name, constant in of.constants.items()
+    }
 
 
 @cache

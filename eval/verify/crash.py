@@ -348,12 +348,12 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
                 total["writes_lost"] += disk.lose_power()[0]
             life.commits += life.coming
             found = list[tuple[int, int]]()
-            for each in life.commits:
+            for commit in life.commits:
                 try:
                     with where.after(disk) as nand:
-                        found.append(_judge(nand, each, life.blocks, None))
+                        found.append(_judge(nand, commit, life.blocks, None))
                 except ValueError:  # the drive cannot be opened
-                    found.append((1 + len(each), 0))
+                    found.append((1 + len(commit), 0))
             best = min(range(len(found)), key=lambda i: sum(found[i]))
             (missing, bad), state = found[best], life.commits[best]
             total.update(cuts=1, lost=missing, wrong=bad, recovered=int(not (missing or bad)))

@@ -86,7 +86,7 @@ def judge(bench: InterruptedDrives, name: str, expected: AllowedContents, inject
             done = CASES[name](life)
         if done is None or done.status is Status.SUCCESS:
             outcome = "completed"
-    except (Exception, InjectedInterrupt):
+    except (Exception, InjectedInterrupt):  # noqa: BLE001 - whatever was injected
         outcome = "raised"
     try:
         if life.firmware.ftl.nand.failed:

@@ -168,8 +168,8 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
             for _ in range(FLIPS_A_DRIVE):
                 tick(None)
     outcomes = ("reported", "corrected", "harmless", "silent")
-    by_kind = {kind: {each: found[f"{each}_{kind}"] for each in outcomes} for kind in KINDS}
-    return {"flips": flips} | {each: found[each] for each in outcomes} | {"by_kind": by_kind, "seed": seed}
+    by_kind = {kind: {outcome: found[f"{outcome}_{kind}"] for outcome in outcomes} for kind in KINDS}
+    return {"flips": flips} | {outcome: found[outcome] for outcome in outcomes} | {"by_kind": by_kind, "seed": seed}
 
 
 def experiment(

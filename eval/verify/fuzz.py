@@ -257,7 +257,7 @@ def _guard(world: FuzzWorld, found: Findings, run: Callable[[], None], what: obj
     except InputHangError:
         world.broken = True
         found.note("hangs", what)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - counted as a crash
         found.note("crashes", f"{type(error).__name__}: {error}: {what}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

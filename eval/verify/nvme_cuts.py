@@ -117,7 +117,7 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
     reason = ""
     with _drives(drives, seed) as (devices, proxies, served, host):
         before = [_executed(each) for each in served]
-        while (done := sum(each.count for each in proxies)) < cuts and not reason:
+        while (done := sum(proxy.count for proxy in proxies)) < cuts and not reason:
             _set(proxies, True)
             runs += 1
             try:
@@ -128,7 +128,7 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
             except DriveError as error:
                 lost, reason = lost + tokens, str(error)
             _set(proxies, False)
-            for _ in range(min(cuts, sum(each.count for each in proxies)) - done):
+            for _ in range(min(cuts, sum(proxy.count for proxy in proxies)) - done):
                 tick(None)
         twice = 0
         for drive, device, counts in zip(served, devices, before, strict=True):
@@ -136,7 +136,7 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
             twice += (executed - device.given).total()
             lost += (device.given - executed).total()
         refusals = _refusals(served, host)
-        faults = {f"faults_{kind}": sum(each.faults[kind] for each in proxies) for kind in FAULTS}
+        faults = {f"faults_{kind}": sum(proxy.faults[kind] for proxy in proxies) for kind in FAULTS}
     count = sum(faults.values())
     return {"cuts": count, "lost": lost, "wrong": wrong, "twice": twice, **refusals, **faults} | {
         "decodes": runs,
@@ -146,8 +146,8 @@ def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) 
 
 
 def _set(proxies: list[FaultyProxy], is_active: bool) -> None:
-    for each in proxies:
-        each.is_active = is_active
+    for proxy in proxies:
+        proxy.is_active = is_active
 
 
 def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:

@@ -90,7 +90,7 @@ class Place:
         copies = image.spare.copy()
         copies[torn] = 0
         counts = zip(image.erase_count.tolist(), image.bad.tolist(), strict=True)
-        blocks = b"".join(entry(*each).tobytes() if any(each) else bytes(BLOCK.itemsize) for each in counts)
+        blocks = b"".join(entry(*count).tobytes() if any(count) else bytes(BLOCK.itemsize) for count in counts)
         contents = image.content.tobytes(), image.spare.tobytes(), copies.tobytes(), blocks
         copy = self._fresh("copy")
         for name, content in zip(data_sizes(self.geometry), contents, strict=True):

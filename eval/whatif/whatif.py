@@ -89,7 +89,7 @@ def whatif(
         raise ValueError(f"--vary: {prod(map(len, varied.values())):,} combinations: must be at most {MAX_POINTS:,}")
     model = Model.load(asked.model)
     combinations = [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
-    points = [_point(spec, model, fixed | each) for each in combinations]
+    points = [_point(spec, model, fixed | combination) for combination in combinations]
     done = _run(points, where)
     rows = [_row(*each, weights) for each in zip(points, combinations, done, strict=True)]
     objectives = ("step_ms", "joules", *(("cost",) if weights else ()))

@@ -1,8 +1,8 @@
-"""Page content while a drive is powered: in memory, in a memory-mapped file, or in a file read with O_DIRECT.
+"""Page content while a drive is powered: in memory, or in a file read with O_DIRECT.
 
-In all three, a page has the same position in one array, so kernels need no special cases. With file-backed stores, only
-pages that were paged in may be accessed. A *turn* is the set of reads of one command: its pages stay resident until
-the next turn begins.
+In both, a page has the same position in one array, so kernels need no special cases. With a file, only pages that were
+paged in may be accessed. A *turn* is the set of reads of one command: its pages stay resident until the next turn
+begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from ftl.flash.files import CONTENT, runs
 from ftl.flash.memory import as_array, release, reserve_memory, reserve_zeros
 
 MAX_OVERREAD_FRACTION = 1 / 12  # unwanted bytes read to coalesce requests / bytes of the plan
-_POPULATE_READ = 22  # Linux: madvise(2), from 5.14; Python has no name for it
 GAP_BYTES = 16 << 10  # largest gap that is coalesced: reading it takes as long as a separate request
 
 
@@ -36,7 +35,7 @@ class ReadCounts:
 
     Attributes:
         wanted: Bytes of pages that were paged in.
-        hits: Bytes of `wanted` that were already resident; unknown (0) for a mapped file.
+        hits: Bytes of `wanted` that were already resident.
         asked: Bytes requested from the device or the kernel.
         wasted: Bytes of `asked` that were not wanted.
         requests: Number of requests.
@@ -115,59 +114,6 @@ class MemoryPageStore:
         """No-op: there is no file."""
 
 
-class MmapPageStore:
-    """A memory-mapped file with readahead for the pages of a plan only.
-
-    A device error during an access would raise SIGBUS, so pages are mapped in advance, where a failure is an OSError.
-    """
-
-    lazy = True
-
-    def __init__(self, geometry: Geometry, path: Path) -> None:
-        self._path, self._size, self.counts, self.io_error = path, geometry.page_bytes, ReadCounts(), ""
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._memory = mmap.mmap(self._fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        self._memory.madvise(mmap.MADV_RANDOM)  # readahead off: reads are already coalesced
-        self.pages: U8 = as_array(self._memory, (geometry.pages, self._size), np.uint8)
-
-    def begin(self) -> None:
-        """No-op: the kernel decides which pages are evicted."""
-
-    def page_in(self, ppns: U32) -> U32:
-        if not ppns.size:
-            return NONE
-        wanted = sorted_unique(ppns).astype(np.int64)
-        firsts, ends = coalesce_ranges(wanted, int(MAX_OVERREAD_FRACTION * wanted.size), GAP_BYTES // self._size)
-        requests = list(zip(firsts.tolist(), ends.tolist(), strict=True))
-        for first, end in requests:
-            os.posix_fadvise(self._fd, first * self._size, (end - first) * self._size, os.POSIX_FADV_WILLNEED)
-        _count(self.counts, wanted, firsts, ends, self._size)
-        failed = [page for first, end in requests if not self._map(first, end) for page in range(first, end)]
-        lost = [page for page in failed if not self._map(page, page + 1)]
-        return ppns[np.isin(ppns, lost)] if lost else NONE
-
-    def _map(self, first: int, end: int) -> bool:
-        """Populate the mapping of pages; returns False if the device cannot read some of them."""
-        begin = first * self._size // mmap.PAGESIZE * mmap.PAGESIZE
-        try:
-            self._memory.madvise(_POPULATE_READ, begin, end * self._size - begin)
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # Linux before 5.14
-                return True
-            self.io_error = f"{self._path}: {os.strerror(errno.EIO)}"
-            return False
-        return True
-
-    def write(self, ppns: U32, data: U8) -> None:
-        """No-op: the file is written with system calls, and the mapping shows the change."""
-
-    def discard(self, first: int, count: int) -> None:
-        """No-op: a punched hole shows in the mapping, too."""
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 class DirectPageStore:
     """A file read with O_DIRECT into frames of whole blocks, each at the position of its pages in one array.
 
@@ -180,7 +126,7 @@ class DirectPageStore:
         """Raises ValueError if page size and block size are not multiples of each other."""
         size, self.counts, self.io_error = geometry.page_bytes, ReadCounts(), ""
         if max(size, BLOCK) % min(size, BLOCK) or geometry.capacity_bytes % BLOCK:
-            raise ValueError(f"medium = direct: pages of {size} bytes do not fill blocks of {BLOCK}: take mapped")
+            raise ValueError(f"medium = direct: pages of {size} bytes do not fill blocks of {BLOCK}: take memory")
         self._frame = max(size, BLOCK)
         self._per, frames = self._frame // size, geometry.capacity_bytes // self._frame
         self._memory = reserve_memory(geometry.capacity_bytes, huge_pages=False)
@@ -225,7 +171,7 @@ class DirectPageStore:
         offsets, sizes = firsts * self._frame, (ends - firsts) * self._frame
         results = self._file.read(offsets, self._at + offsets, sizes)
         self.counts.depth = self._file.max_in_flight
-        _count(self.counts, frames, firsts, ends, self._frame, wanted=False)
+        _count(self.counts, frames, firsts, ends, self._frame)
         lost = results != sizes
         if lost.any():
             code = -int(results[lost].min())
@@ -265,13 +211,12 @@ def sorted_unique(numbers: U32) -> U32:
     return new
 
 
-def _count(counts: ReadCounts, numbers: I64, firsts: I64, ends: I64, size: int, wanted: bool = True) -> None:
+def _count(counts: ReadCounts, numbers: I64, firsts: I64, ends: I64, size: int) -> None:
     """Add the requests [firsts, ends) for `numbers` to the counters."""
     asked = int((ends - firsts).sum())
     counts.asked += asked * size
     counts.wasted += (asked - numbers.size) * size
     counts.requests += firsts.size
-    counts.wanted += numbers.size * size * wanted
 
 
 def open_page_store(medium: Medium, geometry: Geometry, stored: int, folder: Path | None) -> PageStore:
@@ -288,6 +233,4 @@ def open_page_store(medium: Medium, geometry: Geometry, stored: int, folder: Pat
         return MemoryPageStore(geometry, stored)
     if folder is None or not folder.is_dir() or stored < geometry.pages:
         raise ValueError(f"medium = {medium.kind}: needs a folder that may be written to")
-    if medium.kind == "mapped":
-        return MmapPageStore(geometry, folder / CONTENT)
     return DirectPageStore(geometry, folder / CONTENT, medium.cache_bytes)

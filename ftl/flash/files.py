@@ -52,19 +52,18 @@ def sizes(geometry: Geometry) -> dict[str, int]:
     return {name: size + FOOTER_BYTES for name, size in data_sizes(geometry).items()}
 
 
-def check_sizes(folder: Folder, wanted: dict[str, int], footer_bytes: int = 0) -> None:
+def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
     """Raise ValueError if a file is missing or has a wrong size.
 
     Args:
         folder: Folder of the files.
         wanted: Expected sizes by file name, bytes.
-        footer_bytes: Bytes of the footer, which may be absent.
     """
     found = folder.sizes()
     for name, size in wanted.items():
         if name not in found:
             raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
-        if found[name] not in (size, size - footer_bytes):
+        if found[name] != size:
             raise ValueError(
                 f"{folder.name}/{name}: has {found[name]:,} bytes instead of {size:,}: "
                 f"vcsd fsck {folder.name} says what is left"
@@ -145,13 +144,13 @@ class NandFiles:
         older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
         if older:
             raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
-        known = [each for each in generations.values() if each is not None]
+        known = [generation for generation in generations.values() if generation is not None]
         self.generation = max(known, default=0)
         self.same_generation = set(generations.values()) <= {self.generation}
 
     def _open(self, name: str, size: int, allow_truncated: bool) -> File:
         try:
-            check_sizes(self.folder, {name: size}, FOOTER_BYTES)
+            check_sizes(self.folder, {name: size})
             return self.folder.open(name, size)
         except ValueError as error:
             if not allow_truncated:
@@ -164,7 +163,7 @@ class NandFiles:
     def make(folder: Folder, geometry: Geometry) -> None:
         """Create the files of an array that was never written; raises ValueError if others exist."""
         found, wanted = folder.sizes(), sizes(geometry)
-        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)}, FOOTER_BYTES)
+        check_sizes(folder, {name: size for name, size in wanted.items() if found.get(name)})
         generation = secrets.randbits(_FIRST_GENERATION_BITS)
         for name, size in wanted.items():
             write_generation(folder.open(name, size), size, generation)
@@ -252,14 +251,11 @@ def read_generations(files: Mapping[str, File], geometry: Geometry) -> dict[str,
 
 def _read_generation(file: File, offset: int) -> int | None:
     footer = bytearray(FOOTER_BYTES)
-    try:
-        file.read(offset, memoryview(footer))
-    except OSError:  # files of earlier versions have no footer
-        return 0
+    file.read(offset, memoryview(footer))
     copies = [bytes(footer[at : at + 12]) for at in _COPIES]
     found = [
-        (each[:8], 0) if not any(each) else correct_single_bit(each[:8], int.from_bytes(each[8:], "little"))
-        for each in copies
+        (copy[:8], 0) if not any(copy) else correct_single_bit(copy[:8], int.from_bytes(copy[8:], "little"))
+        for copy in copies
     ]
     return max((int.from_bytes(each[0], "little") for each in found if each), default=None)
 
@@ -273,7 +269,7 @@ def write_generation(file: File, size: int, generation: int) -> None:
 
 def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
     """Files that are older than the newest one, by name, with a message."""
-    known = {name: each for name, each in generations.items() if each is not None}
+    known = {name: generation for name, generation in generations.items() if generation is not None}
     newest = max(known, key=lambda name: known[name], default="")
     return {
         name: f"is older (generation {each}) than {newest} (generation {known[newest]})"

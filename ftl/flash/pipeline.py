@@ -165,7 +165,7 @@ def pipeline(
     fetches = {number: each for number, each in enumerate(stages) if isinstance(each, ReadStage)}
     after = np.array([[earlier in each.after for earlier in range(len(stages))] for each in stages])
     work = *_busy(stages, jobs), *_pages(fetches, len(stages), jobs)
-    calendar = store.begin_reads([each.plan for each in fetches.values()])
+    calendar = store.begin_reads([fetch.plan for fetch in fetches.values()])
     ready, *state, ends, causes = _start(after, jobs, np.array(pools), start_ns)
     reading, end_ns = (not calendar, calendar or _NO_CALENDAR), -1
     while (number := _advance(after, *work, *reading, ready, *state, ends, causes, end_ns)) != _DONE:
@@ -179,12 +179,12 @@ def pipeline(
 
 def _trace(stages: Sequence[ReadStage | UnitStage], ends: list[int], jobs: int, tracer: StageTracer) -> None:
     """Report the times of all units."""
-    for number, each in enumerate(stages):
-        if isinstance(each, ReadStage):
+    for number, stage in enumerate(stages):
+        if isinstance(stage, ReadStage):
             continue
         for job in range(jobs):
-            end_ns, tail_ns = ends[job * len(stages) + number], each.tail_ns[job]
-            tracer(number, end_ns - each.ns[job], end_ns, False)
+            end_ns, tail_ns = ends[job * len(stages) + number], stage.tail_ns[job]
+            tracer(number, end_ns - stage.ns[job], end_ns, False)
             if tail_ns:
                 tracer(number, end_ns, end_ns + tail_ns, True)
 
@@ -203,21 +203,21 @@ def _busy(stages: Sequence[ReadStage | UnitStage], jobs: int) -> tuple[I64, I64,
     """Pool of each stage, (I,), -1 for reads; busy time and tail time of each stage of each job, (J * I,) ns."""
     ns, tail_ns = np.zeros((2, jobs, len(stages)), np.int64)
     pools = np.full(len(stages), -1)
-    for number, each in enumerate(stages):
-        if isinstance(each, UnitStage):
-            pools[number], ns[:, number], tail_ns[:, number] = each.pool, each.ns, each.tail_ns
+    for number, stage in enumerate(stages):
+        if isinstance(stage, UnitStage):
+            pools[number], ns[:, number], tail_ns[:, number] = stage.pool, stage.ns, stage.tail_ns
     return pools, ns.ravel(), tail_ns.ravel()
 
 
 def _pages(fetches: dict[int, ReadStage], stages: int, jobs: int) -> tuple[I64, NDArray[np.uint32], I64]:
     """Bounds (I, J + 1) of each job's pages among all pages (P,), the pages, and their bytes (P,)."""
     bounds, pages = np.zeros((stages, jobs + 1), np.int64), 0
-    for number, each in fetches.items():
-        until = np.zeros(each.plan.ends.size + 1, np.int64)
-        until[1:] = each.plan.ends
-        bounds[number] = until[each.bounds] + pages
-        pages += each.plan.ppns.size
+    for number, fetch in fetches.items():
+        until = np.zeros(fetch.plan.ends.size + 1, np.int64)
+        until[1:] = fetch.plan.ends
+        bounds[number] = until[fetch.bounds] + pages
+        pages += fetch.plan.ppns.size
     if not fetches:
         return bounds, np.zeros(0, np.uint32), np.zeros(0, np.int64)
-    ppns = np.concatenate([each.plan.ppns for each in fetches.values()])
-    return bounds, ppns, np.concatenate([each.plan.nbytes for each in fetches.values()])
+    ppns = np.concatenate([fetch.plan.ppns for fetch in fetches.values()])
+    return bounds, ppns, np.concatenate([fetch.plan.nbytes for fetch in fetches.values()])

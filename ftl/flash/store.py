@@ -73,7 +73,7 @@ class FlashStore:
     def reserve(self) -> int:
         """Blocks reserved for garbage collection and the two journal copies: an extent each, and a checkpoint."""
         g = self.geometry
-        checkpoint = -(-sum(each.checkpoint_pages() for each in self.referrers) // g.pages_per_block)
+        checkpoint = -(-sum(referrer.checkpoint_pages() for referrer in self.referrers) // g.pages_per_block)
         return min(3 * g.channels + checkpoint, g.blocks // 8)
 
     def begin(self, start_ns: int) -> None:
@@ -104,7 +104,7 @@ class FlashStore:
         self._check_room(sum(starts.size for _, starts in jobs), start_ns)
         reserve = self.reserve
         if not overwrites:
-            reserve += sum(each.overwrite_blocks() for each in self.referrers)
+            reserve += sum(referrer.overwrite_blocks() for referrer in self.referrers)
         take_over = False
         while True:
             try:
@@ -216,7 +216,7 @@ class FlashStore:
     def _lose(self, ppns: U32, for_good: bool) -> list[int]:
         self.counters.unrecovered += ppns.size
         tags = self.nand.tags[ppns]
-        return sorted({handle for each in self.referrers for handle in each.lose(tags, for_good)})
+        return sorted({handle for referrer in self.referrers for handle in referrer.lose(tags, for_good)})
 
     def read(self, plan: PagePlan, start_ns: int) -> int:
         """Read the pages of a plan into the attention engine; returns when the last one arrives, ns.

@@ -38,8 +38,8 @@ def relayout(reader: Reader, handle: int, layout: PageFormat, start_ns: int) -> 
         finish_ns = max(finish_ns, store.read(reader.read_back(handle, layer)[2], start_ns))
     groups = [np.arange(int(seq.lengths[layer]) // layout.T) for layer in used]
     starts = [
-        store.placement.starts(new.stream_numbers(handle, layer), each[None, :], new.scattered).ravel()
-        for layer, each in zip(used, groups, strict=True)
+        store.placement.starts(new.stream_numbers(handle, layer), group[None, :], new.scattered).ravel()
+        for layer, group in zip(used, groups, strict=True)
     ]
     allocated = store.allocate([(seq.writer, part) for part in starts], start_ns)
     rows = [reader.read_back(handle, layer)[0].view(np.uint16) for layer in used]

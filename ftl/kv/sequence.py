@@ -69,7 +69,7 @@ class Sequence:
     def stored_in(self, source: str, layer: int, tokens: range) -> U32:
         """Slots (streams, groups) of the pages that hold these rows."""
         holders = dict.fromkeys(self.holding[name].holder for name in source)
-        ends = [(each, tokens.start // each.per_group, -(-tokens.stop // each.per_group)) for each in holders]
+        ends = [(holder, tokens.start // holder.per_group, -(-tokens.stop // holder.per_group)) for holder in holders]
         return np.concatenate([each.slots[layer, :, first:last] for each, first, last in ends])
 
     @property

@@ -200,7 +200,7 @@ class CsdCache(ExternalCache):
         assert self.batch is not None
         with self.driver.access.hold():
             self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))
-        if all(each.length == length for each in self.own_layers):
+        if all(own_layer.length == length for own_layer in self.own_layers):
             self.valid = self.valid[:, :length]
 
     @property
@@ -241,15 +241,15 @@ class CsdCache(ExternalCache):
         part = CsdCache(self.driver, self.config, self.max_tokens, self.layers, self.in_drives)
         part.batch, part.rows, part.micro_batch, part.valid = self.batch, rows, micro_batch, self.valid[rows]
         part._in_forward = True
-        for mine, theirs in zip(self.own_layers, part.own_layers, strict=True):
-            theirs.length, theirs.is_initialized, theirs._latent = mine.length, True, mine._latent
+        for own_layer, theirs in zip(self.own_layers, part.own_layers, strict=True):
+            theirs.length, theirs.is_initialized, theirs._latent = own_layer.length, True, own_layer._latent
         return part
 
     def merge(self, parts: list[CsdCache]) -> None:
         """Take over the state of the micro-batches of a step."""
         self.valid = np.concatenate([part.valid for part in parts])
-        for mine, theirs in zip(self.own_layers, parts[0].own_layers, strict=True):
-            mine.length = theirs.length
+        for own_layer, theirs in zip(self.own_layers, parts[0].own_layers, strict=True):
+            own_layer.length = theirs.length
 
     def admit(self, mask: torch.Tensor | None, batch: int, past: int, new: int) -> NDArray[np.bool_]:
         """Which of the `new` positions after `past` are tokens rather than padding, (batch, new) bool.

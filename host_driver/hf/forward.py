@@ -228,7 +228,7 @@ def _run(
                 return forward(**given)
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
-        parts = [cache.part(mine, micro_batch) for mine, micro_batch in zip(rows, each, strict=True)]
+        parts = [cache.part(row, micro_batch) for row, micro_batch in zip(rows, each, strict=True)]
         outs = _run_micro_batches(forward, given, parts, batch)
         cache.merge(parts)
     return _concatenate(outs)

@@ -136,7 +136,7 @@ class RowModel:
         Returns:
             Logits of each request's last token, (R, vocabulary) float32.
         """
-        new = {request: len(each) for request, each in tokens.items()}
+        new = {request: len(token) for request, token in tokens.items()}
         ids = torch.tensor(list(tokens.values()), device=self.kv.device)
         past = torch.tensor([self.kv.tokens(request) for request in tokens], device=self.kv.device)
         positions = past[:, None] + torch.arange(ids.shape[1], device=self.kv.device)

@@ -139,7 +139,7 @@ class AsyncPrefixStore:
         while (job := self._next()) is not None:
             try:
                 job()
-            except Exception:  # the thread must go on: callers wait for their futures
+            except Exception:  # noqa: BLE001 - the thread must go on: callers wait for their futures
                 _LOG.exception("prefixes: unexpected error; reconnecting to the drives")
                 self._disconnect("internal error")
 
@@ -208,7 +208,7 @@ class AsyncPrefixStore:
         """Disconnect from lost drives: nothing is found until they return."""
         lost, self._store = self._store, None
         if lost:
-            self._taken = any(isinstance(getattr(each, "lost", None), TakenError) for each in lost.devices)
+            self._taken = any(isinstance(getattr(device, "lost", None), TakenError) for device in lost.devices)
             _close(lost.devices)
         again = "this engine is restarted" if self._taken else "the drives answer"
         _LOG.warning("prefixes: %s; nothing is loaded or stored until %s", reason, again)

@@ -61,7 +61,7 @@ class ModelIdentity:
     @property
     def digest(self) -> str:
         """Hexadecimal digest of configuration and files."""
-        text = json.dumps([self.config, self.check, [asdict(each) for each in self.files]])
+        text = json.dumps([self.config, self.check, [asdict(file) for file in self.files]])
         return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class ModelIdentity:
             "digest": self.digest,
             "check": self.check,
             "config": json.loads(self.config),
-            "files": [asdict(each) for each in self.files],
+            "files": [asdict(file) for file in self.files],
         }
 
 

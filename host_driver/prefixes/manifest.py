@@ -37,12 +37,13 @@ Place = tuple[int, int]  # handle, tokens
 def list_keys(device: Drive) -> dict[bytes, Place]:
     """All keys of the tenant in a drive with handle and tokens; raises DriveError."""
     found: dict[bytes, Place] = {}
-    count = max(1, min(LISTED, max_bytes_of(device) // LISTED_BYTES))
+    count = min(LISTED, max_bytes_of(device) // LISTED_BYTES)
+    assert count > 0, "the drive's limit is below an answer with one key"
     after = bytes(KEY_BYTES)
     while True:
         data: Any = check_completion(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
         keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
-        there = sum(each > 0 for each in tokens)
+        there = sum(token > 0 for token in tokens)
         found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
         if there < count:
             return found

@@ -366,7 +366,7 @@ class PrefixStore:
         whole = [
             key
             for key, block in first.items()
-            if key not in self._others and all(key in each and each[key][1:] == block[1:] for each in others)
+            if key not in self._others and all(key in other and other[key][1:] == block[1:] for other in others)
         ]
         for device, each, table in zip(self.devices, listed, tables, strict=True):
             known = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}

@@ -167,17 +167,17 @@ class PlacementProblem:
     def __init__(self, costs: StepCosts, options: Options) -> None:
         self.costs, self.options = costs, options
         width, L = max(map(len, options)), costs.layers
-        known = {id(mine): _forms(L, mine, width) for mine in options}  # usually all requests share one list
-        self.asked, self.due, in_drives = (np.stack([known[id(mine)][k] for mine in options]) for k in range(3))
+        known = {id(option): _forms(L, option, width) for option in options}  # usually all requests share one list
+        self.asked, self.due, in_drives = (np.stack([known[id(option)][k] for option in options]) for k in range(3))
         self.slower = np.zeros(in_drives.shape)
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
         self.step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # inputs of `run`
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
-        for request, mine in enumerate(options):
-            self.held[request, : len(mine)] = costs.blocks[request] * np.array(
-                [device_layers(L, each) for each in mine]
+        for request, option in enumerate(options):
+            self.held[request, : len(option)] = costs.blocks[request] * np.array(
+                [device_layers(L, each) for each in option]
             )
 
     @property
@@ -195,15 +195,9 @@ class PlacementProblem:
         run(*self.step, np.array(chosen), ends)
         return ends
 
-    def latencies_s(self, choices: I64) -> F64:
-        """Length of a step for each of the choices (N, R), (N,) seconds."""
-        out = np.zeros(len(choices))
-        _run_all(*self.step, choices, out)
-        return out
-
     def placement(self, chosen: Sequence[int]) -> PlacementResult:
         """Placement with option chosen[r] of each request r."""
-        named = tuple(mine[number] for mine, number in zip(self.options, chosen, strict=True))
+        named = tuple(option[number] for option, number in zip(self.options, chosen, strict=True))
         return PlacementResult(named, self.latency_s(chosen))
 
     def local_optimum(self) -> list[int] | None:
@@ -246,14 +240,6 @@ def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-un
         for request in range(chosen.size):
             took += slower[request, chosen[request], layer]
         ends[layer + 1] = start + took
-
-
-@njit(cache=True, nogil=True)
-def _run_all(compute, fetch, asked, due, slower, choices, out):  # type: ignore[no-untyped-def]
-    ends = np.zeros(compute.size + 1)
-    for number in range(choices.shape[0]):
-        run(compute, fetch, asked, due, slower, choices[number], ends)
-        out[number] = ends[compute.size]
 
 
 @njit(cache=True, nogil=True)

@@ -29,7 +29,7 @@ class LayerKv(Policy):
     strided = True
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput:
-        L, running, prompt = s.cost.layers, sorted(s.sequences, key=lambda each: each.number), s.filling
+        L, running, prompt = s.cost.layers, sorted(s.sequences, key=lambda sequence: sequence.number), s.filling
         if prompt and all(_prefill_s(s, prompt) <= _slack_s(s, each) for each in running):
             most = hidden_layers(s, prompt) if running else L
             if options := offloads(s, [*running, prompt], most):
@@ -66,7 +66,7 @@ def offloads(s: SchedulerState, requests: Sequence[SequenceState], most: int) ->
         requests: In the order of their arrival.
         most: Maximum number of layers that the last request may offload.
     """
-    L, costs = s.cost.layers, s.cost.costs([each.num_tokens + 1 for each in requests])
+    L, costs = s.cost.layers, s.cost.costs([request.num_tokens + 1 for request in requests])
     chosen = [Offload(0)] * len(requests)
     if blocks_on_device(costs, chosen) <= costs.room:
         return chosen

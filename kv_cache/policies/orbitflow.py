@@ -119,7 +119,7 @@ class Heuristic(Uniform):
         return _fitting(s, running, 0.0)
 
     def steps(self, s: SchedulerState) -> int:
-        return min(BLOCK_TOKENS - each.num_computed_tokens % BLOCK_TOKENS for each in s.sequences)
+        return min(BLOCK_TOKENS - sequence.num_computed_tokens % BLOCK_TOKENS for sequence in s.sequences)
 
 
 def _fitting(s: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
@@ -188,7 +188,9 @@ class OrbitFlow(PlacementPolicy):
         best = self._best_placement(s.cost.costs(tokens, WINDOWS[0])) or self._best_placement(next_one)
         if best is None or not (alone or self._late(s, running, best.latency_s) <= self.late):
             return None
-        ends = [each for each in WINDOWS if _fits(s.cost.costs(tokens, each), best.chosen)]  # window of least latency
+        ends = [
+            window for window in WINDOWS if _fits(s.cost.costs(tokens, window), best.chosen)
+        ]  # window of least latency
         return _Plan(running, best.chosen, s.step + (ends[-1] if ends else 1))
 
     def _best_placement(self, costs: StepCosts) -> PlacementResult | None:

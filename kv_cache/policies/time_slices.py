@@ -109,10 +109,10 @@ class TimeSlices(Policy):
             self._open(s)
         if self._levels is not self.store.levels:
             self._fit_limits()
-        for each in s.sequences:
-            if each.number not in self._kvs:
-                room = self.store.levels.bytes_of(each.request.tokens + 1)
-                self._kvs[each.number] = kv = Kv(each, room, left_s=each.arrived_s)
+        for sequence in s.sequences:
+            if sequence.number not in self._kvs:
+                room = self.store.levels.bytes_of(sequence.request.tokens + 1)
+                self._kvs[sequence.number] = kv = Kv(sequence, room, left_s=sequence.arrived_s)
                 self.queue.append(kv)
         self._decide()
         while not self.active:

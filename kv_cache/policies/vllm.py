@@ -22,7 +22,7 @@ class Vllm(Policy):
     strided = True
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput:
-        first_come = sorted([*s.sequences, *([s.filling] if s.filling else [])], key=lambda each: each.number)
+        first_come = sorted([*s.sequences, *([s.filling] if s.filling else [])], key=lambda sequence: sequence.number)
         running = [each for each in first_come if not each.prefills]
         preempted = set()
         while len(running) > 1 and _blocks(running) > s.cost.room_blocks:
@@ -50,4 +50,4 @@ class Vllm(Policy):
 
 def _blocks(sequences: Sequence[SequenceState]) -> int:
     """Blocks of a layer that hold the tokens of sequences and the next token of each."""
-    return sum(-(-(each.num_tokens + 1) // BLOCK_TOKENS) for each in sequences)
+    return sum(-(-(sequence.num_tokens + 1) // BLOCK_TOKENS) for sequence in sequences)

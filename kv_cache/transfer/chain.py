@@ -45,7 +45,7 @@ def decode_s(
     took = np.zeros(max(1, most if extra_s is None else min(most, extra_s.size)))
     extra_s = np.zeros(took.size) if extra_s is None else extra_s
     forms = [option_arrays(cost.layers, option) for option in options]
-    asked, due, in_drives = (np.array([[each[k]] for each in forms]) for k in range(3))
+    asked, due, in_drives = (np.array([[form[k]] for form in forms]) for k in range(3))
     shares = np.array([device_layers(cost.layers, option) for option in options])
     line, held = cost.line(len(tokens)), np.array(tokens)
     count = _steps(line, cost.room_blocks, held, asked, due, in_drives, shares, within_s, extra_s, took)

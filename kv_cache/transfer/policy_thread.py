@@ -22,16 +22,15 @@ class _Run:
     def __init__(self, iteration: Callable[[], None]) -> None:
         self.to_model: SimpleQueue[AttendCall | BaseException | None] = SimpleQueue()
         self.to_policy: SimpleQueue[bool] = SimpleQueue()
-        self.abandoned = False
         self.thread = threading.Thread(target=self._carry_out, args=(iteration,), name="policy", daemon=True)
 
     def _carry_out(self, iteration: Callable[[], None]) -> None:
         try:
             iteration()
             self.to_model.put(None)
-        except Exception as error:  # the model raises it
+        except Exception as error:  # noqa: BLE001 - the model raises it
             self.to_model.put(error)
-        except BaseException as error:  # including sys.exit(): a policy must not end the model's process
+        except BaseException as error:  # noqa: BLE001 - including sys.exit(): a policy must not end the model's process
             self.to_model.put(RuntimeError(f"the policy ended with {type(error).__name__}"))
 
 
@@ -59,7 +58,7 @@ class PolicyThread:
     def attend_layer(self, attention: AttendCall) -> None:
         """Called by the policy: pass a layer to the model, and wait until the model has attended."""
         run = self._run
-        if run is None or run.abandoned or run.thread is not threading.current_thread():
+        if run is None or run.thread is not threading.current_thread():  # its iteration was abandoned
             raise IterationAborted
         run.to_model.put(attention)
         if not run.to_policy.get():
@@ -94,7 +93,6 @@ class PolicyThread:
         """Called by the model when its forward pass failed or was interrupted."""
         run, self._run = self._run, None
         if run is not None:
-            run.abandoned = True
             run.to_policy.put(False)
             if run.thread.is_alive():
                 run.thread.join(PATIENCE_S)

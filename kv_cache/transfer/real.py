@@ -278,7 +278,7 @@ class RealTransfers:
             try:
                 assert not (copy.done or copy.waits) and 0 <= nbytes <= self._pending[name] and self._under_way > 0
                 move(copy.source, copy.target, copy.first, copy.end, bounce)
-            except Exception as error:  # raised by the waiters of this copy
+            except Exception as error:  # noqa: BLE001 - raised by the waiters of this copy
                 copy.error = error
         with self._changed:
             copy.ended_ns = time.monotonic_ns()

@@ -78,8 +78,8 @@ class SimulatedTransfers:
         self.events = Events()
         self.network = LinkNetwork(self.events, machine.links)
         tiers = machine.tiers.values()
-        self.caches = {each.name: PageCache(each.cache_bytes) for each in tiers if each.cache_bytes is not None}
-        self._write_back = {each.name: _WriteBack(each.dirty_bytes) for each in tiers}
+        self.caches = {tier.name: PageCache(tier.cache_bytes) for tier in tiers if tier.cache_bytes is not None}
+        self._write_back = {tier.name: _WriteBack(tier.dirty_bytes) for tier in tiers}
         self._last: dict[str, SimulatedTransfer] = {}  # last FIFO copy of each route
         self._ready_ns: dict[Hashable, float] = {}  # time of the drives' completion, by request
         self._drives_free_ns = self._began_ns = 0.0

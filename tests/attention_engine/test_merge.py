@@ -44,7 +44,7 @@ def test_merged_parts_equal_whole_for_any_cut(seed, S, cuts, scale):
     """Some parts without tokens; at scale 100 most parts have zero weight."""
     generator = np.random.default_rng(seed)
     q, K, V = scale * generator.standard_normal((3, D)), *generator.standard_normal((2, S, D))
-    ends = [0, *sorted(round(each * S) for each in cuts), S]
+    ends = [0, *sorted(round(cut * S) for cut in cuts), S]
     parts = [part_of(q, K[a:b], V[a:b]) for a, b in pairwise(ends)]
     out, rows = merged(parts)
     assert out.dtype == rows.dtype == np.float32

@@ -123,8 +123,8 @@ def test_number_of_threads_changes_no_bit(monkeypatch, d, name, bf16):
         assert step.threads == threads
         outs.append((progressive(step), step.rows, step.lost, step.errors))
     for one, *others in zip(*outs, strict=True):
-        for each in others:
-            np.testing.assert_array_equal(each, one)
+        for other in others:
+            np.testing.assert_array_equal(other, one)
 
 
 def always(step):

@@ -41,7 +41,7 @@ def test_numpy_integers_are_integers_everywhere(small_drive, integer, tenant):
     def ask(command, submit_ns=0):
         values = {field.name: getattr(command, field.name) for field in fields(command)}
         changed = {name: integer(value) for name, value in values.items() if type(value) is int}
-        changed |= {"seqs": tuple(wide(each) for each in command.seqs)} if "seqs" in values else {}
+        changed |= {"seqs": tuple(wide(seq) for seq in command.seqs)} if "seqs" in values else {}
         done = device.step(replace(command, **changed), integer(submit_ns))
         assert done.status is Status.SUCCESS, done.reason
         return done

@@ -19,7 +19,7 @@ from csd_spec import Flush, KvAppend, KvRead, SeqCreate, Status
 from ftl import Medium
 from ftl.flash.files import CONTENT
 
-MEDIA = [Medium(), Medium("mapped"), Medium("direct", 4 * BLOCK)]
+MEDIA = [Medium(), Medium("direct", 4 * BLOCK)]
 HEADS, DIM, TOKENS = 2, 32, 200
 
 
@@ -119,8 +119,8 @@ def test_full_disk_refused_before_any_write(drive, tmp_path, monkeypatch, medium
 
 
 @pytest.mark.parametrize("medium", MEDIA[1:])
-def test_truncated_mapped_file_is_an_error_not_sigbus(drive, tmp_path, medium):
-    """Like a device that cannot read: a process that read a mapped page of it would be killed by a signal."""
+def test_truncated_file_is_a_read_error(drive, tmp_path, medium):
+    """Like a device that cannot read."""
     handle = filled(device := InProcessDrive(drive, tmp_path, medium=medium))
     device.close()
     device = InProcessDrive(drive, tmp_path, medium=medium)

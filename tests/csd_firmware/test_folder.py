@@ -8,12 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import tarfile
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 
@@ -22,7 +19,7 @@ from csd_firmware.folder import describe, secret_of
 from csd_firmware.fsck import fsck
 from csd_io.folder import DiskFile
 from csd_link.connect import find_server
-from csd_spec import Flush, KvRead, Status
+from csd_spec import Flush
 from ftl.flash.files import sizes as nand_files
 from nvmevirt_config import SHIPPED
 from tests.served import until
@@ -163,30 +160,6 @@ def test_new_description_replaces_old_atomically(kept, capsys, monkeypatch, tmp_
     monkeypatch.setattr(os, "replace", replace)
     assert vcsd(capsys, monkeypatch, *words)[0] == 0
     assert json.loads((kept / "drive.json").read_text())["timing"]["read_ns"] == 40_000
-
-
-def test_format_1_folder_is_upgraded_and_reads_back(tmp_path):
-    """Made by version 1: three sequences, the first cropped, the second freed, the third appended to."""
-    with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    draw = np.random.default_rng(25)
-    wanted = {1: [], 2: [], 3: []}
-    for seq, tokens in ((1, 75), (2, 20), (3, 33)):
-        for _ in range(2):
-            wanted[seq].append([draw.integers(-3, 4, (tokens, 2, 16)).astype(np.float16) for _ in range(2)])
-    wanted[1] = [[rows[:61] for rows in layer] for layer in wanted[1]]
-    for layer in wanted[3]:
-        layer[:] = [np.concatenate([rows, draw.integers(-3, 4, (9, 2, 16)).astype(np.float16)]) for rows in layer]
-    for _ in range(2):  # by today's journal too
-        with closing(InProcessDrive.reopen(tmp_path / "drive0")) as device:
-            for seq in (1, 3):
-                for layer in range(2):
-                    done = device.submit(KvRead((seq,), layer), 0).result()
-                    assert done.status is Status.SUCCESS, done.reason
-                    for found, rows in zip(done.data, wanted[seq][layer], strict=True):
-                        np.testing.assert_array_equal(found, rows)
-            assert device.submit(KvRead((2,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
-            assert device.submit(Flush(), 0).result().status is Status.SUCCESS
 
 
 def test_bit_flip_in_description_or_secret_is_corrected(tmp_path, small_drive):

@@ -4,9 +4,7 @@ partner of: vcsd_cli/fsck.py, csd_io/undo_log.py
 """
 
 import json
-import tarfile
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -141,18 +139,6 @@ def test_missing_description_is_restored_from_config(kept, before, capsys, monke
     assert (code, "specify the drive (--drive-config FILE)" in err, len(err.splitlines())) == (1, True, 1)
     report = fsck(kept.folder, False, kept.host.ftl.spec)
     assert report.lost == 0 and contents(kept.folder) == before
-
-
-def test_format_1_folder_is_upgraded(tmp_path, capsys, monkeypatch):
-    with tarfile.open(Path(__file__).with_name("drive_of_format_1.tar.xz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    folder = str(tmp_path / "drive0")
-    code, _, err = vcsd(capsys, monkeypatch, "log", "smart", folder)
-    assert code and "an earlier version: upgrade it with vcsd fsck" in err
-    assert vcsd(capsys, monkeypatch, "fsck", folder)[0] == 1
-    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", folder, "-o", "json")
-    assert (code, json.loads(out)["sequences"]) == (0, 2)
-    assert vcsd(capsys, monkeypatch, "fsck", folder)[:2] == (0, f"{folder}: clean\n")
 
 
 def test_finding_names_place_and_loss(say, kept):

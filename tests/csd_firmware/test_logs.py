@@ -81,4 +81,4 @@ def test_programs_are_described(small_drive):
     (mine,) = read(firmware, LogPage.PROGRAMS)["programs"]
     assert (mine["pind"], mine["name"], mine["does"], mine["rows"]) == (0, "mine", "", 0)
     programs = read(Firmware(small_drive), LogPage.PROGRAMS)["programs"]
-    assert all(each["does"] for each in programs)
+    assert all(program["does"] for program in programs)

@@ -223,7 +223,7 @@ def test_opaque_values_round_trip_and_are_not_attended(drive: Drive) -> None:
     for part in found:
         assert np.array_equal(part.view(np.uint16)[1], np.concatenate([rows, rows[:21]]).view(np.uint16))
     assert np.array_equal(drive.do(KvRead((child,), 0)).data[0][21:].view(np.uint16), rows[:9].view(np.uint16))
-    assert all(each.v_sums is None for each in drive.firmware.ftl.sequences.values())
+    assert all(sequence.v_sums is None for sequence in drive.firmware.ftl.sequences.values())
 
 
 def test_attention_without_copy_of_k_is_equal(drive: Drive) -> None:
@@ -380,11 +380,11 @@ def test_killed_drive_recovers_rows_and_keys(small_drive: DriveSpec, seed: int) 
                 length = draw.randint(0, 60)
                 do(KvCrop((seq,), 0, one(length)))
                 rows[seq] = [rows[seq][0][:length]]
-                names = {each: found for each, found in names.items() if found[0] != seq or found[1] <= length}
+                names = {each: name for each, name in names.items() if name[0] != seq or name[1] <= length}
             case "free" if len(rows) > 3 and seq:
                 do(KvFree((seq,)))
                 del rows[seq]
-                names = {each: found for each, found in names.items() if found[0] != seq}
+                names = {each: name for each, name in names.items() if name[0] != seq}
             case "flush":
                 do(Flush())
             case "find":

@@ -118,7 +118,7 @@ def test_crop_that_reopens_groups_counts_buffers(small_drive: DriveSpec) -> None
     seqs = made(drive.alice.step(create(5), 0))
     assert append(drive.alice, seqs, 16).status is Status.SUCCESS
     refused(drive.alice.step(KvCrop(seqs, 0, np.full(5, 3)), 0), "group buffers in DRAM")
-    assert [int(each.lengths[0]) for each in drive.firmware.ftl.sequences.values()] == [16] * 5
+    assert [int(sequence.lengths[0]) for sequence in drive.firmware.ftl.sequences.values()] == [16] * 5
     assert drive.alice.step(KvCrop(seqs[:3], 0, np.full(3, 3)), 0).status is Status.SUCCESS
 
 

@@ -31,7 +31,7 @@ def powered_on(nand):
 
 def added_anew(state):
     """Sums of V of every layer, from the rows."""
-    sums = {handle: np.zeros_like(kept) for handle, kept in state.v_sums.items()}
+    sums = {handle: np.zeros_like(v_sum) for handle, v_sum in state.v_sums.items()}
     for handle, seq in state.ftl.sequences.items():
         for layer in np.flatnonzero(seq.lengths).tolist():
             for row in state.ftl.read_back(handle, layer)[1].astype(np.float32):

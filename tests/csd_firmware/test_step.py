@@ -227,7 +227,7 @@ def test_range_read_fetches_only_its_pages(small_drive, first, tokens):
     done = bench.do(KvRead(bench.seqs, 1, first, tokens))
     cut = slice(first, first + tokens if tokens else None)
     for found, rows in zip(done.data, (bench.K, bench.V), strict=True):
-        np.testing.assert_array_equal(found, np.concatenate([each[cut] for each in rows]))
+        np.testing.assert_array_equal(found, np.concatenate([row[cut] for row in rows]))
     per_page = small_drive.geometry.page_bytes // (2 * D)
     pages = 0
     for length in (310, 90):

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from csd_io.compiled import _is_plain
 from tests.code_limits import ROOT
 
 CALLER = """
@@ -150,3 +152,11 @@ def test_renamed_tuple_class_is_compiled_again(package, tmp_path):
     for name, hits in (("Old", 0), ("Old", 1), ("New", 0), ("New", 1)):
         (tmp_path / "made" / "caller.py").write_text(TUPLE.format(name=name))
         assert run() == [3, hits]
+
+
+def test_values_that_their_repr_identifies():
+    """The key of a compiled function must change with them, and not from run to run."""
+    for plain in (True, 7, 0.5, "a", np.float32(2), (), (1, ("a", 2.0))):
+        assert _is_plain(plain)
+    for other in (None, object(), [1], (1, object()), (1, (len,)), {"a": 1}):
+        assert not _is_plain(other)

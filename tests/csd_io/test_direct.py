@@ -17,7 +17,7 @@ import pytest
 
 from csd_io import blocks, direct
 from csd_io.direct import open_queue
-from csd_io.queue import BufferPool, IoRequest, aligned, carry_out, pieces
+from csd_io.queue import IoRequest, aligned, carry_out, pieces
 from csd_io.signatures import LOOK_BYTES, detect_signature
 from tests.conftest import missing
 
@@ -69,9 +69,8 @@ def make(program, disk):
 
 def there_and_back(queue, size=4 * MIB, request=MIB // 4):
     """Write all of it from some buffers and read it into others; whether they are equal."""
-    pool = BufferPool(2 * size // request, request)
-    sources, sinks = [pool.acquire() for _ in range(size // request)], [pool.acquire() for _ in range(size // request)]
-    queue.register(pool.buffers)
+    sources, sinks = ([aligned(request) for _ in range(size // request)] for _ in range(2))
+    queue.register((*sources, *sinks))
     for number, buffer in enumerate(sources):
         buffer[:] = np.random.default_rng(number).bytes(request)
     at = [number * request for number in range(size // request)]
@@ -91,10 +90,10 @@ def test_unnamed_file_in_folder_reads_back(tmp_path, way):
 
 def test_unregistered_buffers_read_back(tmp_path):
     with opened(tmp_path, MIB) as queue:
-        pool, other = BufferPool(1, 8192), aligned(8192)
-        queue.register(pool.buffers)
-        pool.buffers[0][:], other[:] = b"a" * 8192, b"b" * 8192
-        part = pool.buffers[0][4096:]  # within one that is registered, but not its beginning
+        registered, other = aligned(8192), aligned(8192)
+        queue.register((registered,))
+        registered[:], other[:] = b"a" * 8192, b"b" * 8192
+        part = registered[4096:]  # within one that is registered, but not its beginning
         carry_out(queue, [IoRequest("write", 0, part), IoRequest("write", 4096, other[:4096])])
         back = aligned(8192)
         carry_out(queue, [IoRequest("read", 0, back)])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from csd_io import nvme
 from csd_io.nvme import NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
 
 
@@ -44,6 +45,30 @@ def test_transfer_size_follows_mdts(mdts, lba, limit):
 
 def test_transfer_size_is_limited_by_16_bit_count():
     assert max_transfer_bytes(20, 512) == 512 << 16
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "ranges"),
+    [
+        (8192, 4096, [(1, 2)]),
+        (0, 0, []),
+        (4096, 0xFFFFFFFF << 12, [(0xFFFFFFFF, 1)]),
+        (4096, (0xFFFFFFFF + 5) << 12, [(0xFFFFFFFF, 1), (5, 1 + 0xFFFFFFFF)]),
+    ],
+)
+def test_ranges_are_discarded_in_commands_that_can_count_their_blocks(monkeypatch, offset, size, ranges):
+    sent = list[tuple[int, int]]()
+
+    def command(fd, opcode, nsid, page, nbytes, *words):
+        attributes, blocks, first = struct.unpack_from("<IIQ", page)
+        assert (fd, opcode, nsid, nbytes, words, attributes) == (9, 0x09, 7, 4096, (0, 1 << 2), 0)
+        sent.append((blocks, first))
+
+    monkeypatch.setattr(nvme, "io_command", command)
+    target = NvmeTarget.__new__(NvmeTarget)
+    target._fd, target._nsid, target.block_bytes = 9, 7, 4096
+    target.discard(offset, size)
+    assert sent == ranges
 
 
 def test_device_without_namespace_is_refused():

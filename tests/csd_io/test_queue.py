@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from csd_io.queue import BufferPool, IoRequest, aligned, carry_out, check, pieces
+from csd_io.queue import IoRequest, aligned, carry_out, check, pieces
 from vcsd_eval.verify.simulation.disk import SECTOR, SimDisk
 from vcsd_eval.verify.simulation.queue import SimQueue
 
@@ -86,14 +86,3 @@ def test_request_beyond_queue_depth_is_refused(queue):
     check(queue, [one], queue.depth - 1)
     with pytest.raises(ValueError, match="in flight"):
         check(queue, [one], queue.depth)
-
-
-def test_a_pool_hands_out_each_buffer_once():
-    pool = BufferPool(2, 8192)
-    first, second = pool.acquire(), pool.acquire()
-    first[:], second[:] = b"a" * 8192, b"b" * 8192
-    assert bytes(first[:1]) == b"a"
-    with pytest.raises(BufferError):
-        pool.acquire()
-    pool.release(first)
-    assert pool.acquire() is first

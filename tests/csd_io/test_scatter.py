@@ -43,9 +43,12 @@ def test_failed_range_does_not_stop_others(path, ring):
 
 def test_smallest_gaps_bridged_first_within_overread_limit():
     numbers = np.array([0, 1, 3, 4, 9, 10, 11, 20])
-    assert [each.tolist() for each in coalesce_ranges(numbers, 0, 9)] == [[0, 3, 9, 20], [2, 5, 12, 21]]
-    assert [each.tolist() for each in coalesce_ranges(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]
-    assert [each.tolist() for each in coalesce_ranges(numbers, 5, 9)] == [[0, 20], [12, 21]]
-    assert [each.tolist() for each in coalesce_ranges(numbers, 13, 9)] == [[0], [21]]
-    assert [each.tolist() for each in coalesce_ranges(numbers[:1], 0, 9)] == [[0], [1]]
-    assert [each.tolist() for each in coalesce_ranges(numbers, 13, 3)] == [[0, 9, 20], [5, 12, 21]]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers, 0, 9)] == [
+        [0, 3, 9, 20],
+        [2, 5, 12, 21],
+    ]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers, 1, 9)] == [[0, 9, 20], [5, 12, 21]]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers, 5, 9)] == [[0, 20], [12, 21]]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers, 13, 9)] == [[0], [21]]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers[:1], 0, 9)] == [[0], [1]]
+    assert [bound.tolist() for bound in coalesce_ranges(numbers, 13, 3)] == [[0, 9, 20], [5, 12, 21]]

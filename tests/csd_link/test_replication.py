@@ -150,6 +150,15 @@ def test_random_commands_with_losses_equal_no_losses(small_drive, drives, seed):
     twin.plain.close()
 
 
+def test_a_group_takes_what_all_of_its_drives_take(drives, monkeypatch):
+    for drive, max_bytes in zip(drives, (5000, 4000, 3000), strict=False):
+        monkeypatch.setattr(drive, "max_bytes", max_bytes, raising=False)
+    group = ReplicatedDrive(drives[:2])
+    assert (group.max_bytes, group.name, group.spec) == (4000, drives[0].name, drives[0].spec)
+    assert group.drives == drives[:2]
+    group.close()
+
+
 def test_the_second_drive_serves_after_the_first_one_is_lost(twin, drives):
     drives[0].left = 0
     twin.read()
@@ -163,7 +172,7 @@ def test_a_drive_is_filled_while_the_group_is_in_use(twin, drives):
     for _ in range(20):
         twin.attend()
     assert twin.group.wait_filled(FILLED_S)
-    assert {each.name for each in twin.group.drives} == {"b", "c"}
+    assert {drive.name for drive in twin.group.drives} == {"b", "c"}
     drives[1].left = 0
     twin.attend()
     twin.read()
@@ -173,7 +182,7 @@ def test_a_replica_that_cannot_store_is_dropped(twin, drives):
     drives[1].left, drives[1].status = 0, Status.CAPACITY_EXCEEDED
     twin.append(twin.seqs[0], 8)
     assert twin.group.wait_filled(FILLED_S)
-    assert [each.name for each in twin.group.drives] == ["a", "c"]
+    assert [drive.name for drive in twin.group.drives] == ["a", "c"]
 
 
 def test_a_command_that_is_refused_drops_no_drive(twin):
@@ -203,7 +212,7 @@ def test_a_group_is_handed_over_while_it_is_used(twin, drives):
     for _ in range(10):
         twin.attend()
     assert twin.group.wait_filled(FILLED_S)
-    assert {each.name for each in twin.group.drives} == {"b", "c"}
+    assert {drive.name for drive in twin.group.drives} == {"b", "c"}
     assert drives[0].device.submit(KvRead((1,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
     assert [event.kind for event in twin.group.events] == ["redundant"]
     twin.read()
@@ -249,7 +258,7 @@ def test_later_replacement_is_filled(drives, monkeypatch, first):
         assert group.wait_filled(FILLED_S)
     assert group.drives == drives[1:3]
     reason = str(first or "no drive is free to replace it")
-    assert [(each.kind, each.reason) for each in group.events if each.kind == "failed"] == [("failed", reason)]
+    assert [(event.kind, event.reason) for event in group.events if event.kind == "failed"] == [("failed", reason)]
     group.close()
 
 
@@ -266,7 +275,7 @@ def test_drive_frees_stored_rows_after_a_fault(twin, drives):
     drives[1].left, drives[1].status, drives[1].faults = 0, Status.CAPACITY_EXCEEDED, 1
     twin.append(twin.seqs[0], 8)
     assert twin.group.wait_filled(FILLED_S)
-    assert [each.name for each in twin.group.drives] == ["a", "c"]
+    assert [drive.name for drive in twin.group.drives] == ["a", "c"]
     assert drives[1].device.submit(KvRead((1,), 0), 0).result().status is Status.UNKNOWN_SEQUENCE
 
 
@@ -306,7 +315,7 @@ def test_a_failed_replacement_is_followed_by_another_one(twin, drives):
     drives[0].left = 0
     twin.attend()
     assert twin.group.wait_filled(FILLED_S)
-    assert [each.name for each in twin.group.drives] == ["b", "d"]
+    assert [drive.name for drive in twin.group.drives] == ["b", "d"]
     assert [(event.kind, event.drive) for event in twin.group.events if event.kind == "failed"] == [("failed", "c")]
     drives[1].left = 0
     twin.read()

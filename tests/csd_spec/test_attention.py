@@ -10,15 +10,10 @@ def test_attention_combines_method_and_budget():
     assert AttentionConfig("mine", FixedBudget(SparFParams(4, 32, 8))).at(20, 64) == SparFParams(4, 20, 8)
 
 
-@pytest.mark.parametrize("layout", [0, -4, "int5"])
+@pytest.mark.parametrize("layout", [0, 37, -4, "int5"])
 def test_layout_unknown_is_refused(layout):
     with pytest.raises(ValueError, match=f"layout = {layout!r}: must be one of"):
         AttentionConfig(layout=layout)
-
-
-def test_layout_code_is_accepted_with_a_warning():
-    with pytest.warns(FutureWarning, match="layout = 37: numbers are deprecated, use layout progressive"):
-        assert AttentionConfig(layout=37).layout == "progressive"
 
 
 def test_ours_is_the_progressive_method_within_a_fifth():

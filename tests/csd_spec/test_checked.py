@@ -74,6 +74,16 @@ def test_json_error_names_path_of_invalid_value():
     assert from_json('{"to": "Delft", "price": 5}', Ticket).to == "Delft"
 
 
+@pytest.mark.parametrize("value", [Wheel(spokes=8), Ticket(to="Delft")])
+def test_checked_values_are_compact_and_do_not_change(value):
+    assert not hasattr(value, "__dict__")
+    (name,) = value.__slots__
+    with pytest.raises(AttributeError):
+        setattr(value, name, getattr(value, name))
+    with pytest.raises(ValueError, match=name):
+        type(value)(getattr(value, name))
+
+
 def test_checked_values_copy_pickle_and_compare():
     cart = Cart(wheels=(Wheel(spokes=8),))
     assert from_values(asdict(cart), Cart) == cart == pickle.loads(pickle.dumps(cart)) == copy.deepcopy(cart)

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from csd_spec.codecs import FP8, FP16
-from csd_spec.layouts import LAYOUTS, Group, KvLayout, layout_of, layouts, load_layouts, name_of, resolve, table
+from csd_spec.layouts import LAYOUTS, Group, KvLayout, layout_of, layouts, load_layouts, resolve, table
 
 FILE = """
 from csd_spec import LAYOUTS, Group, KvLayout
@@ -103,7 +103,7 @@ def test_layouts_of_file_leave_shipped_table_unchanged(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(code=240))
     load_layouts(file)
-    assert layout_of(240).name == name_of("keys") == "keys" and list(layouts()) == [*LAYOUTS, "keys"]
+    assert layout_of(240).name == "keys" and list(layouts()) == [*LAYOUTS, "keys"]
     load_layouts(None)
     other = tmp_path / "other.py"
     other.write_text(FILE.format(code=16))

@@ -33,6 +33,10 @@ def test_row_fields_equal_command_fields():
         CommandSpec(command=KvFree, opcode=1)
     with pytest.raises(ValueError, match="not its command's fields"):
         CommandSpec(command=Flush, opcode=1, parameters=(Scalar("count"),))
+    for opcode in (-1, 256):
+        with pytest.raises(ValueError, match="Flush"):
+            CommandSpec(command=Flush, opcode=opcode)
+    assert {CommandSpec(command=Flush, opcode=opcode).opcode for opcode in (0, 255)} == {0, 255}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

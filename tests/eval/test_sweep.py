@@ -97,7 +97,7 @@ class Reference:
         self._done = Future()
         try:
             self._done.set_result(function(*given))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised by the caller of result()
             self._done.set_exception(error)
 
     def future(self):

@@ -16,7 +16,7 @@ def main() -> None:
         cluster.add_node(**options)
     print(cluster.head_node.node_id, cluster.address, flush=True)
     for line in sys.stdin:
-        (node,) = (each for each in cluster.list_all_nodes() if each.node_id == line.strip())
+        (node,) = (candidate for candidate in cluster.list_all_nodes() if candidate.node_id == line.strip())
         cluster.remove_node(node, allow_graceful=False)
         cluster.add_node(**options)
         print("replaced", flush=True)

@@ -103,7 +103,7 @@ def parent_of(pid):
 
 
 def members(address):
-    return {each.name: each for each in read_table(find_cluster(address)).members}
+    return {member.name: member for member in read_table(find_cluster(address)).members}
 
 
 def test_drives_are_on_three_nodes_and_a_second_fleet_is_refused(fleet):
@@ -146,12 +146,12 @@ def test_decode_continues_after_drive_and_actor_kills(fleet):
                 os.kill(kills[number], signal.SIGKILL)
             np.testing.assert_array_equal(step(), output)
         driver.free(batch)
-    until(lambda: [(each.restarts, each.state) for each in members(fleet).values()][:2] == [(1, "up")] * 2)
+    until(lambda: [(member.restarts, member.state) for member in members(fleet).values()][:2] == [(1, "up")] * 2)
     after = members(fleet)
     assert [after[name].endpoint for name in after] == [before[name].endpoint for name in before]
 
 
-@pytest.mark.parametrize("redundancy", ["mirror", "recompute"])
+@pytest.mark.parametrize("redundancy", ["mirror", pytest.param("recompute", marks=pytest.mark.long)])
 def test_tokens_are_equal_after_loss_of_a_node(fleet, cluster, redundancy):
     head, _, replace_node = cluster
     model, tokenizer = load(CHECKPOINT)
@@ -162,8 +162,8 @@ def test_tokens_are_equal_after_loss_of_a_node(fleet, cluster, redundancy):
 
     with torch.inference_mode(), attach(model, drives=2):
         expected = decode()
-    until(lambda: all(each.state == "up" for each in members(fleet).values()))
-    lost = next(each for each in members(fleet).values() if each.node != head and not each.is_spare)
+    until(lambda: all(member.state == "up" for member in members(fleet).values()))
+    lost = next(member for member in members(fleet).values() if member.node != head and not member.is_spare)
     with torch.inference_mode(), attach(model, drives=f"ray://{fleet}", redundancy=redundancy) as csd:
         groups = csd.driver.devices
         assert decode() == expected

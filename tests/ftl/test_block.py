@@ -187,6 +187,16 @@ def test_a_discard_beyond_the_namespace_is_refused(small_drive):
         ftl.blocks.discard(2, 3)
 
 
+def test_blocks_for_overwrites_grow_with_the_mapped_pages(small_drive):
+    """Four of each channel, and one for each extent's worth of pages twice."""
+    ftl = Ftl(small_drive)
+    ftl.blocks.resize(100)
+    assert ftl.blocks.overwrite_blocks() == 0
+    for mapped, blocks in ((1, 8), (31, 8), (32, 9), (64, 10), (100, 11)):
+        ftl.blocks.mapped = mapped
+        assert ftl.blocks.overwrite_blocks() == blocks
+
+
 def test_single_page_read_equals_batched_read(small_drive):
     ftl, other = (Ftl(small_drive) for _ in range(2))
     page = np.arange(small_drive.geometry.page_bytes, dtype=np.uint32).astype(np.uint8)

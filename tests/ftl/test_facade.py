@@ -191,6 +191,51 @@ def test_freed_sequences_free_space(small_drive):
     assert ftl.buffers.left == ftl.buffers.capacity
 
 
+def test_freed_sequences_are_recorded_when_they_are_many(small_drive, monkeypatch):
+    """Also if they free no block, since the record of them would grow without limit."""
+    monkeypatch.setattr("ftl.facade.UNRECORDED", 3)
+    ftl, layout = make(small_drive)
+    handles = ftl.create(5, 1, HEADS, layout)
+    ftl.flush(0)
+    for handle, waiting in zip(handles, (1, 2, 3, 0, 1), strict=True):
+        ftl.free([handle], 0)
+        assert len(ftl.kv.changes.freed) == waiting
+
+
+def test_page_cache_and_page_buffers_share_the_drives_memory(small_drive):
+    whole, shared = (Ftl(replace(small_drive, cache_bytes=cached)) for cached in (0, 64 * 512))
+    assert whole.buffers.capacity - shared.buffers.capacity == 64
+
+
+@pytest.mark.parametrize(("layout", "expected"), [(None, "fp16"), ("int8", "int8")])
+def test_copy_gets_the_layout_that_is_asked_for_or_stays_in_its_own(small_drive, layout, expected):
+    ftl, form = make(small_drive)
+    (handle,) = ftl.create(1, 1, HEADS, form)
+    k = rows(np.random.default_rng(0), 400)
+    append(ftl, handle, 0, k, k)
+    ftl.relayout(handle, 2, 0, layout and LAYOUTS[layout])
+    now = ftl.sequence(handle).layout
+    assert (now.layout.name, now.m) == (expected, 2)
+    copy = ftl.sequence(handle).maps["embedding_k"]
+    assert copy.flash_slots().size == copy.streams * (400 // now.T) > 0, "all of its full groups"
+    np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k)
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_lost_sequences_are_recorded_if_they_are_lost_for_good(small_drive, for_good):
+    ftl, form = make(small_drive)
+    lost, other = ftl.create(2, 1, HEADS, form)
+    k = rows(np.random.default_rng(0), 100)
+    for handle in (lost, other):
+        append(ftl, handle, 0, k, k)
+    ftl.flush(0)
+    tags = ftl.nand.tags[ftl.sequence(lost).maps["k"].flash_slots()]
+    assert ftl.kv.lose(tags, for_good) == [lost]
+    assert [ftl.sequences[handle].failed for handle in (lost, other)] == [True, False]
+    recorded = {lost} if for_good else set()
+    assert (set(ftl.kv.changes.dirty), set(ftl.kv.changes.trimmed)) == (recorded, recorded)
+
+
 class FtlMachine(RuleBasedStateMachine):
     """Random verbs on a small drive, against arrays in a dictionary."""
 

@@ -81,7 +81,7 @@ def test_a_record_without_room_for_a_copy_is_followed_by_a_checkpoint(monkeypatc
         np.testing.assert_array_equal(again.read_back(handle, 0)[0], stored[handle])
 
 
-@pytest.mark.parametrize("medium", ["mapped", "direct"])
+@pytest.mark.parametrize("medium", ["direct"])
 def test_power_cuts_lose_nothing_of_drives_in_files(medium):
     result = bench_crash(100, 0, medium=medium)
     assert result["medium"] == medium

@@ -3,7 +3,9 @@
 partner of: host_driver/traffic.py, host_driver/batch.py
 """
 
+from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,7 +112,7 @@ def test_cropped_or_freed_rows_are_gone():
     assert talk.driver.read(talk.batch, slice(None), 0)[0].shape == (31, 4, 16)
     buffers = [device.firmware.ftl.buffers for device in talk.driver.devices]
     talk.driver.free(talk.batch)
-    assert all(each.left == each.capacity for each in buffers)
+    assert all(buffer.left == buffer.capacity for buffer in buffers)
 
 
 def test_read_inside_a_step_does_not_turn_time_back():
@@ -238,3 +240,19 @@ def test_sparse_parts_error_equals_missed_mass(seed, lengths, r, k):
         np.testing.assert_allclose(log_weight(rows[which]), np.logaddexp.reduce(said), atol=1e-3)
         if r == 16:
             np.testing.assert_allclose(log_weight(rows[which]), np.logaddexp.reduce(true), atol=1e-3)
+
+
+def test_prefill_takes_the_time_until_the_last_drive_has_stored():
+    """A layer that was stored before another one takes no more, and the clock never goes back."""
+
+    def stored(*finish_ns):
+        return SimpleNamespace(result=lambda: [SimpleNamespace(finish_ns=each) for each in finish_ns])
+
+    shipped = deque([stored(150, 120), stored(130, 140), stored(160)])
+    driver = SimpleNamespace(
+        _in_flight=shipped, _collect=lambda done: done, traffic=SimpleNamespace(prefill_ns=0), now_ns=100
+    )
+    for now_ns in (150, 150, 160):
+        Driver._settle_oldest(driver)
+        assert (driver.now_ns, driver.traffic.prefill_ns) == (now_ns, now_ns - 100)
+    assert not shipped

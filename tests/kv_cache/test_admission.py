@@ -63,12 +63,14 @@ def test_all_requests_get_all_tokens(unit, order, policy):
     if unit == "steps":
         given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
     served = run(given, policy(), COST, prefill_chunk_tokens=64, order=order, max_batch_size=3)
-    assert sorted(each.request.number for each in served.sequences) == list(range(40))
-    for each in served.sequences:
-        assert each.num_output_tokens == each.request.output_tokens == each.token_times_s.size
-        assert (np.diff(each.token_times_s) > 0).all() and each.arrived_s <= each.entered_s < each.token_times_s[0]
+    assert sorted(sequence.request.number for sequence in served.sequences) == list(range(40))
+    for sequence in served.sequences:
+        assert sequence.num_output_tokens == sequence.request.output_tokens == sequence.token_times_s.size
+        assert (
+            np.diff(sequence.token_times_s) > 0
+        ).all() and sequence.arrived_s <= sequence.entered_s < sequence.token_times_s[0]
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
-    busy = [(each.entered_s, each.token_times_s[-1]) for each in served.sequences]
+    busy = [(sequence.entered_s, sequence.token_times_s[-1]) for sequence in served.sequences]
     assert max(sum(a <= begin < b for a, b in busy) for begin, _ in busy) <= 3
 
 
@@ -91,7 +93,8 @@ def test_srtf_lowers_mean_and_starves_no_request():
 
 def test_srtf_with_aging_0_equals_fcfs():
     orders = [
-        [each.request.number for each in run(trace(), order=o, aging_factor=0).sequences] for o in ("fcfs", "srtf")
+        [sequence.request.number for sequence in run(trace(), order=o, aging_factor=0).sequences]
+        for o in ("fcfs", "srtf")
     ]
     assert orders[0] == orders[1] == sorted(orders[0])
 
@@ -130,7 +133,7 @@ def test_too_long_request_ends_run_or_is_rejected():
     with pytest.raises(ValueError, match="request 1: 3,014 tokens"):
         run(long, cost=COST)
     served = run(long, cost=COST, reject=True)
-    assert [each.request.number for each in served.sequences] == [0]
+    assert [sequence.request.number for sequence in served.sequences] == [0]
     assert served.rejected == [(requests[1], TOO_LONG)]
 
 

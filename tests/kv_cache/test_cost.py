@@ -86,7 +86,7 @@ def test_every_overlay_uses_same_cost_function():
     for paper in papers():
         for name, entries in machine_of(paper).overlays.items():
             cost = CostModel.of(LLAMA, Gpu.load("h100").accelerator, overlay(paper, name))
-            assert cost.prefill_s(16384) > 0 and all(each.why for each in entries.values())
+            assert cost.prefill_s(16384) > 0 and all(entry.why for entry in entries.values())
 
 
 def test_serving_cost_out_of_range_is_refused():

@@ -61,11 +61,11 @@ def trace(unit="s", count=14, seed=0):
 def test_every_request_gets_its_tokens_in_order(name, unit):
     cost = WITH_DRIVE if name in ("drives", "ours") else COST
     served = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
-    assert sorted(each.request.number for each in served.sequences) == list(range(14))
+    assert sorted(sequence.request.number for sequence in served.sequences) == list(range(14))
     for live in served.sequences:
         assert live.num_output_tokens == live.request.output_tokens == live.token_times_s.size == live.step_s.size
         assert (np.diff(live.token_times_s) > 0).all() and live.token_times_s[0] > live.arrived_s
-    assert served.end_s == max(each.token_times_s[-1] for each in served.sequences)
+    assert served.end_s == max(sequence.token_times_s[-1] for sequence in served.sequences)
     assert served.end_s == pytest.approx(served.prefill_s + served.decode_s + served.idle_s)
     again = simulate(trace(unit), cost, Policy.of(ALL[name]), 0.02)
     assert summary(again) == summary(served)
@@ -96,9 +96,9 @@ def test_copies_of_a_policy_take_their_time():
 
 def test_admission_respects_slots_and_order():
     served = simulate(trace(), COST, FlexGenHalf(), 0.02, AdmissionConfig(max_batch_size=2))
-    firsts = [each.token_times_s[0] for each in served.sequences]
+    firsts = [sequence.token_times_s[0] for sequence in served.sequences]
     assert firsts == sorted(firsts)  # requests are admitted in order of arrival
-    busy = [(each.token_times_s[0], each.token_times_s[-1]) for each in served.sequences]
+    busy = [(sequence.token_times_s[0], sequence.token_times_s[-1]) for sequence in served.sequences]
     for begin, _ in busy:
         assert sum(a <= begin < b for a, b in busy) <= 2
 
@@ -169,4 +169,4 @@ def test_planner_pauses_longest_request_if_late():
             return output
 
     served = simulate(Trace(name="two", requests=requests), replace(COST, room_blocks=18), Watched(), 0.0101)
-    assert [1] in seen and all(each.num_output_tokens == 50 for each in served.sequences)
+    assert [1] in seen and all(sequence.num_output_tokens == 50 for sequence in served.sequences)

@@ -161,7 +161,7 @@ def test_uncomputed_iteration_yields_no_token() -> None:
     output = one.schedule()
     assert output is not None and set(output.num_scheduled_tokens) == {0, 1}
     one.complete(output, ran={1}, most=1)
-    assert [each.num_output_tokens for each in one.sequences] == [1, 2]
+    assert [sequence.num_output_tokens for sequence in one.sequences] == [1, 2]
 
 
 def test_a_request_that_never_fits_is_refused() -> None:

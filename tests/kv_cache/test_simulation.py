@@ -30,8 +30,10 @@ TRACE = generate(8, 2.0, (16, 400), (1, 20), cv=1.0, longest=420)
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_serves_every_request_with_all_its_tokens(name: str) -> None:
     served = simulate(TRACE, COST, policy_of(name), 0.02)
-    assert [each.num_output_tokens for each in served.sequences] == [each.output_tokens for each in TRACE.requests]
-    assert served.end_s >= max(each.arrival for each in TRACE.requests)
+    assert [sequence.num_output_tokens for sequence in served.sequences] == [
+        request.output_tokens for request in TRACE.requests
+    ]
+    assert served.end_s >= max(request.arrival for request in TRACE.requests)
     busy_s = served.prefill_s + served.decode_s + served.idle_s + served.stalled_s
     assert busy_s == pytest.approx(served.end_s) and not served.rejected
 
@@ -70,7 +72,10 @@ def test_layers_that_are_placed_by_tier_are_fetched() -> None:
 
 
 def test_device_limit_is_never_exceeded() -> None:
-    room, at_once = 450 * COST.layers * int(COST.token_bytes), [replace(each, arrival=0.0) for each in TRACE.requests]
+    room, at_once = (
+        450 * COST.layers * int(COST.token_bytes),
+        [replace(request, arrival=0.0) for request in TRACE.requests],
+    )
     trace = replace(TRACE, requests=at_once)
     engine = engine_for(trace, COST, Policy(), 0.02, tiers=TierLimits(room))
     took_s, roomy_s = engine.run().decode_s, simulate(trace, COST, Policy(), 0.02, tiers=TierLimits()).decode_s
@@ -110,7 +115,7 @@ def test_policy_may_wait_for_all_arrivals() -> None:
     for unit, arrivals in (("s", 0.5), ("steps", 30)):
         requests = [Request(number=n, arrival=n * arrivals, input_tokens=30, output_tokens=4) for n in range(3)]
         served = simulate(Trace(name="few", requests=requests, unit=unit), COST, Patient(), 0.02)
-        assert all(each.finished for each in served.sequences)
+        assert all(sequence.finished for sequence in served.sequences)
 
 
 def test_a_request_beyond_a_tier_is_refused_or_rejected() -> None:
@@ -135,7 +140,7 @@ def test_rejected_request_does_not_set_longest_length() -> None:
     trace = replace(TRACE, requests=[long, *TRACE.requests])
     engine = engine_for(trace, COST, policy_of("dual-blade"), 0.02, AdmissionConfig(reject=True))
     assert engine.events is not None
-    assert engine.events.runner.final_tokens == max(each.tokens for each in TRACE.requests)
+    assert engine.events.runner.final_tokens == max(request.tokens for request in TRACE.requests)
 
 
 def test_oracle_is_not_slower_for_copies() -> None:

@@ -144,7 +144,7 @@ def test_attention_is_exact_over_kept_rows(small_drive, layout, method, dram_pag
                 np.testing.assert_allclose(out[head], expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("medium", [Medium("mapped"), Medium("direct", BLOCK)])
+@pytest.mark.parametrize("medium", [Medium("direct", BLOCK)])
 def test_files_equal_memory_and_reopen(small_drive, layout, tmp_path, medium):
     drive = replace(small_drive, dram_bytes=1 << 20)
     outputs, back = [], []

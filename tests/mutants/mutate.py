@@ -1,9 +1,10 @@
 """Mutation test of the product: `./dev mutate`.
 
 Each mutant of `mutants.yaml`, or of a random draw over all product modules, is planted in a forked process, which then
-runs the tests of the changed module's partners, the type checker and, for the packages of a drive, a short crash sweep
-and a short simulation. A mutant is caught by the first of these that fails. Kept tools (mutmut, cosmic-ray) start a
-Python for each mutant, and importing the product and loading its compiled kernels takes longer than most tests do.
+runs the tests of the changed module's partners, the type checker, the linter's rule about blind exceptions, for the
+packages of a drive a short crash sweep and a short simulation, and tests of what uses the module. A mutant is caught by
+the first of these that fails. Kept tools (mutmut, cosmic-ray) start a Python for each mutant, and importing the product
+and loading its compiled kernels takes longer than most tests do.
 
 Verdicts are kept in build/mutants.json until the mutant, its module or its tests change, so an interrupted run goes on.
 Mutants that no test can catch are in `mutants.yaml` or `equivalent.yaml` with the reason, and are not counted.
@@ -18,6 +19,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import select
 import signal
 import subprocess
@@ -33,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -53,6 +55,7 @@ MEMORY = ROOT / "build" / "mutants.json"
 RESULTS = Path(__file__).with_name("results.json")
 OF_A_DRIVE = ("ftl", "csd_link", "csd_firmware")
 CUTS, SEEDS, STEPS = 200, 12, 40  # of the crash sweep and of the simulation
+USERS_S = 25  # recorded seconds of the tests of what uses a module, quick ones first
 MORE_S, TIMES = 120, 10  # limit of a stage: MORE_S, and TIMES the seconds that tests/durations.json has for its tests
 MOST_PERCENT = 5  # of the list's mutants that may survive
 MOST_RANDOM_PERCENT, MOST_CORE_PERCENT = 12, 6  # of random mutants: of all, and of those in CORE
@@ -101,6 +104,8 @@ class Stage:
         """Return what fails, or an empty text; in a process of its own, since it has changed the product's code."""
         if self.name == "types":
             return _type_error(mutant)
+        if self.name == "lint":
+            return _lint_error(mutant) if mutant else ""
         if self.name == "crash":
             crash = import_module("vcsd_eval.verify.crash").bench_crash(CUTS, 0)
             return "crash" if crash["lost"] or crash["wrong"] else ""
@@ -128,6 +133,24 @@ def _type_error(mutant: Mutant | None) -> str:
     return (done.stdout + done.stderr).partition("\n")[0] if done.returncode else ""
 
 
+def _lint_error(mutant: Mutant) -> str:
+    """What ruff says of exceptions that the mutant would hide; not of its style, which is bad in most mutants."""
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--quiet",
+        "--select",
+        "BLE",
+        "--stdin-filename",
+        find(mutant),
+        "-",
+    ]
+    done = subprocess.run(command, cwd=ROOT, input=mutated_text(mutant), capture_output=True, text=True)
+    return (done.stdout + done.stderr).partition("\n")[0] if done.returncode else ""
+
+
 def stages(mutant: Mutant) -> list[Stage]:
     """Checks of a mutant, quick ones first. Without files pytest would run everything."""
     path = find(mutant).relative_to(ROOT)
@@ -136,8 +159,32 @@ def stages(mutant: Mutant) -> list[Stage]:
     tests |= {str(named)} if (ROOT / named).exists() else set()
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
-    quick, *others = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
-    return [*quick, Stage("types"), *wide, *chain.from_iterable(others)]
+    quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
+    users = _tests_of_users(mutant.at.partition(":")[0], tests)
+    last = [Stage("tests", users)] if users else []
+    return [*quick, Stage("types"), Stage("lint"), *wide, *chain.from_iterable(later), *last]
+
+
+def _tests_of_users(module: str, tried: set[str]) -> tuple[str, ...]:
+    """Tests, but for those tried, that import a module, and of modules that do: as many of the quickest as USERS_S
+    allows. What only they find is a fault that ./dev test finds."""
+    imports = re.compile(rf"from {module} import|import {module}\b|{module}:")
+    users = {path for path, text in _texts().items() if imports.search(text)}
+    tests = {path for path in users if Path(path).name.startswith("test_")}
+    tests |= {str(test) for test, partner in _partners() if partner in users}
+    files = {test for test in tests - tried if not test.startswith("tests/real")}
+    seconds = {file: sum(s for test, s in _durations().items() if test.startswith(f"{file}::")) for file in files}
+    ordered = sorted(files, key=lambda file: (seconds[file], file))
+    sums = accumulate(seconds[file] for file in ordered)
+    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= USERS_S)
+
+
+@functools.cache
+def _texts() -> dict[str, str]:
+    """Texts of the product, its measurements and its tests."""
+    roots = [ROOT / name for name in (*PACKAGES, "eval", "tests")]
+    paths = [path for root in roots for path in sorted(root.rglob("*.py"))]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
 
 
 @functools.cache
@@ -185,7 +232,7 @@ def _child(mutant: Mutant | None, stage: Stage, log: Path, writer: int) -> NoRet
             said = f"{CAUGHT}: it raises"
             failing = stage.run(mutant)
             said = f"{CAUGHT}: {failing}" if failing else SURVIVED
-        except BaseException as error:  # of the mutant's making: it is caught
+        except BaseException as error:  # noqa: BLE001 - of the mutant's making: it is caught
             traceback.print_exc(file=file)
             said += f": {error}" if said == IMPOSSIBLE else ""
     os.write(writer, f"{' '.join(said.split())}\n".encode())

@@ -1,7 +1,8 @@
 """Random mutants: one operator applied to one place of one function of the product, drawn by a seed.
 
 Nobody chooses where: every module with functions is as likely as any other, in it every operator that has a place, then
-every place. Not changed are texts (of errors, too), annotations, assertions, and functions that Numba compiles.
+every place. Not changed are texts (of errors, too), annotations, assertions, also those of equal lengths that
+`zip(strict=True)` makes, functions that Numba compiles, and those that make code for it: compiled kernels are cached.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
     for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
         if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in function.decorator_list):
             continue
+        if function.args.args and function.args.args[0].arg == "builder":  # of LLVM instructions
+            continue
         number_of = _numbers(function)
         for part in (part for statement in function.body for part in _changed(statement)):
             for operator, old, new in changes(part):
@@ -95,15 +98,24 @@ def _changed(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes that operators may change."""
     yield node
     if not isinstance(node, PLAIN):
-        kept = {id(part) for part in _annotations(node)}
+        unchanged = {id(part) for part in _unchanged(node)}
         for child in ast.iter_child_nodes(node):
-            if id(child) not in kept:
+            if id(child) not in unchanged:
                 yield from _changed(child)
 
 
-def _annotations(node: ast.AST) -> list[ast.AST | None]:
-    if isinstance(node, ast.FunctionDef):
-        return [node.args, node.returns, *node.decorator_list]
+def _unchanged(node: ast.AST) -> list[ast.AST | None]:
+    """Parts that no operator changes: annotations, an assertion in the form of an argument, and the size -1 of an axis.
+
+    NumPy takes any negative number for an axis of whatever size is left.
+    """
+    match node:
+        case ast.FunctionDef():
+            return [node.args, node.returns, *node.decorator_list]
+        case ast.keyword(arg="strict", value=ast.Constant(value=True)):
+            return [node.value]
+        case ast.Call(func=ast.Attribute(attr="reshape"), args=sizes):
+            return [size for size in sizes if ast.unparse(size) == "-1"]
     return []
 
 

@@ -83,16 +83,31 @@ def test_first_failing_test_is_named(logs: Path, tmp_path: Path, monkeypatch: py
 
 def test_stages_are_tests_of_partner_modules() -> None:
     names = [stage.name for stage in stages(SEEN)]
-    assert names == ["tests", "types", "crash", "simulate", "slow tests", "tests with models"]
+    assert names == ["tests", "types", "lint", "crash", "simulate", "slow tests", "tests with models", "tests"]
     assert "tests/ftl/kv/test_owners.py" in stages(SEEN)[0].tests
     assert [
         stage.name for stage in stages(Mutant("kv_cache.block_table:BlockTable._release_copy", "still", "False"))
     ] == [
         "tests",
         "types",
+        "lint",
         "slow tests",
         "tests with models",
+        "tests",
     ]
+
+
+def test_tests_of_users_are_others_than_the_partners_own() -> None:
+    own, *_, last = stages(SEEN)
+    assert last.tests and not set(last.tests) & set(own.tests)
+    assert all((mutate.ROOT / test).exists() for test in last.tests)
+
+
+def test_linter_sees_exceptions_that_a_mutant_hides() -> None:
+    at = "csd_link.nvmeof.sequences:decode_frame"
+    assert Stage("lint").run(Mutant(at, "(WireError, struct.error)", "Exception"))
+    assert not Stage("lint").run(Mutant(at, "(WireError, struct.error)", "(WireError, struct.error, KeyError)"))
+    assert not Stage("lint").run()
 
 
 @pytest.mark.slow

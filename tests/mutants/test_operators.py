@@ -71,6 +71,26 @@ def test_messages_annotations_and_assertions_are_kept(module: Path) -> None:
     ]
 
 
+def test_code_of_kernels_is_not_changed(module: Path) -> None:
+    module.write_text(
+        "def work(builder, a):\n    return builder.add(a, a + 1)\n@njit\ndef loop(a):\n    return a + 1\n"
+    )
+    assert not [*candidates(module)]
+
+
+def test_size_of_an_axis_that_is_whatever_is_left_is_not_changed(module: Path) -> None:
+    module_of(module, "return a.reshape(-1, 4)")
+    assert [str(mutant) for name, mutant in candidates(module) if name == "constant changed"] == [
+        "shop.work:work: 4 -> 5"
+    ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_lengths_are_an_assertion_and_others_are_not(module: Path, strict: bool) -> None:
+    module_of(module, f"return zip(a, a, strict={strict})")
+    assert len([*candidates(module)]) == (not strict)
+
+
 def test_mutants_are_drawn_by_seed_from_all_modules() -> None:
     some = draw(60, 3)
     assert some == draw(60, 3) != draw(60, 4) and len(set(some)) == 60

@@ -114,7 +114,7 @@ def test_missing_files_and_files_instead_of_folders_are_named(tmp_path):
 
 def test_tenants_without_share_divide_the_rest(tmp_path):
     tenants = "{a: {share: 0.5}, b: {}, c: {}}", "{a: {}, b: {}}", "[a, b]", "{a: {share: 0.5}}"
-    each = ", ".join(f"{{name: d{number}, tenants: {given}}}" for number, given in enumerate(tenants))
+    each = ", ".join(f"{{name: d{number}, tenants: {tenant}}}" for number, tenant in enumerate(tenants))
     (tmp_path / "drives.yaml").write_text(f"drives: [{each}]")
     drives = load_config(tmp_path / "drives.yaml").drives
     assert [tuple(map(drive.share_of, drive.tenants)) for drive in drives] == [

@@ -108,7 +108,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except Exception:  # noqa: BLE001 - printed
         traceback.print_exc()
         os._exit(1)  # threads of LMCache would go on
     os._exit(0)

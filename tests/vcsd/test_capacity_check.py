@@ -80,7 +80,7 @@ def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
 def test_too_small_disk_is_named(monkeypatch, tmp_path):
     free = shutil_usage(1 << 20)
     monkeypatch.setattr(capacity_check.shutil, "disk_usage", free)
-    drives = DriveSetConfig(data_dir=tmp_path / "drives", medium=Medium("mapped"))
+    drives = DriveSetConfig(data_dir=tmp_path / "drives", medium=Medium("direct"))
     with pytest.raises(ValueError, match=r"on the disk of .*drives, and there are 1 MiB: free some, or name a folder"):
         capacity_check.check_drives(drives, AttentionConfig(), SHAPE, 64, 4096)
 

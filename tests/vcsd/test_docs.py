@@ -50,9 +50,9 @@ def names_of_ours(code):
     """Names that a piece of Python imports from the product's packages, as `package.name`."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in OURS:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            yield from (f"{node.module}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names if each.name.split(".")[0] in OURS - {"vcsd"})
+            yield from (name.name for name in node.names if name.name.split(".")[0] in OURS - {"vcsd"})
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vcsd":
             yield f"vcsd.{node.attr}"
 

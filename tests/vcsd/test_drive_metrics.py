@@ -42,9 +42,9 @@ def samples(text):
     """Values by name and labels after `drive`."""
     families = text_string_to_metric_families(text)
     return {
-        (each.name, *(value for label, value in each.labels.items() if label != "drive")): each.value
+        (sample.name, *(value for label, value in sample.labels.items() if label != "drive")): sample.value
         for family in families
-        for each in family.samples
+        for sample in family.samples
     }
 
 

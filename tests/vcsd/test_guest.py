@@ -33,7 +33,7 @@ def record_layers(file):
     ids = torch.tensor(tokenizer(TEXT.read_text())["input_ids"])
     found = record(model, torch.stack([ids[:1024], ids[1024:2048]]))
     k, v = (
-        np.stack([np.concatenate(each).transpose(1, 0, 2) for each in of_layers])  # (S, B H, d) of each
+        np.stack([np.concatenate(heads).transpose(1, 0, 2) for heads in of_layers])  # (S, B H, d) of each
         for of_layers in ([each.k for each in found], [each.v for each in found])
     )
     q = np.stack([each.q[:, :, -1].reshape(k.shape[2], -1, k.shape[3]) for each in found])

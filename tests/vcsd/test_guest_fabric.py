@@ -78,7 +78,7 @@ def test_missing_guest_program_is_one_line_error(monkeypatch):
 def test_guest_drives_listen_on_consecutive_ports():
     listen = _listen(("a", "b", "c"))
     assert [listen.port_of(name) - listen.port for name in "abc"] == [0, 1, 2]
-    assert [each.port for each in listen.records] == [listen.port + number for number in range(3)]
+    assert [record.port for record in listen.records] == [listen.port + number for number in range(3)]
 
 
 def test_opening_non_namespace_is_an_error(tmp_path):

@@ -79,7 +79,9 @@ def test_server_tokens_equal_generate_with_logit_terms(prompts, make, policy) ->
     with torch.inference_mode():
         model = sharpen(make())
         options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-        wanted = [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts[:5]]
+        wanted = [
+            model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts[:5]
+        ]
     asked = setting(policy, tiers=TierLimits(device=1 << 17, host=1 << 17), max_tokens=LONGEST)
     with serve(model, asked, background=False) as server:
         streams = [server.submit(prompt, 30) for prompt in prompts[:5]]
@@ -340,10 +342,10 @@ def test_logprobs_are_kept_only_if_asked(model, prompts) -> None:
         told = server.submit(prompts[0], 5, sampling=asked, listener=lambda: heard.append(told.finish_reason))
         server.run()
     assert plain.tokens == told.tokens and plain.logprobs == []
-    assert [each.top[0] for each in told.logprobs] == [
-        (token, each.logprob) for token, each in zip(told.tokens, told.logprobs, strict=True)
+    assert [logprob.top[0] for logprob in told.logprobs] == [
+        (token, logprob.logprob) for token, logprob in zip(told.tokens, told.logprobs, strict=True)
     ]
-    assert heard == [""] * 5 + ["length"] and all(len(each.top) == 2 for each in told.logprobs)
+    assert heard == [""] * 5 + ["length"] and all(len(logprob.top) == 2 for logprob in told.logprobs)
 
 
 def test_cancel_has_reason(model, prompts) -> None:

@@ -6,6 +6,7 @@ partner of: vcsd/serving.py, host_driver/drive_tier.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
 
 import vcsd
 from csd_link.driveset import DriveSetConfig
-from csd_spec import AttentionConfig
+from csd_spec import AttentionConfig, Geometry
+from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from kv_cache import CSD, DEVICE, DIRECT, HOST
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
@@ -23,9 +25,12 @@ from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
 from vcsd.serving import ServingConfig, serve
-from vcsd_eval.verify.soak import SPEC
 
 NEW, LONGEST = 14, 72
+_FLASH = Geometry(
+    channels=8, dies_per_channel=2, planes_per_die=1, blocks_per_plane=32, pages_per_block=64, page_bytes=4096
+)
+SMALL = replace(INSTCSD_ZYNQ7045_8CH, name="small", geometry=_FLASH, dram_bytes=64 << 20)  # 128 MiB of flash
 TIERS = (DEVICE,), (CSD,), (HOST,), (DIRECT,)
 
 
@@ -38,7 +43,7 @@ class Moving(Policy):
         def placed(number: int) -> tuple[tuple[str, ...], ...]:
             return tuple(TIERS[(number + layer + s.step) % len(TIERS)] for layer in range(s.cost.layers))
 
-        return s.prefill() or s.output(s.sequences, [placed(each.number) for each in s.sequences])
+        return s.prefill() or s.output(s.sequences, [placed(sequence.number) for sequence in s.sequences])
 
 
 def minicpm3() -> PreTrainedModel:
@@ -80,7 +85,7 @@ def prompts(count: int = 6) -> list[list[int]]:
 
 def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> ServingConfig:
     tiers = TierLimits(device=1 << 20, host=1 << 20, files=folder)
-    small = DriveSetConfig(count=drives, spec=SPEC) if drives else ()  # many of 2 TB would fill the address space
+    small = DriveSetConfig(count=drives, spec=SMALL) if drives else ()  # many of 2 TB would fill the address space
     given = {"policy": policy, "tiers": tiers, "drives": small, "max_batch_size": 6}
     return ServingConfig(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
 
@@ -94,7 +99,7 @@ def alone(model: PreTrainedModel, asked: ServingConfig) -> list[list[int]]:
 def generated(model: PreTrainedModel) -> list[list[int]]:
     """Tokens of the model's own greedy `generate`, one request at a time."""
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    return [model.generate(torch.tensor([each]), **options)[0, len(each) :].tolist() for each in prompts()]
+    return [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in prompts()]
 
 
 def together(model: PreTrainedModel, asked: ServingConfig) -> tuple[list[list[int]], dict[str, int]]:

@@ -88,10 +88,10 @@ def test_nav_lists_each_page_once():
 def test_nav_titles_differ_in_section():
     def check(nav):
         sections = [each for each in nav if not isinstance(each, str)]
-        titles = [title for each in sections for title in each]
+        titles = [title for section in sections for title in section]
         assert len(set(titles)) == len(titles), titles
-        for each in sections:
-            for target in each.values():
+        for section in sections:
+            for target in section.values():
                 if not isinstance(target, str):
                     check(target)
 
@@ -142,9 +142,9 @@ def test_command_page_lists_every_option(site_pages):
         section = text.partition(f"### vcsd {' '.join(words)}\n")[2].partition("\n### ")[0]
         assert [
             name
-            for each in command.params
-            for name in each.opts
-            if f"`{name}" not in section and name != "--help" and name.startswith("-") and not each.hidden
+            for param in command.params
+            for name in param.opts
+            if f"`{name}" not in section and name != "--help" and name.startswith("-") and not param.hidden
         ] == [], words
 
 
@@ -269,8 +269,8 @@ def test_page_has_commands_that_exist(page):
     for words in commands_in((DOCS / page).read_text()):
         command = leaves.get((words[0],)) or leaves.get(tuple(words[:2]))
         if command is None:  # a group of commands, as a name in a sentence
-            assert words[0] in {each[0] for each in leaves} | {"COMMAND"} or words[0].startswith("--"), words
+            assert words[0] in {leaf[0] for leaf in leaves} | {"COMMAND"} or words[0].startswith("--"), words
             continue
-        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+        known = {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
         asked = {word.partition("=")[0].rstrip(",)") for word in words if re.match(r"--[a-z]", word)}
         assert asked <= known, (words, asked - known)

@@ -27,7 +27,7 @@ def test_all_transports_give_same_outputs_and_times(tmp_path, transport, request
                 np.testing.assert_array_equal(found, whole[33:53])
             seqs, parts = tuple(batch.handles[0].tolist()), range(0, 58, 10)
             reads = [devices[0].submit(KvRead(seqs, 0, first, 10), driver.now_ns) for first in parts]
-            together = [each.result() for each in reads]
+            together = [read.result() for read in reads]
             np.testing.assert_array_equal(np.concatenate([each.data[0] for each in together]), k[:, :2])
             times = [each.breakdown_ns for each in together]
             records = [(each.ns, each.breakdown_ns, each.link_bytes, each.flash) for each in driver.traffic.steps]
@@ -46,7 +46,6 @@ LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with
     [
         ("inproc", "direct"),
         ("process", "memory"),
-        ("process", "mapped"),
         ("process", "direct"),
         ("fuse", "direct"),
         ("window:{}/window.bin", "direct"),

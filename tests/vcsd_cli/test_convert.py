@@ -16,3 +16,13 @@ def test_converted_llama2c_model_decodes(capsys, monkeypatch, data_dir, tmp_path
     code, said, err = vcsd(capsys, monkeypatch, "convert", "llama2c", *files, str(out))
     assert (code, said) == (1, "")
     assert "exists already" in err
+
+
+def test_folder_that_exists_is_left_as_it_is(capsys, monkeypatch, tmp_path):
+    written = list[object]()
+    monkeypatch.setattr("vcsd_eval.model.llama2c.convert_model", lambda *files: written.append(files) or {"layers": 5})
+    words = ("convert", "llama2c", "a.bin", "b.bin")
+    code, said, _ = vcsd(capsys, monkeypatch, *words, str(tmp_path / "new"), "-o", "json")
+    assert (code, json.loads(said)["layers"], len(written)) == (0, 5, 1)
+    code, said, _ = vcsd(capsys, monkeypatch, *words, str(tmp_path))
+    assert (code, said, len(written)) == (1, "", 1)

@@ -1,6 +1,6 @@
 """Results on standard output: whole figures on a narrow terminal, tabs without one.
 
-partner of: vcsd/tables.py
+partner of: vcsd/tables.py, vcsd_cli/shared.py
 """
 
 import io

@@ -135,7 +135,7 @@ class ModelEndpoint:
         if len(prompts) * choices > most:
             message = f"{len(prompts)} prompts with n = {choices}: at most {most} answers are allowed"
             raise ApiError(400, message, "prompt")
-        return [self._tokenize(each) if isinstance(each, str) else each for each in prompts]
+        return [self._tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _tokenize(self, text: str, special: bool = True) -> list[int]:
         found: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]

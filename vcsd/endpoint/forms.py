@@ -63,12 +63,12 @@ class CompletionForm:
     def logprobs(self, entries: list[TokenEntry]) -> Json:
         """Log-probabilities of tokens."""
         return {
-            "tokens": [self._name(each.token) for each in entries],
-            "token_logprobs": [_finite(each.logprob.logprob) for each in entries],
+            "tokens": [self._name(entry.token) for entry in entries],
+            "token_logprobs": [_finite(entry.logprob.logprob) for entry in entries],
             "top_logprobs": [
-                {self._name(token): _finite(logprob) for token, logprob in each.logprob.top} for each in entries
+                {self._name(token): _finite(logprob) for token, logprob in entry.logprob.top} for entry in entries
             ],
-            "text_offset": [each.offset for each in entries],
+            "text_offset": [entry.offset for entry in entries],
         }
 
     def _name(self, token: int) -> str:
@@ -91,9 +91,9 @@ class ChatForm(CompletionForm):
 
     def logprobs(self, entries: list[TokenEntry]) -> Json:
         content = []
-        for each in entries:
-            top = [self._entry(token, logprob) for token, logprob in each.logprob.top]
-            content.append(self._entry(each.token, each.logprob.logprob) | {"top_logprobs": top})
+        for entry in entries:
+            top = [self._entry(token, logprob) for token, logprob in entry.logprob.top]
+            content.append(self._entry(entry.token, entry.logprob.logprob) | {"top_logprobs": top})
         return {"content": content}
 
     def _entry(self, token: int, logprob: float) -> Json:

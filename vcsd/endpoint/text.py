@@ -49,7 +49,7 @@ def _byte_of_character() -> dict[str, int]:
     """Bytes by the characters that stand for them in the vocabularies of byte-level tokenizers."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [each for each in range(0x100) if each not in printable]
-    return {chr(each): each for each in printable} | {chr(0x100 + at): each for at, each in enumerate(others)}
+    return {chr(each): each for each in printable} | {chr(0x100 + at): other for at, other in enumerate(others)}
 
 
 class Detokenizer:

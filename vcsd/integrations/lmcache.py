@@ -79,9 +79,9 @@ class VcsdBackend(StoragePluginInterface):
         on_complete_callback: Callable[[Any], None] | None = None,
     ) -> None:
         """Chunks are copied here and stored later; they are dropped without notice if the queue is full."""
-        for key, each in zip(keys, objs, strict=True):
-            if each.get_memory_format() == MemoryFormat.KV_2LTD and each.get_shape() == self._form:
-                self._keeper.store([self._key(key)], partial(self._rows, each.tensor))
+        for key, obj in zip(keys, objs, strict=True):
+            if obj.get_memory_format() == MemoryFormat.KV_2LTD and obj.get_shape() == self._form:
+                self._keeper.store([self._key(key)], partial(self._rows, obj.tensor))
 
     def get_blocking(self, key: Any) -> Any:
         return self.batched_get_blocking([key])[0]

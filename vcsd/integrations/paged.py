@@ -30,12 +30,12 @@ class PagedCache:
             ValueError: Layers differ in shape or dtype, or have another number of dimensions.
         """
         first = layers[0]
-        forms = {(tuple(each.shape), each.dtype) for each in layers}
+        forms = {(tuple(layer.shape), layer.dtype) for layer in layers}
         if len(forms) > 1 or first.dim() != 4:
             raise ValueError(
                 f"layers have {len(forms)} shapes or dtypes: all must be equal, (blocks, heads, tokens, content)"
             )
-        self._layers = [each.view(torch.int16) for each in layers]
+        self._layers = [layer.view(torch.int16) for layer in layers]
         count, self._heads, self._tokens, self._content = self._layers[0].shape
         self._parts = count // blocks  # blocks of a layer that are one of the engine's
         if self._parts * self._tokens != block_tokens or count != self._parts * blocks:

@@ -60,7 +60,7 @@ def _parts(s: Systems) -> Values:
 def _figure_10(s: Systems) -> Values:
     """OPT models at 16K to 128K tokens, baselines in host memory at the batch that fits; prices of Fig. 16a."""
     works = {(name, tokens): HilosBatch(load_model(name), tokens) for name in OPTS for tokens in CONTEXTS}
-    batches = {cell: s.host_batch(each.model, each.tokens) for cell, each in works.items()}
+    batches = {cell: s.host_batch(work.model, work.tokens) for cell, work in works.items()}
     fit = {cell: replace(works[cell], batch=batch) for cell, batch in batches.items() if batch}
 
     def of(
@@ -92,10 +92,10 @@ def _figure_10(s: Systems) -> Values:
     costs = (("flex", "opt-66b"), ("flex", "opt-175b"), ("dram", "opt-66b"), ("h100", "opt-66b"))
     return {
         **_named("f10", "abcdef", (max(ratios(n, "flex", name)) for n in ("16", "4") for name in OPTS)),
-        **_named("f10", "ghijklmno", (geometric_mean(ratios(*each)) for each in means)),
+        **_named("f10", "ghijklmno", (geometric_mean(ratios(*mean)) for mean in means)),
         "f10p": max(ratios("16", "dram")),
         "f10q": len(works) - len(fit),
-        **_named("f16", "abcd", (worth(*each) for each in costs)),
+        **_named("f16", "abcd", (worth(*cost) for cost in costs)),
     }
 
 
@@ -110,8 +110,8 @@ def _figure_12(s: Systems) -> Values:
 def _sweeps(s: Systems) -> Values:
     """OPT-66B, 8 drives: alpha and c, and the output length with prefill included."""
     work = HilosBatch(OPT66, _drawn(s)[0])
-    alphas = {each: s.hilos(work, 8, each) for each in FRACTIONS}
-    buffers = {each: s.hilos(work, 8, buffered=each) for each in BUFFERS}
+    alphas = {fraction: s.hilos(work, 8, fraction) for fraction in FRACTIONS}
+    buffers = {buffer: s.hilos(work, 8, buffered=buffer) for buffer in BUFFERS}
     best, best_buffer = max(alphas, key=alphas.__getitem__), max(buffers, key=buffers.__getitem__)
     gains = alphas[best] / alphas[0], best_buffer, buffers[16] / buffers[1], buffers[64] / buffers[16]
     return _named("f13", "abcde", (best, *gains)) | {f"out{n}": _whole_speedup(s, n) for n in (OUTPUT, 512)}
@@ -151,7 +151,7 @@ def _wear(s: Systems) -> Values:
 def _others(s: Systems) -> Values:
     """Energy, the cluster of GPUs, and flash in use; HILOS with 16 drives."""
     i, tokens, (_, short, _, long) = s.inputs, _drawn(s)[0], CONTEXTS
-    near = {each: s.hilos(HilosBatch(OPT66, each), 16) for each in CONTEXTS}
+    near = {context: s.hilos(HilosBatch(OPT66, context), 16) for context in CONTEXTS}
     waiting_w = i.gpu_w + i.dram_w
     flex_w, near_w = waiting_w + i.flex_cpu_w + 4 * i.ssd_w, waiting_w + i.hilos_cpu_w + 16 * i.drive_w
     saved = 1 - near_w / near[tokens] * s.flex(HilosBatch(OPT66, tokens)) / flex_w

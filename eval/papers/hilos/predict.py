@@ -41,7 +41,7 @@ def strongest_inputs(draws: list[Inputs], columns: dict[str, list[float]]) -> di
             found[key] = None
             continue
         correlations = {name: float(np.corrcoef(ranks, each)[0, 1]) for name, each in inputs.items()}
-        name = max(correlations, key=lambda each: abs(correlations[each]))
+        name = max(correlations, key=lambda correlation: abs(correlations[correlation]))
         found[key] = {"input": name, "rank_correlation": correlations[name]}
     return found
 

@@ -157,7 +157,7 @@ class Systems:
         if i.alpha_rule < 0.5:
             flash = drives * i.drive_gb_per_s
             return 2.0 ** round(math.log2(formula_fraction(flash, min(i.direct_gb_per_s, flash))))
-        return max(FRACTIONS, key=lambda each: self.hilos(work, drives, each, buffered))
+        return max(FRACTIONS, key=lambda fraction: self.hilos(work, drives, fraction, buffered))
 
     def _writes_s(self, work: HilosBatch, fraction: float, buffered: int) -> float:
         """Seconds of a layer to write new entries, and to copy values of the host's buffer to the drives."""

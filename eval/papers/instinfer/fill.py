@@ -53,7 +53,7 @@ class Fill:
     def share(self) -> ModelShape:
         """Layers and heads of the slowest drive, the one with the most heads."""
         shape = self.setup.model.shape
-        kv_heads, q_heads = max((len(each.kv_heads), len(each.q_heads)) for each in assign_heads(shape, self.drives))
+        kv_heads, q_heads = max((len(shard.kv_heads), len(shard.q_heads)) for shard in assign_heads(shape, self.drives))
         return replace(shape, kv_heads=kv_heads, q_heads=q_heads)
 
     @property

@@ -53,13 +53,13 @@ def plan(setup: Setup, cases: Sequence[InStorageCase]) -> list[Fill]:
     """Simulations needed by the cases, without duplicates."""
     for case in cases:
         assign_heads(setup.model.shape, case.drives)
-    return [*dict.fromkeys(Fill(setup, each, case.batch, case.drives) for case in cases for each in case.systems)]
+    return [*dict.fromkeys(Fill(setup, system, case.batch, case.drives) for case in cases for system in case.systems)]
 
 
 def enough(setup: Setup, systems: tuple[InStorageSystem, ...], batch: int) -> int:
     """Smallest number of drives, a power of two, that holds a batch; the largest possible number if none does."""
     most, drives = setup.model.kv_heads, 1
-    while 2 * drives <= most and not all(Fill(setup, each, batch, drives).fits for each in systems):
+    while 2 * drives <= most and not all(Fill(setup, system, batch, drives).fits for system in systems):
         drives *= 2
     return drives
 

@@ -50,7 +50,7 @@ SWEEP = Reading(COMPUTE.value, SWEEP_COPIES.value, SPREAD.value)
 def reading(ratio: float) -> Reading:
     """Reading at an oversubscription ratio: table 5, interpolated linearly between rows, proportional beyond."""
     most = max(COPIES)
-    between = np.interp(ratio, [1, *COPIES], [0.0, *(each.value for each in COPIES.values())])
+    between = np.interp(ratio, [1, *COPIES], [0.0, *(copy.value for copy in COPIES.values())])
     copies = COPIES[most].value * (ratio - 1) / (most - 1) if ratio > most else float(between)
     return Reading(COMPUTE.value, copies, SPREAD.value)
 

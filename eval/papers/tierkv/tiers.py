@@ -66,7 +66,7 @@ def requests(path: Path | None, count: int, rate: float | None, seed: int, step_
     where it counts steps."""
     if path is None:
         made = generate(count, rate or 1.0, INPUT, OUTPUT, seed=seed)
-        return made if rate else replace(made, requests=[replace(each, arrival=0.0) for each in made.requests])
+        return made if rate else replace(made, requests=[replace(request, arrival=0.0) for request in made.requests])
     if rate is not None:
         raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
     return read_trace(path).head(count).in_seconds(step_s)
@@ -82,10 +82,10 @@ def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tok
     policy = policy_of(name)
     assert isinstance(policy, TimeSlices)
     policy.slice_tokens = slice_tokens
-    longest = max(each.tokens + 1 for each in trace.requests)
+    longest = max(request.tokens + 1 for request in trace.requests)
     store = SequenceStore(replace(levels.with_instant_copies() if policy.free else levels, longest_tokens=longest))
     done = Engine(policy, cost, trace=trace, store=store).run()
-    counts, tokens = policy.counts, sum(each.output_tokens for each in trace.requests)
+    counts, tokens = policy.counts, sum(request.output_tokens for request in trace.requests)
     return {
         "policy": name,
         "requests": len(trace.requests),
@@ -105,7 +105,7 @@ def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tok
 
 def check(trace: Trace, levels: Levels) -> None:
     """Raise ValueError for a request that one of the tiers cannot hold."""
-    largest = max(trace.requests, key=lambda each: each.tokens)
+    largest = max(trace.requests, key=lambda request: request.tokens)
     levels.check(largest.tokens + 1, largest.number)
 
 
@@ -191,7 +191,7 @@ def experiment(
             lines([row for row in rows if row["slice"] == each_slice[0]], "dram_gb", "tokens_per_s", "policy"), plot
         )
     found = summary(rows)
-    wanted = sum(one.bytes_of(each.tokens + 1) for each in given.requests)
+    wanted = sum(one.bytes_of(request.tokens + 1) for request in given.requests)
     result = {"requests": len(given.requests), "oversubscription": wanted / one.device_bytes, **found}
     return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result), _stays(rows)])
 

@@ -157,7 +157,7 @@ def experiment(
     if served.unit != "s":
         raise OptionError(f"--trace {trace}: arrivals must be in seconds, not in engine steps")
     block = served.block_tokens * model.shape.kv_bytes_per_token
-    asked = sum(len(each.hashes) for each in served.requests)
+    asked = sum(len(request.hashes) for request in served.requests)
     by_size = [
         {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / asked}
         for size in (*numbers("stores", stores, float), None)
@@ -187,14 +187,14 @@ def _row(name: str, trace: Trace, reading: GpuReading, gpu_blocks: int, speed: f
     block = trace.block_tokens * reading.model.shape.kv_bytes_per_token
     hits = find_hits(trace, gpu_blocks, _blocks(system.store_gb, block))
     service = service_s(requests, hits, system, reading)
-    arrivals = spread(np.array([each.arrival for each in requests]))
+    arrivals = spread(np.array([request.arrival for request in requests]))
     first = ttft_s(arrivals / speed, service)
     most = most_speed(arrivals, service, lambda each: bool(each.mean() < SLO_S))
     per_s = most * len(requests) / max(arrivals[-1], 1e-9)
-    tokens = float(np.mean([each.input_tokens for each in requests]))
+    tokens = float(np.mean([request.input_tokens for request in requests]))
     return {
         "system": name,
-        "hit_percent": 100 * hits.blocks / sum(len(each.hashes) for each in requests),
+        "hit_percent": 100 * hits.blocks / sum(len(request.hashes) for request in requests),
         "service_s": float(service.mean()),
         **{f"ttft_p{part}_s": float(np.percentile(first, part)) for part in (50, 90, 99)},
         "ttft_mean_s": float(first.mean()),

@@ -59,12 +59,12 @@ def experiment(
     news, prefixes = numbers("new", new), numbers("prefix", prefix)
     spec = load_drive(drive) if drive else INSTCSD_OVERLAPPED
     kinds = [Drives(spec, count, reading.model.shape) for count in numbers("drives", drives)]
-    rows = [row for each in kinds for row in table_rows(each, reading, way, news, prefixes)]
+    rows = [row for kind in kinds for row in table_rows(kind, reading, way, news, prefixes)]
     ways = {"load": way, "load_from_drives": None}
     least = [
-        {"drives": each.count, "new": count}
-        | {name: crossover(each, reading, count, path or each.path()) for name, path in ways.items()}
-        for each in kinds
+        {"drives": kind.count, "new": count}
+        | {name: crossover(kind, reading, count, path or kind.path()) for name, path in ways.items()}
+        for kind in kinds
         for count in news
     ]
     return Outcome({"rows": rows, "drives_faster_from": least}, _shown(rows, least))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from csd_io.folder import Bytes, DiskFile, DiskFolder, Durability
 
@@ -47,6 +47,13 @@ class SimDisk:
 
     def put(self, name: str, data: bytes) -> None:
         self.files[name], self._durable[name] = bytearray(data), bytearray(data)
+
+    def swap(self, contents: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Replace the contents of files, as copying them into the folder does; returns what they had."""
+        before = {name: bytes(self.files[name]) for name in contents}
+        for name, content in contents.items():
+            self.put(name, content)
+        return before
 
     def rename(self, name: str, to: str) -> None:
         for each in (self.files, self._durable):
@@ -140,11 +147,16 @@ class MirroredDisk(SimDisk):
         super().flip(name, bit)
         self._real[name].write(bit // 8, self.files[name][bit // 8 : bit // 8 + 1])
 
+    def put(self, name: str, data: bytes) -> None:
+        super().put(name, data)
+        if name in self._real:
+            self._real[name].discard(0, len(data))
+            self._real[name].write(0, data)
+
     def lose_power(self) -> tuple[int, int]:
         gone = super().lose_power()
         for name, content in self.files.items():
-            self._real[name].discard(0, len(content))
-            self._real[name].write(0, content)
+            self.put(name, bytes(content))
         return gone
 
     def close(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from csd_spec.arrays import F16
 from ftl import FtlError, MediaFailedError, Nand
 from ftl.flash import tag
 from ftl.flash.files import NandFiles
+from vcsd_eval.verify.injector import Event, Injected, InjectedInterrupt, Injector
 from vcsd_eval.verify.random_host import DIM, DRIVE, as_stored
 from vcsd_eval.verify.simulation.disk import Killed, MirroredDisk, SimDisk
 from vcsd_eval.verify.simulation.link import Clock, Side, SimulatedLink
@@ -31,6 +34,8 @@ TENANTS = ("alice", "bob")
 LAYOUT = WindowLayout(depth=2, slot_blocks=16)
 MEDIA = IN_MEMORY, IN_MEMORY, Medium("direct", BLOCK)  # the last with a cache of one block
 SECRET = bytes(32)
+EVENTS: tuple[Event, ...] = "line", "allocation"
+MAX_EVENT = 1500  # of a command, at which it is interrupted; shorter ones are completed
 
 
 def _nothing() -> None: ...
@@ -60,6 +65,10 @@ class SimDrive:
         self.coming: list[State] = []
         self.lives = self.lost = self.wrong = self.reported = 0
         self.rotten = False  # damage beyond correction
+        self.injector: Injector | None = None  # interrupts the next command
+        self.interrupted = 0
+        self._files_at_start: dict[str, bytes] = {}
+        self._flushes = 0  # since then
         self.up_at: float | None = None
         self.ends: list[WindowController] = []
         self.start()
@@ -78,8 +87,10 @@ class SimDrive:
             self.judge()
             self.disk.synced = self._synced
             self.firmware.ftl.journal.begins, self.firmware.ftl.journal.log = self._begin, self._commit
-            step = self.firmware.step
+            step = partial(self._interruptible, self.firmware.step)
             self.firmware.step = lambda command, *rest: self._noted(command, step(command, *rest))  # type: ignore[method-assign]  # watched from outside
+            self._files_at_start = {name: bytes(content) for name, content in self.disk.files.items()}
+            self._flushes = 0
             identity = Identity(self.name, DRIVE, LAYOUT, True)
             for link in self.links.values():
                 link.news["drive"] = True
@@ -179,6 +190,51 @@ class SimDrive:
         self.rotten = True
         return True
 
+    def interrupt_next(self) -> None:
+        """Let an exception come at a random line or allocation of the next command."""
+        self.injector = Injector(self.draw.choice(EVENTS), self.draw.randrange(MAX_EVENT))
+
+    def _interruptible(self, step: Callable[..., Completion], *command: Any) -> Completion:
+        """Run a command. The process ends with an exception, and if the drive fails; others refuse the command."""
+        if self.injector is None:
+            return step(*command)
+        injector, self.injector = self.injector, None
+        try:
+            with injector:
+                done = step(*command)
+        except (Injected, InjectedInterrupt) as error:
+            raise Killed from error
+        finally:
+            self.interrupted += injector.has_raised
+        if self.firmware.ftl.nand.failed:
+            raise Killed
+        return done
+
+    def mix_files(self) -> str:
+        """Open the folder of a dead drive with some files as they were at its last start, then put those of now back.
+
+        Returns:
+            What is wrong: the drive opened, has not what it has to have, and found nothing. "" if all is well.
+        """
+        names = sorted(self._files_at_start)
+        older = self.draw.sample(names, self.draw.randrange(1, len(names)))
+        newer = self.disk.swap({name: self._files_at_start[name] for name in older})
+        try:
+            self.firmware = self._firmware()
+            lost, wrong = min((self._differs(commit) for commit in self.commits), key=sum)
+            noticed = not wrong and (not lost or self.firmware.ftl.findings)
+            return "" if noticed else f"older {', '.join(older)}: {lost} sequences lost, {wrong} wrong, none reported"
+        except ValueError as error:
+            return "" if all(f"{name} is older" in str(error) for name in older) else f"refused, but as {error}"
+        finally:
+            self._media.close()
+            self.disk.swap(newer)
+
+    @property
+    def is_mixable(self) -> bool:
+        """Whether something was flushed since its start, so that files of then are to be noticed."""
+        return self.alive and self._flushes > 0
+
     def _noted(self, command: Any, done: Completion) -> Completion:
         """Apply the command to the model."""
         if done.status is Status.SUCCESS:
@@ -227,6 +283,7 @@ class SimDrive:
     def _commit(self, recorded: set[int], freed: set[int]) -> None:
         self.commits += self.coming
         self.coming = []
+        self._flushes += 1
         if self.disk.durability == "process":
             self._synced()
 
@@ -238,8 +295,8 @@ class SimDrive:
         ftl = self.firmware.ftl
         if self.rotten and ftl.findings:  # refused data is reported as lost; the rest must be correct
             self.reported += 1
-            good = {seq for seq, each in ftl.sequences.items() if not each.failed}
-            self.commits = [{seq: layers for seq, layers in each.items() if seq in good} for each in self.commits]
+            good = {seq for seq, sequence in ftl.sequences.items() if not sequence.failed}
+            self.commits = [{seq: layers for seq, layers in commit.items() if seq in good} for commit in self.commits]
         self.rotten = False
         losses = [self._differs(commit) for commit in self.commits]
         best = min(range(len(losses)), key=lambda i: sum(losses[i]))
@@ -264,5 +321,5 @@ class SimDrive:
                 if [row.tobytes() for row in rows] != [k.tobytes(), v.tobytes()]:  # a manifest may hold NaN
                     found["wrong"] += 1
                     break
-        others = {seq for seq, each in ftl.sequences.items() if not each.failed} - set(commit)
+        others = {seq for seq, sequence in ftl.sequences.items() if not sequence.failed} - set(commit)
         return found["lost"], found["wrong"] + len(others)

@@ -58,7 +58,7 @@ class Inline:
         future = Future[Any]()
         try:
             future.set_result(function(*args))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised by the caller of result()
             future.set_exception(error)
         return future
 
@@ -154,8 +154,8 @@ class SimHost:
     def _read(self, held: Held) -> None:
         for layer, rows in enumerate(held.layers):
             found = self.driver.read(held.batch, slice(None), layer)
-            for each, kept in zip(found, rows, strict=True):
-                if not np.array_equal(each.reshape(kept.shape), kept):
+            for each, row in zip(found, rows, strict=True):
+                if not np.array_equal(each.reshape(row.shape), row):
                     raise Wrong(f"layer {layer} reads back different data")
 
     def _crop(self, held: Held) -> None:
@@ -183,7 +183,7 @@ class SimHost:
             tokens = self.draw.randint(1, length)
             self.unsure.add(key)
             self._all(
-                [KvName((int(each[0]),), np.array([tokens]), keys_of([key])) for each in held.batch.handles],
+                [KvName((int(handle[0]),), np.array([tokens]), keys_of([key])) for handle in held.batch.handles],
             )
             self.unsure.discard(key)
             self.named[key] = held, tokens
@@ -215,8 +215,8 @@ class SimHost:
     def _all(self, commands: Sequence[Command]) -> list[Completion]:
         """A command to each drive; raises DriveError for the first that refuses."""
         done = [
-            device.submit(each, self.driver.now_ns).result()
-            for device, each in zip(self.devices, commands, strict=True)
+            device.submit(command, self.driver.now_ns).result()
+            for device, command in zip(self.devices, commands, strict=True)
         ]
         for drive, each in enumerate(done):
             if each.status is not Status.SUCCESS:

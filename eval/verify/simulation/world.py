@@ -45,6 +45,8 @@ FAULTS = (
     "window taken",
     "drive killed after a flush",
     "drive killed after a crop",
+    "exception in a command",
+    "files mixed",
 )
 REFUSALS = {  # which fault explains a refusal
     Status.CAPACITY_EXCEEDED: (),  # a full drive is not a fault
@@ -183,6 +185,13 @@ class World:
                 self.verdict.wrong += not drive.serve_twice()
             case "window taken" if tenant in self.hosts:
                 self._take_window(tenant)
+            case "exception in a command" if drive.alive and not drive.injector:
+                drive.interrupt_next()
+                return  # counted where it comes: a short command is over before
+            case "files mixed" if drive.is_mixable:
+                drive.die()
+                if wrong := drive.mix_files():
+                    raise Wrong(wrong)
             case "drive killed after a flush" if tenant in self.hosts:
                 self._flush_and_die(tenant, drive)
             case "drive killed after a crop" if isinstance(host := self.hosts.get(tenant), SimHost) and host.held:
@@ -307,11 +316,12 @@ def simulate(seed: int, steps: int = STEPS, allowed: frozenset[str] = frozenset(
         except Wrong as wrong:
             verdict.wrong += 1
             verdict.what = str(wrong)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - counted as wrong
             verdict.wrong += 1
             verdict.what = f"{type(error).__name__}: {error}"
         for drive in world.drives:
             drive.close()
+            verdict.faults["exception in a command"] += drive.interrupted
             verdict.lost += drive.lost
             verdict.wrong += drive.wrong
             if (drive.lost or drive.wrong) and not verdict.what:

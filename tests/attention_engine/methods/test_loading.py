@@ -32,6 +32,11 @@ def test_file_adds_methods_to_copy_of_table(tmp_path, text):
     assert load_methods() == OURS
 
 
+@pytest.mark.parametrize("length", [1, 32])
+def test_shortest_and_longest_names_are_taken(tmp_path, length):
+    assert "a" * length in load_methods(written(tmp_path, f"METHODS = {{'a' * {length}: print}}"))
+
+
 def test_a_file_is_run_once_until_it_changes(tmp_path):
     file = written(tmp_path, "def mine(step): ...\nMETHODS = {'mine': mine}\n")
     assert load_methods(file)["mine"] is load_methods(file)["mine"]

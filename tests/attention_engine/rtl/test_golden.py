@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attention_engine import reference
 from attention_engine.rtl.golden import sparf_engine
-from attention_engine.rtl.params import EngineRun, EngineShape
+from attention_engine.rtl.params import EngineRun, EngineShape, _mant_exp
 from csd_spec import SparFParams
 from tests.properties import examples
 
@@ -45,6 +45,13 @@ def close(data, run):
     )
     assert got.channels == channels.tolist() and got.tokens == tokens.tolist()
     return np.abs(got.out.view(np.float16) - want).max() / ulp(np.abs(V).max())
+
+
+@given(st.floats(1e-6, 1e6))
+def test_factors_of_the_engine_have_24_bits(value):
+    mantissa, exponent = _mant_exp(value)
+    assert 1 << 23 <= mantissa <= 1 << 24
+    assert mantissa * 2.0**-exponent == pytest.approx(value, rel=2**-24)
 
 
 @settings(max_examples=examples(25))

@@ -39,8 +39,8 @@ def any_page(numbers, low=MIN_EXPONENT, high=MAX_EXPONENT):
     codes = numbers.integers(-128, 128, (2, n, d))
     codes[numbers.random(codes.shape) < 0.1] = 0
     exponents = [numbers.integers(low, high + 1, size) for size in (d, n)]
-    for each in exponents:
-        each[:2] = max(low, MIN_EXPONENT - 1), min(high, MAX_EXPONENT + 1)
+    for exponent in exponents:
+        exponent[:2] = max(low, MIN_EXPONENT - 1), min(high, MAX_EXPONENT + 1)
     return refined_page(shape(), *exponents, codes)
 
 

@@ -219,7 +219,7 @@ GROUP = ProgressiveShape(head_dim=64, m=64, q_heads=3, page_bytes=2048, v_bits=4
 @pytest.mark.rtl
 @pytest.mark.parametrize(
     ("simulator", "shape", "n_max"),
-    [("icarus", SMALL, 200), ("verilator", SMALL, 300), ("verilator", GROUP, 500)],
+    [pytest.param("icarus", SMALL, 200, marks=pytest.mark.long), ("verilator", SMALL, 300), ("verilator", GROUP, 500)],
     ids=["icarus", "2 x 16", "64 x 3"],
 )
 def test_progressive_engine(simulator, shape, n_max):

@@ -2,12 +2,14 @@
 
 import random
 import struct
+import uuid
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from csd_firmware import InProcessDrive
+from csd_firmware.process.listen import uuid_of
 from csd_firmware.values import Values
 from csd_link.nvmeof.commands import Code, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
@@ -154,3 +156,12 @@ def done(device, command):
     completion = device.submit(command, 0).result()
     assert completion.status is Status.SUCCESS, completion.reason
     return completion.data
+
+
+def test_identifiers_of_namespaces_are_uuids_of_the_drives_secret():
+    """Of version 8; all other bits are drawn, and they stay the same."""
+    drawn = [uuid_of(secret.to_bytes(4, "little"), nsid) for secret in range(300) for nsid in (1, 2)]
+    assert len(set(drawn)) == len(drawn) and uuid_of(bytes(4), 1) == drawn[0]
+    assert {uuid.UUID(bytes=each).version for each in drawn} == {8}
+    assert {uuid.UUID(bytes=each).variant for each in drawn} == {uuid.RFC_4122}
+    assert {each[6] & 0x0F for each in drawn} == {*range(16)} and {each[8] & 0x3F for each in drawn} == {*range(64)}

@@ -34,7 +34,7 @@ from csd_link.run_dir import doorbell_path, drive_dir, run_dir, window_path
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import DriveError, Flush, KvAppend, KvCrop, KvFree, KvRead, SeqCreate, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from ftl.flash.content import MmapPageStore
+from ftl.flash.content import DirectPageStore
 from tests.served import decoder, kill, pid, serving, window_of
 from vcsd.transport import open_drives
 
@@ -65,17 +65,17 @@ def test_decode_continues_after_drives_are_killed(tmp_path):
 
 
 def test_served_drive_uses_configured_medium_and_threads(tmp_path):
-    given = {"path": tmp_path, "medium": Medium("mapped"), "threads": 3}
+    given = {"path": tmp_path, "medium": Medium("direct"), "threads": 3}
     drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **given)
     folder = DriveFolder(drive.spec, tmp_path)
     firmware = open_firmware(drive, folder)
     assert firmware.state.threads == 3
-    assert isinstance(firmware.ftl.nand.page_store, MmapPageStore)
+    assert isinstance(firmware.ftl.nand.page_store, DirectPageStore)
     firmware.ftl.nand.page_store.close()
     folder.close()
 
 
-@pytest.mark.parametrize("medium", ["mapped", "direct"])
+@pytest.mark.parametrize("medium", ["direct"])
 def test_file_backed_drive_continues_after_kill(tmp_path, medium):
     with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)

@@ -62,8 +62,7 @@ def refused(action, *args, **more):
 
 
 def test_controller_properties(controller):
-    capabilities = controller.get_property(0, True)
-    assert capabilities & 0xFFFF == 127 and capabilities >> 37 & 1 and capabilities >> 43 & 1
+    assert controller.get_property(0, True) == 127 | 1 << 16 | 20 << 24 | 1 << 37 | 1 << 43
     assert controller.get_property(8, False) == 0x20000
     assert (controller.get_property(0x14, False), controller.get_property(0x1C, False)) == (1, 1)
     controller.set_property(0x14, 1 | 1 << 14)
@@ -75,6 +74,35 @@ def test_controller_properties(controller):
         assert refused(controller.set_property, *bad) == Code.INVALID_FIELD
     assert refused(controller.get_property, 0x14, True) == Code.INVALID_FIELD
     assert refused(controller.get_property, 0x30, False) == Code.INVALID_FIELD
+
+
+@pytest.mark.parametrize("selected", range(8))
+@pytest.mark.parametrize("shutdown", range(4))
+def test_controller_is_ready_while_enabled_and_not_shut_down(blocks, selected, shutdown):
+    made = Controller(subsystem_of(blocks), 5, (bytes(16), HOST), Limits())
+    assert refused(made.admin, Sqe(Admin.KEEP_ALIVE)) == Code.SEQUENCE_ERROR
+    value = 1 | selected << 4 | shutdown << 14
+    if selected not in (0, 6):
+        assert refused(made.set_property, 0x14, value) == Code.INVALID_FIELD
+        assert made.get_property(0x14, False) == 0
+    else:
+        made.set_property(0x14, value)
+        assert made.get_property(0x14, False) == value
+        assert made.get_property(0x1C, False) == (0b1001 if shutdown else 1)
+        assert made.is_ready == (not shutdown)
+    made.set_property(0x14, value & ~1)  # what a disabled controller selects does not matter
+    assert (made.is_ready, made.get_property(0x1C, False)) == (False, 8 if shutdown else 0)
+
+
+def test_event_requests_end_with_the_controller(controller, health):
+    controller.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=WARNING_EVENTS))
+    controller.admin(Sqe(Admin.ASYNC_EVENT, cid=1))
+    controller.set_property(0x14, 1 | 6 << 4)
+    assert controller.admin(Sqe(Admin.ABORT, cdw10=1 << 16)).result == 0, "it is still enabled"
+    controller.admin(Sqe(Admin.ASYNC_EVENT, cid=1))
+    controller.set_property(0x14, 0)
+    controller.set_property(0x14, 1)
+    assert controller.admin(Sqe(Admin.ABORT, cdw10=1 << 16)).result == 1
 
 
 def test_identify_controller_data(controller):
@@ -127,6 +155,13 @@ def test_log_pages_and_refusals(controller):
     supported = struct.unpack("<256I", log(controller, 0x12, 1024))
     assert {number for number in range(256) if supported[number]} == set(Feature)
     assert log(controller, 0x13) == bytes(4096)
+    assert log(controller, 2, 4, offset=512) == bytes(4), "the end of the page, and nothing after it"
+    assert log(controller, 2, 1 << 20) == log(controller, 2, 512) + bytes((1 << 20) - 512)
+    whole = (1 << 18) - 1
+    for dwords in (whole + 1, 1 << 31):
+        sqe = Sqe(Admin.GET_LOG_PAGE, cdw10=2 | (dwords & 0xFFFF) << 16, cdw11=dwords >> 16)
+        assert refused(controller.admin, sqe) == Code.INVALID_FIELD
+    assert refused(controller.admin, Sqe(Admin.GET_LOG_PAGE, cdw10=2, cdw13=1)) == Code.INVALID_FIELD
     assert refused(log, controller, 0x70) == Code.INVALID_LOG_PAGE
     assert refused(log, controller, 2, 512, offset=2) == Code.INVALID_FIELD
     assert refused(log, controller, 2, 512, offset=516) == Code.INVALID_FIELD
@@ -151,8 +186,36 @@ def test_features(controller):
     assert refused(change, Feature.KEY_VALUE_CONFIGURATION, 0) == Code.NOT_CHANGEABLE
     assert refused(change, Feature.HOST_IDENTIFIER, 0) == Code.NOT_CHANGEABLE
     assert refused(change, Feature.ASYNC_EVENTS, 0, 1) == Code.NOT_SAVEABLE
-    assert refused(change, Feature.NUMBER_OF_QUEUES, 0xFFFF) == Code.INVALID_FIELD
+    for asked in (0xFFFF, 0xFFFF << 16):
+        assert refused(change, Feature.NUMBER_OF_QUEUES, asked) == Code.INVALID_FIELD
+    assert change(Feature.NUMBER_OF_QUEUES, 0xFFFEFFFE).result == 0x70007
     assert refused(get, 0x99) == refused(change, 0x99, 0) == refused(get, 1, 4) == Code.INVALID_FIELD
+
+
+FIXED = {
+    Feature.VOLATILE_WRITE_CACHE: 1,
+    Feature.POWER_MANAGEMENT: 0,
+    Feature.COMMAND_SET_PROFILE: 0,
+    Feature.KEY_VALUE_CONFIGURATION: 1,
+}
+
+
+@pytest.mark.parametrize("feature", sorted(set(Feature) - {Feature.HOST_IDENTIFIER}))
+def test_values_of_features(controller, feature):
+    """Current, default and saved value, and whether it can be changed; it is the only one that changes."""
+
+    def values(of):
+        return [controller.features.get(Sqe(Admin.GET_FEATURES, cdw10=of | select << 8)).result for select in range(4)]
+
+    before = {each: values(each) for each in Feature if each != Feature.HOST_IDENTIFIER}
+    value = FIXED.get(feature, 7)
+    controller.admin(Sqe(Admin.SET_FEATURES, cdw10=feature, cdw11=value))
+    if feature in FIXED:
+        expected = [value, value, value, 0]
+        assert refused(controller.admin, Sqe(Admin.SET_FEATURES, cdw10=feature, cdw11=value + 1)) == Code.NOT_CHANGEABLE
+    else:
+        expected = [0x70007, 0x70007, 0x70007, 4] if feature == Feature.NUMBER_OF_QUEUES else [7, 0, 0, 4]
+    assert {each: values(each) for each in before} == before | {feature: expected}
 
 
 def test_keep_alive_renews_the_timeout(controller, monkeypatch):
@@ -166,6 +229,9 @@ def test_keep_alive_renews_the_timeout(controller, monkeypatch):
     controller.admin(Sqe(Admin.IDENTIFY, cdw10=1))  # other commands do not count
     now += 0.2
     assert controller.expired
+    controller.admin(Sqe(Admin.KEEP_ALIVE))
+    now += 2.0
+    assert not controller.expired
     controller.features.keep_alive_ms = 0
     assert not controller.expired
 
@@ -185,6 +251,33 @@ def test_an_event_request_is_held_until_the_health_changes(controller, health):
     for cid in range(4):
         controller.admin(Sqe(Admin.ASYNC_EVENT, cid=cid))
     assert refused(controller.admin, Sqe(Admin.ASYNC_EVENT, cid=9)) == Code.EVENT_LIMIT
+
+
+@pytest.mark.parametrize("bit", range(6))
+def test_a_warning_completes_an_event_request_if_the_host_has_enabled_it(controller, health, bit):
+    controller.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=0xFF & ~(1 << 3)))
+    controller.admin(Sqe(Admin.ASYNC_EVENT, cid=9))
+    health.warning = 1 << bit
+    controller.admin(Sqe(Admin.KEEP_ALIVE))
+    information = {0: 2, 1: 1}.get(bit, 0)  # spare, temperature; all others are about the reliability
+    expected = [(9, 1 | information << 8 | 2 << 16, 0)] if bit not in (3, 5) else []
+    assert controller.completed == expected
+
+
+def test_discovery_controller_reports_no_health(health):
+    made = Controller(subsystem_of(MemoryBlocks(), smart=health, namespaces={}), 5, (bytes(16), HOST), Limits())
+    made.complete_event = lambda *what: pytest.fail("it has no drive")
+    made.set_property(0x14, 1)
+    made.admin(Sqe(Admin.SET_FEATURES, cdw10=Feature.ASYNC_EVENTS, cdw11=WARNING_EVENTS))
+    assert made.admin(Sqe(Admin.ASYNC_EVENT, cid=1)) is None
+    health.warning = 1 << 2
+    made.admin(Sqe(Admin.KEEP_ALIVE))
+    assert refused(made.admin, Sqe(Admin.ABORT, cdw10=1 << 16)) == Code.INVALID_OPCODE
+    for kind in (0, 2, 3, 0x1C):
+        assert refused(identify, made, kind) == Code.INVALID_FIELD
+    assert len(identify(made, 1)) == 4096
+    pages = struct.unpack("<256I", log(made, 0, 1024))
+    assert {number for number in range(256) if pages[number]} == {0, 0x70}
 
 
 def nvm(controller, opcode, lba=0, count=1, data=b"", **more):

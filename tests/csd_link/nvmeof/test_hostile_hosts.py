@@ -11,8 +11,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from csd_link.nvmeof import sequences as sequences_module
-from csd_link.nvmeof.commands import CommandError, Sqe
+from csd_link.nvmeof.commands import Sqe
 from csd_link.nvmeof.host import NvmeHost
 from csd_link.nvmeof.identify import Limits
 from csd_link.nvmeof.nvm import NvmNamespace
@@ -129,37 +128,6 @@ def test_correct_host_completes_all_beside_hostile_ones(target, behave):
     assert completed == 3 * COMMANDS
     device.close()
     host.close()
-
-
-def test_session_limit_keeps_sessions_of_other_hosts():
-    namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16), sessions=4)
-    first = namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", HOST).data[0][:8]
-    for _ in range(20):
-        namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", f"{HOST}2")
-    assert len(namespace) == 4 and int.from_bytes(first, "little") in namespace._sessions
-
-
-def test_session_is_dropped_by_detach_and_after_its_host_has_left(monkeypatch):
-    monkeypatch.setattr(sequences_module, "LEFT_S", 0.2)
-    namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16))
-
-    def attach(host):
-        return int.from_bytes(namespace.execute(Sqe(Op.ATTACH, cdw10=1 << 14), b"", host).data[0][:8], "little")
-
-    def ask(op, session, host):
-        return namespace.execute(Sqe(op, cdw14=session & 0xFFFFFFFF, cdw15=session >> 32), b"", host)
-
-    ask(Op.DETACH, attach(HOST), HOST)
-    assert len(namespace) == 0
-    gone, back, there = attach(f"{HOST}1"), attach(f"{HOST}2"), attach(f"{HOST}3")
-    namespace.host_left(f"{HOST}1")
-    namespace.host_left(f"{HOST}2")
-    with pytest.raises(CommandError, match="0x00c"):  # it is known, and has fetched too early
-        ask(Op.FETCH, back, f"{HOST}2")
-    time.sleep(0.3)
-    assert len(namespace) == 3
-    attach(f"{HOST}3")  # any command ends what is over
-    assert gone not in namespace._sessions and {back, there} < namespace._sessions.keys()
 
 
 def test_silent_transfer_ends_and_others_go_on(target):

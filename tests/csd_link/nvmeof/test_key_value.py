@@ -117,7 +117,7 @@ def test_identify(hosts, tenants):
     one.store(b"key", bytes(5000))
     page = bytes(one.host.identify(5, 2, 1))
     assert struct.unpack_from("<QQQ", page) == (1 << 30, 0, 5000)
-    assert (page[25], struct.unpack_from("<I", page, 32), page[48:64]) == (0, (8192,), UUID)
+    assert (page[24:27], struct.unpack_from("<I", page, 32), page[48:64]) == (b"\x08\0\x01", (8192,), UUID)
     assert struct.unpack_from("<HBBIII", page, 72) == (16, 0, 0, 1 << 20, 100, 0)
     assert struct.unpack_from("<QQQ", other.host.identify(5, 2, 1)) == (1 << 30, 0, 0), "another tenant's"
     assert one.host.identify(6, csi=1) == bytes(4096)
@@ -127,6 +127,14 @@ def test_identify(hosts, tenants):
     assert struct.unpack_from("<2Q", one.host.identify(0x1C)) == (0b11, 0)
     assert bytes(one.host.identify(3, 2)[20:25]) == b"\x04\x01\0\0\x01"
     assert refused(one.host.identify, 0, 2) == Code.INVALID_FIELD
+
+
+def test_a_tenant_uses_no_more_than_its_size(hosts, tenants):
+    """As a host requires of NUSE, also when the operator has made the tenant's share smaller than its values."""
+    one, _ = hosts
+    one.store(b"key", bytes(5000))
+    tenants[HOST].size_bytes = 4000
+    assert struct.unpack_from("<QQQ", one.host.identify(5, 2, 1)) == (4000, 0, 4000)
 
 
 def test_docs_list_the_commands(hosts):

@@ -37,7 +37,7 @@ class Kernel:
 
     def begin(self, commands: list[VendorCommand]):
         assert not self.begun
-        self.begun = [self._carry_out(each) for each in commands]
+        self.begun = [self._carry_out(command) for command in commands]
 
     def _carry_out(self, command):
         fault, is_executed = self.faults.pop() if self.faults else (0, True)
@@ -105,7 +105,7 @@ def test_node_size_matches_drive_and_kernel_limits(device):
 
 def test_commands_in_flight_complete_in_order(device, drive):
     futures = [device.submit(KvFree((100 + number,)), number) for number in range(5)]
-    assert [len(each.result().data[0]) for each in futures] == [100, 101, 102, 103, 104]
+    assert [len(future.result().data[0]) for future in futures] == [100, 101, 102, 103, 104]
     assert drive.seen == [0, 1, 2, 3, 4]
 
 

@@ -31,6 +31,7 @@ from csd_link.nvmeof.pdu import (
     pack_term,
     parse,
     parse_head,
+    part_of,
 )
 from tests.nvmeof import head_of
 from tests.properties import examples
@@ -88,6 +89,14 @@ def test_queue_entries_round_trip():
     assert Sqe(1).to_controller and not Sqe(2).to_controller and not Sqe(Admin.IDENTIFY).to_controller
     assert Sqe(Admin.FABRICS, nsid=Fabrics.CONNECT).to_controller
     assert not Sqe(Admin.FABRICS, nsid=Fabrics.PROPERTY_GET).to_controller
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.binary(max_size=6), max_size=5), st.integers(0, 20), st.integers(0, 20))
+def test_part_of_buffers_is_the_part_of_their_bytes(buffers, at, length):
+    parts = part_of(buffers, at, length)
+    assert b"".join(parts) == b"".join(buffers)[at : at + length]
+    assert all(parts), "none is empty"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ partner of: csd_link/nvmeof/sequences.py, csd_link/nvmeof/device.py
 
 import random
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from csd_io.crc import crc32
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof import device as device_module
+from csd_link.nvmeof import sequences as sequences_module
 from csd_link.nvmeof.commands import Code, CommandError, Sqe
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import NvmeHost
@@ -31,6 +34,7 @@ from csd_link.nvmeof.sequences import (
     Session,
     decode_frame,
 )
+from csd_link.nvmeof.tls import TlsError
 from csd_link.window import Identity, WindowLayout
 from csd_link.wire import pack_entry
 from csd_spec import Completion, Flush, KvAppend, KvExist, KvFree, Status
@@ -38,6 +42,7 @@ from csd_spec.arrays import KEY
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.nvmeof import HOST, NQN, MemoryBlocks, subsystem_of, target_of
 from tests.properties import examples
+from tests.served import until
 from vcsd_eval.verify.faulty_proxy import FaultyProxy
 
 IDENTITY = Identity("csd0", INSTCSD_ZYNQ7045_8CH, WindowLayout(depth=4, slot_blocks=2048))
@@ -128,6 +133,63 @@ def test_session_belongs_to_host_and_ends_with_firmware(namespace, service):
     attach(namespace)
     namespace.execute(sqe(Op.FETCH, 0, first), b"", HOST)
     assert refused(namespace.execute, sqe(Op.FETCH, 0, second), b"", HOST) == UNKNOWN_SESSION, "not used for longest"
+
+
+HOSTS = [f"{HOST}{number}" for number in range(3)]
+STEPS = "attach", "use", "detach", "leave", "wait"
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.sampled_from(["attach", "use", "detach", "leave", "wait"]), st.integers(0, 9)), max_size=40)
+)
+def test_sessions_end_as_their_hosts_share_them(steps):
+    """Against a list of them, least recently used first; any command ends those of hosts that are gone for too long."""
+    now, most, own, kept_s = 100.0, 4, 3, 5
+    sessions, left = list[tuple[int, str]](), dict[str, float]()
+
+    def expire(host):
+        left.pop(host, None)
+        gone = {each for each, since in left.items() if now - since >= kept_s}
+        sessions[:] = [session for session in sessions if session[1] not in gone]
+        for each in gone:
+            del left[each]
+
+    with (
+        mock.patch.object(sequences_module, "LEFT_S", kept_s),
+        mock.patch.object(sequences_module, "MAX_HOST_SESSIONS", own),
+        mock.patch.object(sequences_module.time, "monotonic", lambda: now),
+    ):
+        namespace = SequenceNamespace(lambda host: Counting(), IDENTITY, bytes(16), sessions=most)
+        for step, number in steps:
+            host = HOSTS[number % 3]
+            if step == "attach":
+                made = attach(namespace, host)
+                expire(host)
+                sessions.append((made, host))
+                while True:
+                    counts = Counter(each for _, each in sessions)
+                    largest = max(counts, key=lambda count: (counts[count], count in left))
+                    if counts[largest] <= own and len(sessions) <= most:
+                        break
+                    sessions.remove(next(session for session in sessions if session[1] == largest))
+            elif step == "leave":
+                namespace.host_left(host)
+                if host in {each for _, each in sessions}:
+                    left[host] = now
+            elif step == "wait":
+                now += number
+            elif sessions:
+                used = sessions[number % len(sessions)]
+                expire(used[1])
+                sessions.remove(used)
+                if step == "use":
+                    assert refused(namespace.execute, sqe(Op.FETCH, 7, used[0]), b"", used[1]) == Code.SEQUENCE_ERROR
+                    sessions.append(used)
+                else:
+                    namespace.execute(sqe(Op.DETACH, 0, used[0]), b"", used[1])
+            assert list(namespace._sessions) == [each for each, _ in sessions]
+            assert len(namespace) == len(sessions)
 
 
 def test_completion_is_fetched_whole_or_in_parts(namespace):
@@ -230,6 +292,15 @@ def test_restarted_or_closed_drive_is_lost(namespace, monkeypatch):
         device_of(port)
 
 
+def test_closed_drive_has_completed_its_commands_and_leaves_no_session(namespace, service):
+    with target_with(namespace) as target:
+        device = device_of(target.port)
+        sent = [device.submit(KvFree((size,)), 0) for size in (9, 2_000_000, 0)]
+        device.close()
+        assert [each.done() and each.result().status for each in sent] == [Status.SUCCESS] * 3
+        until(lambda: len(namespace) == 0)
+
+
 def test_unreachable_drive_is_waited_for(namespace, service):
     """A proxy takes connections and closes them, as long as no target listens."""
     located, again = [], ExitStack()
@@ -251,6 +322,96 @@ def test_unreachable_drive_is_waited_for(namespace, service):
         device.close()
     hasty.close()
     proxy.close()
+
+
+class Clock:
+    """Time that passes in sleeps only, which it notes."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.slept = 50.0, list[float]()
+        monkeypatch.setattr(device_module, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def device(namespace):
+    with target_with(namespace) as target:
+        attached = device_of(target.port, ctrl_loss_s=10.0)
+        yield attached
+        attached.close()
+
+
+def doubling(first, most, total):
+    """Delays that double up to a largest one, until their sum is at least `total`."""
+    delays = list[float]()
+    while sum(delays) < total:
+        delays.append(min(first * 2 ** len(delays), most))
+    return delays
+
+
+@pytest.mark.parametrize(
+    ("error", "waits_s"),
+    [
+        (TimeoutError(), 10.0),
+        (StatusError(Code.CONTROLLER_BUSY, 0), 10.0),
+        (ConnectionRefusedError(), device_module.REFUSED_S),
+        (FileNotFoundError(), device_module.REFUSED_S),
+        (TlsError(), device_module.REFUSED_S),
+        (StatusError(Code.INVALID_HOST, 0), device_module.REFUSED_S),
+    ],
+)
+def test_a_connection_is_tried_again_less_and_less_often(device, monkeypatch, error, waits_s):
+    clock = Clock(monkeypatch)
+
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(device, "_connect", fail)
+    with pytest.raises(DriveLostError):
+        device._reconnect(OSError("cut"))
+    assert clock.slept == pytest.approx(doubling(0.01, device_module.MAX_DELAY_S, waits_s))
+
+
+def test_refusals_count_from_the_last_other_failure(device, monkeypatch):
+    clock, attempts = Clock(monkeypatch), list[float]()
+
+    def fail(name):
+        attempts.append(clock.now)
+        raise TimeoutError if clock.now < 53 else ConnectionRefusedError
+
+    monkeypatch.setattr(device, "_connect", fail)
+    with pytest.raises(DriveLostError):
+        device._reconnect(OSError("cut"))
+    last_other = max(attempt for attempt in attempts if attempt < 53)
+    assert 0 <= clock.now - last_other - device_module.REFUSED_S <= device_module.MAX_DELAY_S
+
+
+def test_a_command_is_repeated_less_and_less_often_while_memory_is_short(device, monkeypatch):
+    clock = Clock(monkeypatch)
+    with pytest.raises(DriveLostError):
+        for _ in range(1000):
+            device._wait_to_retry()
+    expected = doubling(0.01, 0.25, device_module.RETRY_S)
+    assert clock.slept == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_first_connection_waits_for_a_busy_drive_alone(device, monkeypatch):
+    for status, delays in ((Code.CONTROLLER_BUSY, [0.25] * 9), (Code.INVALID_HOST, [])):
+        clock = Clock(monkeypatch)
+
+        def fail(name, status=status):
+            raise StatusError(status, 0)
+
+        monkeypatch.setattr(device, "_connect", fail)
+        with pytest.raises(StatusError):
+            device._connect_first("")
+        assert clock.slept == delays
 
 
 def test_subsystem_without_sequences_is_refused(namespace):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csd_link.nvmeof.commands import DISCOVERY_NQN, DO_NOT_RETRY, Code, Sqe
+from csd_link.nvmeof.connection import MAX_H2C_BYTES
 from csd_link.nvmeof.controllers import ConnectData
 from csd_link.nvmeof.host import NvmeHost, discover
 from csd_link.nvmeof.host_queue import HostQueue, StatusError
@@ -164,6 +165,17 @@ def test_commands_before_connect_are_sequence_errors(target):
     with raw_queues(target) as (admin, io):
         admin.enable(0)
         assert io.command(Sqe(READ, nsid=1), sgl_type=0x5A, sgl_bytes=4096).status & 0x7FF == Code.SEQUENCE_ERROR
+
+
+def test_capsules_may_be_larger_than_data_pdus(blocks):
+    """The limit of a target for data in capsules holds, whatever the limit for data that it asks for."""
+    with (
+        target_of(subsystem_of(blocks), Limits(in_capsule_bytes=MAX_H2C_BYTES + 4096)) as target,
+        raw_queues(target) as (_, io),
+    ):
+        content = random.randbytes(MAX_H2C_BYTES + 4096)
+        assert io.command(write(0, len(content) // 4096), content).status == 0
+        assert blocks.read(0, len(content)) == content
 
 
 def test_mismatched_sgl_descriptors_are_refused(target):

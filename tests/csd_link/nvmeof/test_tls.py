@@ -2,6 +2,7 @@
 
 import random
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -20,7 +21,7 @@ from csd_link.nvmeof.pdu import Digests
 from csd_link.nvmeof.sequences import EncodedCommand, Op, SequenceNamespace, decode_attach
 from csd_link.nvmeof.subsystem import DiscoveryRecord
 from csd_link.nvmeof.target import Target
-from csd_link.nvmeof.tls import Credentials, TlsError
+from csd_link.nvmeof.tls import Credentials, TlsError, words
 from csd_spec import Flush, KvAppend, KvFree, Status
 from tests.certificates import certificates
 from tests.csd_link.nvmeof.test_sequences import IDENTITY, SMALL, Counting
@@ -218,3 +219,24 @@ def test_tls_below_1_3_is_refused(files):
         done = subprocess.run(client, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         assert done.returncode and "protocol version" in done.stderr
         until(lambda: served.refused)
+
+
+def test_each_refusal_has_words_of_its_own():
+    """Also one of which OpenSSL knows no reason."""
+    reasons = (
+        "TLSV13_ALERT_CERTIFICATE_REQUIRED",
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "WRONG_VERSION_NUMBER",
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "HTTP_REQUEST",
+    )
+    said = list[str]()
+    for reason in reasons:
+        error = ssl.SSLError(1, f"[SSL: {reason}]")
+        error.reason = reason
+        said.append(words(error))
+    assert len({*said}) == len(reasons)
+    assert "cert=" in said[0] and "unknown ca" in said[1] and "http request" in said[4]
+    unknown = ssl.SSLError(8, "the line is cut")
+    unknown.reason = None
+    assert "the line is cut" in words(unknown)

@@ -18,7 +18,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     tokens = [[(sum(each) + n) % 256 for n in range(asked["tokens"])] for each in asked.get("prompts", ())]
     if how == "wrong":
-        tokens = [[each[0] + 1, *each[1:]] for each in tokens]
+        tokens = [[token[0] + 1, *token[1:]] for token in tokens]
     if drives and how != "blind":
         hits += 576 * len(tokens)
         failed += 1

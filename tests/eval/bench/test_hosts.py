@@ -1,13 +1,13 @@
 """Honest hosts keep all that they store beside hostile ones; what would go wrong is counted with a reason.
 
-partner of: eval/bench/hosts.py, eval/bench/hosts_child.py
+partner of: eval/bench/hosts.py, eval/bench/hosts_child.py, eval/bench/child.py
 """
 
 from __future__ import annotations
 
 import pytest
 
-from vcsd_eval.bench import hosts
+from vcsd_eval.bench import child, hosts
 from vcsd_eval.bench.hosts import HostsLoad, experiment
 
 
@@ -34,3 +34,11 @@ def test_ratio_is_the_median_over_rounds_and_failures_are_told(monkeypatch: pyte
     monkeypatch.setattr(hosts, "measured", lambda load: (result, ["wrong: block 3", "wrong: block 3"]))
     outcome = experiment(HostsLoad())
     assert outcome.failed and outcome.notes == ("wrong: block 3",)
+
+
+def test_failed_child_error_has_reason():
+    with (
+        child.started("vcsd_eval.bench.hosts_child", "no job\n") as process,
+        pytest.raises(OSError, match="JSONDecode"),
+    ):
+        child.answer(process)

@@ -5,13 +5,20 @@ partner of: eval/bench/serving.py
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import os
+import threading
+from pathlib import Path
 
 import pytest
 
+from vcsd.progress import no_tick
 from vcsd_eval.bench import serving
 from vcsd_eval.bench.serving import ServingLoad, experiment, requests
 
+ROUNDS, MAX_GROWTH_BYTES = 8, 4 << 20  # growth in the second half of the rounds: noise of the allocator
 FEW = {"policies": "orbitflow,ours,in-two-places,tierkv", "requests": 10, "longest": 96}
 
 
@@ -42,13 +49,24 @@ def test_traces_are_shortened_to_context_of_model(tmp_path) -> None:
     assert asked[0].at == 0 and asked == sorted(asked, key=lambda each: each.at)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("minutes", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_memory_is_flat_under_load(minutes: int) -> None:
-    found = experiment(ServingLoad(policies="ours", requests=12, longest=96, minutes=minutes)).result
-    assert (found["wrong"], found["left_bytes"]) == (0, 0)
-    assert found["anonymous_growth_bytes"] <= serving.MAX_ANONYMOUS_BYTES
-    assert (found["descriptor_growth"], found["thread_growth"]) == (0, 0)
+def usage() -> tuple[int, int, int]:
+    """Resident memory of this process, bytes; its open files; its threads."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def test_server_that_serves_again_does_not_grow() -> None:
+    load = ServingLoad(policies="orbitflow", requests=8, longest=96)
+    asked = requests(load)
+    with serving._served(serving.setting(load, "orbitflow", asked)) as server:
+        before = after = (0, 0, 0)
+        for number in range(ROUNDS):
+            serving.answered(server, asked, no_tick)
+            before, after = (after if number == ROUNDS // 2 else before), usage()
+        assert server.kv.runner.table.used.total() == 0
+    assert after[0] - before[0] <= MAX_GROWTH_BYTES and after[1:] == before[1:]
 
 
 def test_unknown_policy_is_refused() -> None:

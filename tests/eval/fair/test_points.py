@@ -87,7 +87,7 @@ def test_systems_without_room_for_all_tokens_have_no_rate():
 )
 def test_closed_forms_are_within_a_tenth_of_the_model(given):
     ties = [boundary(point(**given), rival) for rival in RIVALS]
-    known = [each["error_percent"] for each in ties if each["error_percent"] is not None]
+    known = [tie["error_percent"] for tie in ties if tie["error_percent"] is not None]
     assert len(known) >= 1
     assert max(map(abs, known)) < 10
 

@@ -34,7 +34,7 @@ def utilisation(served):
 def test_tokens_are_conserved(machine, trace, rate):
     arrivals = list(periods(trace, 0.5, rate, seed=3))
     served = run(machine, arrivals)
-    outputs = np.sort(np.concatenate([each.output_tokens for each in arrivals]))
+    outputs = np.sort(np.concatenate([arrival.output_tokens for arrival in arrivals]))
     ended = int(served.ended.sum())
     done = served.made.sum() - served.stored.sum()
     assert outputs[:ended].sum() <= done <= outputs[outputs.size - ended :].sum()
@@ -46,9 +46,9 @@ def test_all_tokens_are_generated_if_all_requests_end(machine, trace):
     arrivals = list(periods(trace, 0.2, 1, seed=3))
     served = run(machine, arrivals, seconds=36_000)
     assert served.ended.sum() == served.arrived and served.stored.sum() == 0
-    assert served.made.sum() == sum(each.output_tokens.sum() for each in arrivals)
-    assert served.input_tokens == sum(each.input_tokens.sum() for each in arrivals)
-    long = sum((each.output_tokens > 1).sum() for each in arrivals)
+    assert served.made.sum() == sum(arrival.output_tokens.sum() for arrival in arrivals)
+    assert served.input_tokens == sum(arrival.input_tokens.sum() for arrival in arrivals)
+    long = sum((arrival.output_tokens > 1).sum() for arrival in arrivals)
     assert served.latencies.sum(axis=1).tolist() == [served.arrived, long]
 
 
@@ -117,9 +117,10 @@ def test_memory_is_bounded_by_two_periods(machine, trace):
     """Arrays that grow with requests: the pool of waiting requests, and the known blocks."""
     sizes, count = [], 8
     prompts = [
-        replace(each, hashes=tuple(range(100 * each.number, 100 * each.number + count))) for each in trace.requests
+        replace(request, hashes=tuple(range(100 * request.number, 100 * request.number + count)))
+        for request in trace.requests
     ]
-    trace = replace(trace, requests=[replace(each, input_tokens=512 * count + 1) for each in prompts])
+    trace = replace(trace, requests=[replace(prompt, input_tokens=512 * count + 1) for prompt in prompts])
     simulation = _Simulation(machine.costs(8192), 2, machine.groups, machine.slots)
     for arrivals in periods(trace, 24, 4, seed=2):
         simulation.arrive(arrivals)
@@ -131,10 +132,10 @@ def test_memory_is_bounded_by_two_periods(machine, trace):
 
 def with_prefixes(blocks, gap_s=100.0, block_tokens=512):
     """Requests with full blocks by number, and some tokens of their own."""
-    tokens = np.array([len(each) * block_tokens + 100 for each in blocks])
+    tokens = np.array([len(block) * block_tokens + 100 for block in blocks])
     return Arrivals(
         np.arange(len(blocks)) * gap_s, tokens, np.full(len(blocks), 2), np.concatenate(blocks).astype(np.int64),
-        np.cumsum([len(each) for each in blocks]), block_tokens,
+        np.cumsum([len(block) for block in blocks]), block_tokens,
     )  # fmt: skip
 
 

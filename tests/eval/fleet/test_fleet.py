@@ -54,13 +54,13 @@ def test_variants_change_one_thing(result):
 
 def test_variants_of_hosts_with_more_drives_shard_tokens(setting, trace):
     machine = machine_of(replace(setting, drives=32), trace)
-    assert {each.token_shards for each in variants(machine).values()} == {1, 2}
+    assert {variant.token_shards for variant in variants(machine).values()} == {1, 2}
     assert machine.shards == 1 and replace(machine, scheme=Scheme(token_shards=2)).group == 16
 
 
 def test_ray_gives_same_figures(trace, ray_cluster, setting):
     jobs = [FleetJob(machine=machine_of(setting, trace), hosts=2, trace=trace, hours=0.2, seed=each) for each in (0, 1)]
-    here, there = [run_job(each) for each in jobs], run_jobs(jobs, "local")
+    here, there = [run_job(job) for job in jobs], run_jobs(jobs, "local")
     for one, other in zip(here, there, strict=True):
         assert one.spent_s.tolist() == other.spent_s.tolist() and one.latencies.tolist() == other.latencies.tolist()
 

@@ -11,18 +11,18 @@ from vcsd_eval.fleet.workload import backlog, period_s, periods
 
 def test_first_period_is_trace(trace):
     found, *_ = periods(trace, 2, 1.0, seed=0)
-    assert found.input_tokens.tolist() == [each.input_tokens for each in trace.requests]
-    assert found.arrival_s.tolist() == [each.arrival - trace.requests[0].arrival for each in trace.requests]
+    assert found.input_tokens.tolist() == [request.input_tokens for request in trace.requests]
+    assert found.arrival_s.tolist() == [request.arrival - trace.requests[0].arrival for request in trace.requests]
 
 
 def test_periods_are_in_order_and_end(trace):
-    arrival_s = np.concatenate([each.arrival_s for each in periods(trace, 2, 1.0, seed=0)])
+    arrival_s = np.concatenate([period.arrival_s for period in periods(trace, 2, 1.0, seed=0)])
     assert 7000 < arrival_s.max() < 7200 and (np.diff(arrival_s) >= 0).all()
 
 
 def test_rate_divides_gaps(trace):
     assert period_s(trace) == pytest.approx(2400)
-    one, two = (sum(each.arrival_s.size for each in periods(trace, 4, rate, seed=0)) for rate in (1, 2))
+    one, two = (sum(period.arrival_s.size for period in periods(trace, 4, rate, seed=0)) for rate in (1, 2))
     assert two == pytest.approx(2 * one, rel=0.01)
 
 
@@ -49,9 +49,9 @@ def talks():
 def test_blocks_of_first_period_equal_trace(talks):
     (found,) = periods(talks, 300 / 3600, 1.0, seed=0)
     parts = [each.tolist() for each in np.split(found.blocks, found.block_ends[:-1])]
-    assert [len(each) for each in parts] == [2, 2, 3, 4, 1]  # the last block of a prompt is not full
+    assert [len(part) for part in parts] == [2, 2, 3, 4, 1]  # the last block of a prompt is not full
     assert found.shared == 2  # 99 is in all prompts, if only as their last block
-    assert len({each[0] for each in parts[:4]}) == 1 and parts[0][0] < found.shared
+    assert len({part[0] for part in parts[:4]}) == 1 and parts[0][0] < found.shared
     assert parts[2][:2] == parts[0] and parts[3][:2] == parts[1] and parts[0][1] != parts[1][1]
     assert found.distinct_blocks == found.shared + 6
 

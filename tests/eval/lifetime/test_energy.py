@@ -71,7 +71,7 @@ def test_dollars_follow_prices_and_life():
 
 
 def test_constants_have_ranges_and_sources():
-    for name, each in constants().constants.items():
-        ends = sorted((each.low, each.high))
-        assert ends[0] < each.value < ends[1], name
-        assert len(each.source) > 30 or each.source.startswith("assumed"), name
+    for name, constant in constants().constants.items():
+        ends = sorted((constant.low, constant.high))
+        assert ends[0] < constant.value < ends[1], name
+        assert len(constant.source) > 30 or constant.source.startswith("assumed"), name

@@ -48,7 +48,7 @@ def outcome(setting):
 def test_rows_have_all_figures(outcome):
     rows = outcome.result["rows"]
     assert [row["layout"] for row in rows if row["engine"] == OURS] == list(LAYOUTS)
-    assert {row["engine"] for row in rows} == {OURS, *(each.name for each in PATTERNS)}
+    assert {row["engine"] for row in rows} == {OURS, *(pattern.name for pattern in PATTERNS)}
     for row in rows:
         assert row["waf"] >= 1 and row["dwpd"] > 0
         assert row["years_low"] < row["years"] < row["years_high"]

@@ -28,9 +28,9 @@ def test_conversations_share_more_than_system_prompt():
 
 def test_day_renames_content_and_keeps_system_prompt():
     visits = make_day(TRACE, hours=3, fraction=0.5, seed=0).visits
-    assert {each.keys[0] for each in visits} == {(0, SYSTEM)}
-    assert len({each.keys[2] for each in visits}) == len(visits)
-    assert [each.arrival_s for each in visits] == sorted(each.arrival_s for each in visits)
+    assert {visit.keys[0] for visit in visits} == {(0, SYSTEM)}
+    assert len({visit.keys[2] for visit in visits}) == len(visits)
+    assert [visit.arrival_s for visit in visits] == sorted(visit.arrival_s for visit in visits)
 
 
 def test_day_has_rate_of_trace():
@@ -45,7 +45,7 @@ def test_day_depends_only_on_seed():
 
 def test_day_without_hashes_shares_nothing():
     visits = make_day(trace_of([()] * 50, block=0), 1, 1, 0).visits
-    keys = [key for each in visits for key in each.keys]
+    keys = [key for visit in visits for key in visit.keys]
     assert len(set(keys)) == len(keys) > 0
 
 

@@ -16,11 +16,11 @@ from vcsd_eval.papers.paper import Evaluation, Paper
 def test_every_paper_is_consistent(name):
     paper = load(name)
     assert paper.name == name
-    fixing = {each.id for each in paper.claims if each.kind is ClaimKind.CALIBRATED}
+    fixing = {claim.id for claim in paper.claims if claim.kind is ClaimKind.CALIBRATED}
     assert fixing <= {name for each in paper.calibrated for name in each.fixed_by.split(", ")}
     assert all(each.why for each in (*paper.calibrated, *paper.assumed))
-    assert set(paper.commands) <= {each.id for each in paper.claims}
-    assert any(each.kind is ClaimKind.PREDICTED and not each.bound for each in paper.claims)
+    assert set(paper.commands) <= {claim.id for claim in paper.claims}
+    assert any(claim.kind is ClaimKind.PREDICTED and not claim.bound for claim in paper.claims)
 
 
 @pytest.fixture

@@ -110,7 +110,9 @@ def test_invalid_options_are_one_line_error(capsys, monkeypatch, words):
 def jsonl(folder, requests):
     path = folder / "mooncake.jsonl"
     keys = ("timestamp", "input_length", "output_length")
-    path.write_text("".join(json.dumps(dict(zip(keys, each, strict=True), hash_ids=[])) + "\n" for each in requests))
+    path.write_text(
+        "".join(json.dumps(dict(zip(keys, request, strict=True), hash_ids=[])) + "\n" for request in requests)
+    )
     return path
 
 

@@ -16,7 +16,7 @@ from vcsd_eval.ssd.workload import WORKLOADS
 def test_constants_have_sources_and_sources_are_used(profile):
     found = with_sources(profile)
     assert all(len(each["source"]) > 10 for each in found.values())
-    used = {each.source for each in (*profile.constants.values(), *getattr(profile, "published", ()))}
+    used = {constant.source for constant in (*profile.constants.values(), *getattr(profile, "published", ()))}
     assert set(profile.sources) == used
 
 

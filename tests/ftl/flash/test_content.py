@@ -1,4 +1,4 @@
-"""Pages in a mapped file and in one read with direct I/O: the same bits as in memory for every read, and damage is
+"""Pages in a file read with direct I/O: the same bits as in memory for every read, and damage is
 detected when it is read.
 
 partner of: ftl/flash/content.py, ftl/flash/damage.py, csd_io/medium.py
@@ -22,7 +22,7 @@ from ftl.kv.values import is_value
 from vcsd_eval.verify.random_host import DRIVE, RandomHost
 
 HEADS, DIM = 2, 32
-FILES = [Medium("mapped"), Medium("direct", BLOCK), Medium("direct", 40 * BLOCK)]
+FILES = [Medium("direct", BLOCK), Medium("direct", 40 * BLOCK)]
 
 
 def rows(generator, tokens):
@@ -77,7 +77,7 @@ def assert_same(answers, others):
 @pytest.mark.parametrize(
     ("medium", "page_bytes", "layout"),
     [
-        *((each, 512, "fp16") for each in FILES),
+        *((file, 512, "fp16") for file in FILES),
         (FILES[1], 4096, "int4"),
         (FILES[1], 512, "progressive"),
         (FILES[1], 4096, "progressive"),
@@ -163,8 +163,8 @@ def assert_same_state(one, other):
     assert set(one[0]) == set(other[0])
     for handle, layers in one[0].items():
         assert (layers is None) == (other[0][handle] is None)
-        for mine, theirs in zip(layers or (), other[0][handle] or (), strict=True):
-            for a, b in zip(mine, theirs, strict=True):
+        for layer, theirs in zip(layers or (), other[0][handle] or (), strict=True):
+            for a, b in zip(layer, theirs, strict=True):
                 np.testing.assert_array_equal(a, b)
 
 
@@ -221,8 +221,8 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
                 found.add("failed")
                 continue
             layers = stored.layers if stored.value is None else sequences[handle]
-            for mine, theirs in zip(layers, sequences[handle], strict=True):
-                for a, b in zip(mine, theirs, strict=True):
+            for layer, theirs in zip(layers, sequences[handle], strict=True):
+                for a, b in zip(layer, theirs, strict=True):
                     np.testing.assert_array_equal(a, b)
             assert stored.value is None or values[handle] == stored.value
         for lpn, page in enumerate(pages):
@@ -231,12 +231,12 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
 
 
 def test_invalid_medium_is_refused(small_drive, tmp_path):
-    with pytest.raises(ValueError, match="medium = 'tape': must be one of memory, mapped, direct"):
+    with pytest.raises(ValueError, match="medium = 'tape': must be one of memory, direct"):
         Medium("tape")
     with pytest.raises(ValueError, match="cache_bytes = 7"):
         Medium("direct", 7)
-    with pytest.raises(ValueError, match="medium = mapped: needs a folder"):
-        InProcessDrive(small_drive, medium=Medium("mapped"))
+    with pytest.raises(ValueError, match="medium = direct: needs a folder"):
+        InProcessDrive(small_drive, medium=Medium("direct"))
     odd = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=6000 // 16 * 16))
-    with pytest.raises(ValueError, match="do not fill blocks of 4096: take mapped"):
+    with pytest.raises(ValueError, match="do not fill blocks of 4096: take memory"):
         InProcessDrive(odd, tmp_path / "odd", medium=Medium("direct"))

@@ -106,6 +106,23 @@ def test_uncorrectable_names_the_sequences():
     assert "sequences 3, 5" in str(UncorrectableReadError([3, 5]))
 
 
+def test_bit_errors_have_doubled_at_the_endurance():
+    """With a mean of 8.192 errors in a new block."""
+    faults, generator = FaultPlan(raw_bit_errors=1e-3, endurance=100), np.random.default_rng(0)
+    for erases, mean in ((0, 8.192), (100, 2 * 8.192), (300, 4 * 8.192)):
+        worst = faults.worst_codewords(generator, np.full(4000, erases), 1024)
+        assert worst.mean() == pytest.approx(mean, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["factory_bad", "program_fail", "erase_fail", "raw_bit_errors"])
+def test_rates_are_below_one(name):
+    assert getattr(FaultPlan(**{name: 0.999}), name) == 0.999
+    for rate in (1.0, -0.001):
+        with pytest.raises(ValueError, match=name):
+            FaultPlan(**{name: rate})
+    assert FaultPlan(ecc_bits=0, retry_bits=0).retry_bits == 0
+
+
 def test_worst_codeword_is_drawn_from_all_of_a_page():
     """With a mean of 2.048 errors, the largest of 16 is 4.9 on average, and that of one codeword 2.05."""
     faults, erases = FaultPlan(raw_bit_errors=1e-3, codeword_bytes=256), np.zeros(4000, np.int64)

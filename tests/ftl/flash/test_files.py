@@ -1,14 +1,11 @@
-"""The files of an array: they hold the complete array, a flipped bit in them is detected, and an older format is
-upgraded.
+"""The files of an array: they hold the complete array, and a flipped bit in them is detected.
 
-partner of: ftl/flash/spare.py, ftl/flash/upgrade.py
+partner of: ftl/flash/spare.py
 """
 
 import errno
 import random
-import tarfile
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,10 +24,7 @@ from ftl.flash.files import (
 )
 from ftl.flash.nand import Nand
 from ftl.flash.spare import SPARE, build_spares, find_corrupt, keep_present_life, rows
-from ftl.flash.upgrade import is_old, upgrade
 from vcsd_eval.verify.simulation.disk import SimDisk
-
-OLD = Path(__file__).parents[2] / "csd_firmware" / "drive_of_format_1.tar.xz"
 
 
 @pytest.fixture
@@ -204,19 +198,3 @@ def test_erased_blocks_free_disk_space(small_drive, tmp_path, folder):
         nand.erase(block)
     program(nand, 0)
     assert (tmp_path / CONTENT).stat().st_blocks < before / 3
-
-
-def test_files_of_format_1_are_upgraded(small_drive, tmp_path):
-    with tarfile.open(OLD) as archive:
-        archive.extractall(tmp_path, filter="data")
-    folder = DiskFolder(tmp_path / "drive0")
-    numbers = np.frombuffer(folder.read("write_numbers.bin"), np.uint64)
-    tags = np.frombuffer(folder.read("tags.bin"), np.uint64)
-    assert is_old(folder)
-    upgrade(folder, small_drive.geometry)
-    nand = Nand(small_drive.geometry, folder=folder)
-    pages = np.sort(nand.programmed())
-    np.testing.assert_array_equal(pages, np.flatnonzero(numbers))
-    np.testing.assert_array_equal(nand.tags[pages], tags[pages])
-    assert nand.intact(pages).all() and not is_old(folder)
-    assert "checksums.bin" not in folder.sizes()

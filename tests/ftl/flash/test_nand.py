@@ -97,3 +97,20 @@ def test_an_array_is_copied_to_memory_and_to_a_folder(nand, tmp_path):
             ):
                 np.testing.assert_array_equal(getattr(copy, name)[which], getattr(nand, name)[which], name)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) > nand.content.nbytes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_of_erased_blocks_are_released_and_no_others(nand, monkeypatch, seed):
+    """Once; those of whole superblocks in one piece."""
+    g, released = nand.geometry, list[range]()
+    monkeypatch.setattr(nand, "_discard", lambda first, count: released.append(range(first, first + count)))
+    generator = np.random.default_rng(seed)
+    blocks = {*generator.choice(g.blocks, 9, replace=False).tolist(), *range(2 * g.lanes, 4 * g.lanes)}
+    nand._erased += generator.permutation(list(blocks)).tolist()
+    nand.release_erased()
+    pages = np.arange(g.pages)
+    mine = pages[np.isin(pages // g.superblock_pages * g.lanes + pages % g.lanes, list(blocks))]
+    assert sorted(page for each in released for page in each) == mine.tolist()
+    assert range(2 * g.superblock_pages, 3 * g.superblock_pages) in released
+    nand.release_erased()
+    assert sum(map(len, released)) == mine.size

@@ -30,7 +30,7 @@ class Done:
 def plain(store, stages, pools, start_ns):
     """The same with a heap and a dictionary, one read of the flash store after the other."""
     start = Done(CriticalStage(-1, False, start_ns), None)
-    jobs = next(len(each.ns) if isinstance(each, UnitStage) else each.bounds.size - 1 for each in stages)
+    jobs = next(len(stage.ns) if isinstance(stage, UnitStage) else stage.bounds.size - 1 for stage in stages)
     users = [[start] * count for count in pools]
     ready, done = [], {}
     for job in range(jobs):

@@ -4,11 +4,27 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH as DRIVE
-from ftl.errors import OutOfSpaceError
+from csd_spec.view import UNMAPPED
+from ftl.errors import OutOfSpaceError, ReadOnlyError
+from ftl.flash import placement as placement_module
 from ftl.flash.nand import Nand
 from ftl.flash.placement import Placement, Writer
+from tests.properties import examples
+
+SMALL = replace(
+    DRIVE.geometry,
+    channels=2,
+    dies_per_channel=2,
+    planes_per_die=1,
+    blocks_per_plane=16,
+    pages_per_block=8,
+    page_bytes=512,
+)
+WIDE = replace(SMALL, dies_per_channel=4, blocks_per_plane=64)  # extents of up to 4 rows of 2 blocks, 16 pages a row
 
 
 @pytest.fixture
@@ -188,3 +204,203 @@ def test_freed_blocks_are_reused_least_worn_first(small):
         small.release(block)
     assert small.free_blocks == small.geometry.blocks
     assert (small.nand.block_of(allocate(small, Writer(2), [0, 1])) // small.geometry.lanes == 3).all()
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(0, 1 << 32), st.integers(0, 16))
+def test_unused_blocks_are_taken_first_then_least_worn(seed, used):
+    """At power-on: no bad block, and none with pages."""
+    nand, generator = Nand(SMALL, payload=False), np.random.default_rng(seed)
+    nand.erase_count[: 4 * used] = generator.integers(0, 4, 4 * used)
+    nand.next_page[: 4 * used] = generator.integers(-4, 4, 4 * used).clip(0)
+    nand.bad[:] = generator.random(64) < 0.2
+    placement = Placement(nand)
+    touched = np.flatnonzero((nand.next_page > 0) | (nand.erase_count > 0))
+    rows = touched[-1] // 4 + 1 if touched.size else 0
+    empty = [block for block in range(64) if not nand.next_page[block] and not nand.bad[block]]
+    assert placement.free_blocks == len(empty)
+    for lane in range(4):
+        mine = [block for block in empty if block % 4 == lane]
+        worn = sorted(
+            (block for block in mine if block // 4 < rows), key=lambda block: (nand.erase_count[block], block)
+        )
+        assert [placement._take(lane) for _ in mine] == [block for block in mine if block // 4 >= rows] + worn
+        with pytest.raises(AssertionError):
+            placement._take(lane)
+    assert placement.free_blocks == 0
+
+
+def worn(*counts, lane=0):
+    """A placement on an array whose blocks were all erased once, but the first ones of a lane more often."""
+    nand = Nand(SMALL, payload=False)
+    nand.erase_count[:] = 1
+    nand.erase_count[lane :: SMALL.lanes][: len(counts)] = counts
+    return Placement(nand)
+
+
+def test_cold_data_takes_the_most_worn_blocks_but_for_the_very_most():
+    """These wait until there are no others."""
+    placement = worn(3, 9, 5, 9, 7)
+    rows = [placement._take(0, worn=True) // 4 for _ in range(16)]
+    assert rows == [4, 2, 0, *range(15, 4, -1), 1, 3]
+    placement = worn(3, 9, 5, 9, 7)
+    assert [placement._take(0, worn=each) // 4 for each in (True, False, True, False)] == [4, 5, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "pages", "writer"),
+    [
+        (1, 1, {}),
+        (1, 16, {}),
+        (2, 17, {}),
+        (4, 64, {}),
+        (4, 65, {}),
+        (1, 1, {"expected_pages": 16}),
+        (3, 1, {"expected_pages": 33}),
+        (1, 1, {"expected_pages": 40, "written": 24}),
+        (2, 1, {"expected_pages": 41, "written": 24}),
+        (1, 1, {"written": 1000}),
+        (1, 1, {"written": 67, "growth": 4}),
+        (2, 1, {"written": 68, "growth": 4}),
+        (1, 64, {"narrow": True}),
+    ],
+)
+def test_extent_is_as_wide_as_the_pages_expected(monkeypatch, rows, pages, writer):
+    monkeypatch.setattr(placement_module, "OPEN_SHARE", 1 << 20)
+    placement, asked = Placement(Nand(WIDE, payload=False)), Writer(2)
+    for name, value in writer.items():
+        setattr(asked, name, value)
+    assert placement._open_extent(asked, pages, 0).shape == (rows, 2)
+
+
+def test_extents_are_wide_while_few_blocks_are_open():
+    placement, writers = Placement(Nand(WIDE, payload=False)), [Writer(2) for _ in range(6)]
+    for writer in writers:
+        allocate(placement, writer, [0])
+    assert [len(writer.blocks) for writer in writers] == [4, 4, 4, 4, 1, 1], "up to 1/16 of all blocks"
+    narrow = Writer(2, narrow=True)
+    allocate(Placement(Nand(WIDE, payload=False)), narrow, [0])
+    assert len(narrow.blocks) == 1
+
+
+@pytest.mark.parametrize(("left", "rows"), [(8, 4), (7, 3), (5, 2), (3, 1), (2, 1)])
+def test_extent_leaves_the_reserve(left, rows):
+    placement, writer = Placement(Nand(WIDE, payload=False)), Writer(2)
+    blocks = placement._open_extent(writer, 64, placement.free_blocks - left)
+    assert blocks.shape == (rows, 2)
+    assert (blocks % WIDE.lanes % 2 == [0, 1]).all() and np.unique(blocks).size == blocks.size
+    assert placement.open == set(blocks.ravel().tolist())
+    for reserve in (placement.free_blocks - 1, placement.free_blocks):
+        with pytest.raises(OutOfSpaceError):
+            placement._open_extent(writer, 1, reserve)
+
+
+def test_extent_takes_least_worn_lanes_and_of_equal_ones_those_with_most_free_blocks():
+    nand = Nand(SMALL, payload=False)
+    for lane, count in enumerate((5, 4, 3, 4)):
+        nand.erase_count[lane::4] = count
+    nand.bad[1] = 1
+    placement, narrow = Placement(nand), Writer(2, narrow=True)
+    assert (placement._open_extent(narrow, 1, 0) % 4).tolist() == [[2, 3]]
+    nand.erase_count[0] = 0
+    assert (Placement(nand)._open_extent(narrow, 1, 0) % 4).tolist() == [[0, 3]]
+
+
+def test_extent_uses_other_channels_if_one_has_no_free_block(small):
+    for lane in (0, 2):
+        while small._free[lane]:
+            small._take(lane)
+    blocks = small._open_extent(Writer(2), 64, 0)
+    assert blocks.shape == (1, 2) and sorted((blocks % 4).ravel()) == [1, 3]
+
+
+def test_narrow_writer_replaces_the_full_block_alone():
+    placement = worn(5, 6, 7, 1, 1, lane=2)
+    writer = Writer(2, narrow=True, worn_blocks=True)
+    allocate(placement, writer, [0] * 8 + [1])
+    before = writer.blocks.copy()
+    with pytest.raises(OutOfSpaceError):
+        allocate(placement, writer, [0], reserve=placement.free_blocks)
+    np.testing.assert_array_equal(writer.blocks, before)
+    free = placement.free_blocks
+    allocate(placement, writer, [0], reserve=free - 1)
+    assert placement.free_blocks == free - 1
+    assert writer.blocks[0, 1] == before[0, 1] and writer.blocks[0, 0] != before[0, 0]
+    assert writer.blocks[0, 0] % 2 == 0 and placement.open == set(writer.blocks.ravel().tolist())
+
+
+def test_narrow_writer_takes_another_channel_if_its_own_is_full(small):
+    writer = Writer(2, narrow=True)
+    allocate(small, writer, [0] * 8)
+    for lane in (0, 2):
+        while small._free[lane]:
+            small._take(lane)
+    allocate(small, writer, [0])
+    assert writer.blocks[0, 0] % 2 == 1
+
+
+def program(placement, ppns):
+    ppns = np.sort(ppns)
+    placement.nand.program(ppns, np.zeros((ppns.size, 512), np.uint8), ppns.astype(np.uint64))
+
+
+def test_closed_writer_returns_blocks_that_it_has_not_programmed(small):
+    writer, free = Writer(2), small.free_blocks
+    ppns = allocate(small, writer, [0])
+    assert small.free_blocks == free - 4
+    program(small, ppns)
+    small.close(writer)
+    assert (small.free_blocks, small.open, writer.blocks.size) == (free - 1, set(), 0)
+
+
+def test_pages_of_an_allocation_that_is_undone_are_allocated_again(small):
+    writer = Writer(2)
+    first, more = allocate(small, writer, np.arange(4)), allocate(small, writer, np.arange(8))
+    program(small, first)
+    block = int(small.nand.block_of(first)[0])
+    small.nand.bad[block] = 1
+    small.seal(block)
+    small.undo_allocation(np.append(more, UNMAPPED))
+    assert small.valid.sum() == 4 and small.claimed[block] == 8, "a bad block stays closed"
+    others = np.setdiff1d(small.nand.block_of(first), block)
+    assert (small.claimed[others] == 1).all()
+
+
+def test_blocks_of_a_channel_are_sealed_if_they_have_pages(small):
+    writer = Writer(2)
+    program(small, allocate(small, writer, [0, 1]))
+    small.seal_open_blocks(writer, 1)
+    sealed = small.claimed == small.geometry.pages_per_block
+    assert np.flatnonzero(sealed).tolist() == [each for each in writer.blocks[:, 1] if small.nand.next_page[each]]
+    assert sealed.sum() == 1
+
+
+def test_victims_are_closed_blocks_with_fewest_valid_pages(small):
+    writer = Writer(2)
+    ppns = allocate(small, writer, np.arange(4 * 8))
+    program(small, ppns)
+    blocks = small.nand.block_of(ppns)
+    assert small.gc_victims(9) == [] == small.erasable_blocks()
+    small.close(writer)
+    by_block = {int(block): ppns[blocks == block] for block in np.unique(blocks)}
+    for count, (block, mine) in zip((1, 8, 0, 3), sorted(by_block.items()), strict=True):
+        small.invalidate(mine[:count])
+        assert small.valid[block] == 8 - count
+    one, two, _, four = sorted(by_block)
+    assert small.gc_victims(9) == [two, four, one] and small.gc_victims(2) == [two, four]
+    assert small.erasable_blocks() == [two]
+    small.open.add(two)
+    assert small.erasable_blocks() == [] and small.gc_victims(9) == [four, one]
+
+
+@pytest.mark.parametrize(
+    ("geometry", "bad"), [(SMALL, 32), (replace(SMALL, channels=8, dies_per_channel=1, blocks_per_plane=5), 8)]
+)
+def test_drive_is_alive_with_half_of_its_blocks_and_four_of_each_channel(geometry, bad):
+    placement = Placement(Nand(geometry, payload=False))
+    placement.nand.bad_blocks = bad
+    placement.check_alive()
+    placement.nand.bad_blocks = bad + 1
+    assert not placement.alive
+    with pytest.raises(ReadOnlyError):
+        placement.check_alive()

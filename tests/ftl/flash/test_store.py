@@ -135,7 +135,20 @@ def test_part_of_plan_has_pages_of_its_streams():
     plan = PagePlan(np.arange(6, dtype=np.uint32), np.arange(6), 10 * np.arange(6), np.array([2, 2, 5, 6]))
     assert plan.part(2, 4).ppns.tolist() == [2, 3, 4, 5] and plan.part(2, 4).ends.tolist() == [3, 4]
     assert plan.part(1, 2).ppns.size == 0
+    for first in range(5):
+        for last in range(first, 5):
+            part = plan.part(first, last)
+            begins = [0, *plan.ends.tolist()]
+            mine = slice(begins[first], begins[last])
+            for name in ("ppns", "useful", "nbytes"):
+                assert getattr(part, name).tolist() == getattr(plan, name)[mine].tolist()
+            assert part.ends.tolist() == (plan.ends[first:last] - begins[first]).tolist()
+    assert (plan.useful_bytes, plan.fetched_bytes) == (15, 150)
+    whole = PagePlan.all_of(plan.ppns, 512)
+    assert (whole.useful_bytes, whole.fetched_bytes, whole.ends.tolist()) == (6 * 512, 6 * 512, [6])
     odd = plan.only(plan.ppns % 2 == 1)
+    assert odd.useful.tolist() == [1, 3, 5] and odd.nbytes.tolist() == [10, 30, 50]
+    assert plan.only(plan.ppns < 9) is plan
     assert odd.ppns.tolist() == [1, 3, 5] and odd.ends.tolist() == [1, 1, 2, 3]
 
 

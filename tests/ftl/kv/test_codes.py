@@ -1,6 +1,6 @@
 """Codes of 8 bits, and those of low-bit copies: their error on keys and values of any kind.
 
-partner of: ftl/kv/layouts/codes.py
+partner of: ftl/kv/layouts/codes.py, ftl/kv/layouts/coded.py
 """
 
 from dataclasses import replace

@@ -100,6 +100,53 @@ def test_rows_are_in_the_pages_of_their_map(form, d, m, position, tokens):
     assert (pages != POISON).sum() == written == rows.size
 
 
+@pytest.mark.parametrize("layout", ["fp16", "bf16", "fp8", "int8", "int4", "int4-bf16", "latent", "progressive"])
+@pytest.mark.parametrize(("page_bytes", "d"), [(512, 16), (512, 12), (1024, 20), (512, 10)])
+def test_full_groups_use_the_bytes_that_their_map_states(layout, page_bytes, d):
+    """Of no more than these, and of all of a page that is not cleared before it is packed."""
+    form = LAYOUTS[layout].form(page_bytes, d, 512)
+    for mapped in maps_of(form, 1, H).values():
+        if not mapped.programmed:
+            continue
+        width = 2 if mapped.source == "kv" else 1
+        rows = np.random.default_rng(0).integers(0, 1 << 14, (2 * mapped.per_group, H, width * d)).astype(np.uint16)
+        at = np.arange(2 * mapped.streams).reshape(mapped.streams, 2)
+        one, other = (np.full((at.size, page_bytes // 2), before, np.uint16) for before in (0, 0xFFFF))
+        for pages in (one, other):
+            mapped.write(pages, at, 0, rows)
+        used = one.view(np.uint8) == other.view(np.uint8)
+        last = int(np.flatnonzero(used.any(0))[-1])
+        assert last // 2 == (mapped.group_bytes - 1) // 2, "pages are packed in values of 2 bytes"
+        assert mapped.fills_pages <= used.all()
+        if type(mapped) in (TokenMap, EmbeddingMap) and form.bits == 16:
+            assert mapped.fills_pages == used.all(), "a page that is filled needs no clearing"
+
+
+@pytest.mark.parametrize("layout", ["fp16", "bf16", "fp8", "latent", "progressive", "progressive-latent"])
+@pytest.mark.parametrize("position", [0, 1, 7, 11])
+def test_buffered_rows_after_a_position_become_nan(layout, position):
+    """Those before stay, and so do the buffers of others."""
+    form, generator = LAYOUTS[layout].form(512, D, 128), np.random.default_rng(0)
+    erased = POISON if form.rows.exact else form.rows.decode(np.full(form.row_bytes, 0xFF, np.uint8), D)[0]
+    for mapped in maps_of(form, 1, H).values():
+        if not (mapped.primary or type(mapped) is EmbeddingMap):
+            continue
+        content = generator.integers(0, 1 << 14, (mapped.streams + 2, 256)).astype(np.uint16)
+        mapped.buffers[0] = generator.permutation(mapped.streams + 2)[: mapped.streams]
+        rows = generator.integers(0, 1 << 14, (12, H, D)).astype(np.uint16)
+        mapped.fill(content, mapped.buffers[0], 0, rows)
+        before = content.copy()
+        mapped.fill_nan(content, mapped.buffers[0], position)
+        others = np.setdiff1d(np.arange(mapped.streams + 2), mapped.buffers[0])
+        np.testing.assert_array_equal(content[others], before[others])
+        if mapped.primary:
+            stored, cleared = (mapped.buffered_rows(each, 0, 12) for each in (before, content))
+        else:
+            stored, cleared = (each.reshape(-1, form.m, form.T)[mapped.buffers[0]].T for each in (before, content))
+        np.testing.assert_array_equal(cleared[:position], stored[:position])
+        assert (cleared[position:] == erased).all()
+
+
 def test_custom_layout_passes_all_operations(small_drive, signs):
     """Append, fork, crop, flush, collection and recovery; its plane is there for a method to read."""
     ftl, generator = Ftl(small_drive), np.random.default_rng(0)

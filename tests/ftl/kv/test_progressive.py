@@ -12,7 +12,9 @@ import pytest
 from csd_spec import LAYOUTS
 from csd_spec.view import in_flash
 from ftl import Ftl
+from ftl.kv.layouts import maps_of
 from ftl.kv.layouts.coarse import begin_scores, put_scores, put_values
+from ftl.kv.layouts.progressive import OWN_RANGE
 from vcsd_eval.verify.crash import scores_agree, values_agree
 from vcsd_eval.verify.random_host import as_stored
 
@@ -140,3 +142,24 @@ def test_codes_of_cropped_tokens_are_overwritten(small_drive, name):
     one, other = (ftl.sequence(seq).maps[name] for seq in seqs)
     assert one.buffered(0) and other.buffered(0)
     np.testing.assert_array_equal(ftl.buffers.content[one.buffers[0]], ftl.buffers.content[other.buffers[0]])
+
+
+@pytest.mark.parametrize("tokens", [OWN_RANGE - 1, OWN_RANGE])
+def test_only_a_group_that_begins_with_enough_rows_gets_ranges_of_its_own(tokens):
+    """Rows that come later are coded in the ranges of those before, and leave their codes as they are."""
+    form = LAYOUTS["progressive"].form(4096, 64, 8192)
+    assert form.T >= 2 * OWN_RANGE
+    scores, m, header = maps_of(form, 1, H)["scores"], form.m, form.progressive.header_bytes
+    rows = np.random.default_rng(0).standard_normal((scores.streams, form.T, m)).astype(np.float16)
+    pages = np.zeros((scores.streams, 4096), np.uint8)
+    begin_scores(pages, form.progressive, (100 * rows).view(np.uint16))
+    before = pages.copy()
+    scores.put(pages, 0, rows[:, :tokens].view(np.uint16))
+    own = (pages[:, :header] != before[:, :header]).any()
+    assert own == (tokens >= OWN_RANGE)
+    first = pages.copy()
+    scores.put(pages, tokens, rows[:, tokens:].view(np.uint16))
+    np.testing.assert_array_equal(pages[:, :header], first[:, :header])
+    put_scores(pages, form.progressive, tokens, np.zeros_like(rows[:, tokens:]).view(np.uint16))
+    put_scores(first, form.progressive, tokens, np.zeros_like(rows[:, tokens:]).view(np.uint16))
+    np.testing.assert_array_equal(pages, first)

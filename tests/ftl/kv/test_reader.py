@@ -39,3 +39,23 @@ def test_error_names_what_was_lost_and_why():
     assert str(UncorrectableReadError([], "logical page 7")).startswith("logical page 7: flash data")
     error = UncorrectableReadError([3], why="the disk is gone")
     assert (str(error), error.handles) == ("sequences 3: the disk is gone", [3])
+
+
+def test_pages_of_all_tokens_are_planned_once_for_k_and_once_for_v(small_drive):
+    """Other slots, and other counts, are planned each time."""
+    ftl = Ftl(small_drive)
+    (handle,) = ftl.create(1, 1, 1, LAYOUTS["fp16"].paged(512, 16, 4))
+    rows = np.ones((64, 1, 16), np.float16)
+    ftl.append([handle], 0, np.array([64]), rows, rows, 0)
+    view, maps = ftl.view([handle], 0), ftl.sequence(handle).maps
+    everything = np.arange(64, dtype=np.int32)[None]
+    plans = []
+    for name, slots in (("k", view.k_slots), ("v", view.v_slots)):
+        plan = ftl.token_pages(view, slots, everything, view.seq_lens)
+        assert plan.ppns.tolist() == maps[name].flash_slots().tolist()
+        assert ftl.token_pages(view, slots, everything, view.seq_lens) is plan
+        assert ftl.token_pages(view, slots.copy(), everything, view.seq_lens) is not plan
+        part = ftl.token_pages(view, slots, everything, np.array([3]))
+        assert part.ppns.tolist() == plan.ppns[:1].tolist()
+        plans.append(plan)
+    assert not set(plans[0].ppns.tolist()) & set(plans[1].ppns.tolist())

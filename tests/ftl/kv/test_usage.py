@@ -1,4 +1,7 @@
-"""Space used by sequences is counted as it changes: equal to a count over their maps."""
+"""Space used by sequences is counted as it changes: equal to a count over their maps.
+
+partner of: ftl/kv/relayout.py
+"""
 
 from __future__ import annotations
 

@@ -269,10 +269,10 @@ def test_dropping_a_cache_frees_the_drives():
     with vcsd.attach(model, drives=2) as csd:
         cache = model(input_ids=torch.randint(3, VOCABULARY, (2, 100)), use_cache=True).cache
         buffers = [device.firmware.ftl.buffers for device in csd.driver.devices]
-        assert all(each.left < each.capacity for each in buffers)
+        assert all(buffer.left < buffer.capacity for buffer in buffers)
         del cache
         gc.collect()
-        assert all(each.left == each.capacity for each in buffers)
+        assert all(buffer.left == buffer.capacity for buffer in buffers)
 
 
 def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():

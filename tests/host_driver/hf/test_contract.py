@@ -315,7 +315,7 @@ def output_attentions(case):
     case.model.set_attn_implementation("eager")
     with case.attached():
         out = case.model(case.ids, output_attentions=True, use_cache=True)
-        return [each.float() for each in out.attentions]
+        return [attention.float() for attention in out.attentions]
 
 
 def output_hidden_states(case):
@@ -410,7 +410,7 @@ def _in_child(work):
     if not (child := os.fork()):
         try:
             outcome = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the parent raises it
             outcome = error
         with os.fdopen(theirs, "wb") as pipe:
             pickle.dump(outcome, pipe)

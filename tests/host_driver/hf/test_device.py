@@ -44,7 +44,7 @@ def test_models_with_caps_and_sinks_equal_their_own_attention(make):
     expected = model.generate(**options)
     with vcsd.attach(model, drives=2, method="dense") as csd:
         got = model.generate(**options)
-        terms = [each.copy() for each in csd.driver.terms.values()]
+        terms = [term.copy() for term in csd.driver.terms.values()]
         csd.driver.terms.clear()
         plain = csd.report().link_bytes_per_step
     assert len(terms) == 2 and plain > 0

@@ -64,9 +64,9 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
                 logits = rows.forward({request: prompt[at : at + (chunk or len(prompt))]}, homes)
             tokens[request] = [int(logits[0].argmax())]
         for _ in range(NEW - 1):
-            logits = rows.forward({request: each[-1:] for request, each in tokens.items()}, homes)
-            for each, row in zip(tokens.values(), logits, strict=True):
-                each.append(int(row.argmax()))
+            logits = rows.forward({request: token[-1:] for request, token in tokens.items()}, homes)
+            for token, row in zip(tokens.values(), logits, strict=True):
+                token.append(int(row.argmax()))
             kv.runner.table.check()
     return tokens
 

@@ -74,7 +74,7 @@ class Rounded(DynamicCache):
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         rows = (states.bfloat16().contiguous().view(torch.float16).numpy() for states in (key_states, value_states))
-        stored = (torch.from_numpy(round_to_codec(self.FORM, each)).view(torch.bfloat16).float() for each in rows)
+        stored = (torch.from_numpy(round_to_codec(self.FORM, row)).view(torch.bfloat16).float() for row in rows)
         joined = super().update(*stored, layer_idx, *args, **kwargs)
         return (key_states, value_states) if key_states.shape[2] == joined[0].shape[2] > 1 else joined
 

@@ -14,12 +14,14 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
 import vcsd
+from host_driver.hf.tiers import TieredLayer
 from host_driver.tiers import DeviceFrame
 from kv_cache import Iteration
 from kv_cache.policies import policy_of
@@ -232,8 +234,8 @@ def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
         vcsd.attach(llama(), **given)
 
 
-def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
-    """A user's policy by FILE:NAME, as an object and as a function; `residency=` is taken with a warning."""
+def test_attach_policy_by_file_and_object(tmp_path) -> None:
+    """A user's policy by FILE:NAME, as an object and as a function."""
     (tmp_path / "mine.py").write_text(
         "from kv_cache import HOST\n"
         "class Mine:\n"
@@ -253,10 +255,6 @@ def test_attach_policy_file_object_and_former_name(tmp_path) -> None:
         with vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)) as run:
             assert torch.equal(model.generate(ids, **given), wanted)
             assert run.kv.real.moved["device>host"] and run.kv.real.moved["host>device"]
-    with pytest.warns(DeprecationWarning, match=r"attach\(residency=\) is now policy="):
-        attached = vcsd.attach(model, residency="reactive", tiers=TierLimits(files=tmp_path))
-    with attached as run:
-        assert run.policy == "reactive" and torch.equal(model.generate(ids, **given), wanted)
 
 
 def test_device_too_small_for_a_layer_is_refused(tmp_path) -> None:
@@ -329,6 +327,7 @@ def test_failing_disk_is_one_error_other_caches_continue(tmp_path, monkeypatch) 
 HELD = """
 import os, signal, sys, torch, resource
 from pathlib import Path
+from types import SimpleNamespace
 from transformers import LlamaConfig, LlamaForCausalLM
 import vcsd
 
@@ -523,3 +522,18 @@ def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
             chosen = run.kv.runner.memory["chosen"]
             assert chosen == ("reactive" if batch == 1 else "split")
     assert torch.equal(generate(model, inputs)[0], found)
+
+
+@pytest.mark.parametrize(("removed", "length"), [(0, 20), (-1, 19), (-20, 0), (-21, 0)])
+def test_crop_of_a_layer_takes_negative_numbers(removed, length) -> None:
+    cropped = list[tuple[str, int]]()
+    kv = SimpleNamespace(crop=lambda block, tokens: cropped.append((block.part, tokens)))
+    cache = SimpleNamespace(check_whole=lambda: None, kv=kv, request="r")
+    layer = SimpleNamespace(cache=cache, is_initialized=True, length=20, number=0)
+    for positive in (1, 20):
+        with pytest.raises(ValueError, match="crop"):
+            TieredLayer.crop(layer, positive)
+    TieredLayer.crop(layer, removed)
+    assert layer.length == length
+    assert cropped == ([("k", length), ("v", length)] if removed else [])
+    TieredLayer.crop(SimpleNamespace(cache=cache, is_initialized=False), -1)

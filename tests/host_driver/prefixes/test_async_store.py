@@ -96,7 +96,7 @@ def test_stores_beyond_queue_are_dropped_without_waiting(drives):
     prompts = [[n, *TOKENS] for n in range(5)]
     assert store(keeper, prompts[0])
     slow.began.wait(HANG_S)
-    assert [store(keeper, each) for each in prompts[1:]] == [True, True, False, False]
+    assert [store(keeper, prompt) for prompt in prompts[1:]] == [True, True, False, False]
     assert not keeper.store(NAMES.keys(TOKENS), lambda: pytest.fail("rows of what is dropped are not asked for"))
     loaded = keeper.load(NAMES.keys(prompts[0]))
     slow.go.set()
@@ -163,14 +163,14 @@ def test_window_taken_by_other_host_is_not_reclaimed(tmp_path, names, caplog):
 def test_random_drive_kills_never_return_wrong_rows(tmp_path, names):
     draw = random.Random(0)
     prompts = [[draw.randrange(100) for _ in range(draw.randint(10, 60))] for _ in range(6)]
-    prompts += [each[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for each in prompts]
+    prompts += [prompt[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for prompt in prompts]
     with serving(tmp_path, *names, flash=tmp_path):
         keeper, found = AsyncPrefixStore(opening(names), stores_in_flight=100), 0
         for turn in range(12):
             loads = []
-            for each in draw.choices(prompts, k=6):
-                store(keeper, each)
-                loads.append((each, keeper.load(NAMES.keys(each))))
+            for choice in draw.choices(prompts, k=6):
+                store(keeper, choice)
+                loads.append((choice, keeper.load(NAMES.keys(choice))))
             if turn % 3 == 2:
                 kill(draw.choice(names))
             for tokens, future in loads:

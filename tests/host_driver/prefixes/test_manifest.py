@@ -27,15 +27,30 @@ def devices(small_drive):
         device.close()
 
 
-@pytest.mark.parametrize("listed", [1, 3, 4, 9, 10, 100])
-def test_all_keys_are_listed_however_many_a_command_returns(devices, monkeypatch, listed):
+@pytest.mark.parametrize(("listed", "max_bytes"), [*((n, 1 << 20) for n in (1, 3, 4, 9, 10, 100)), (100, 127)])
+def test_all_keys_are_listed_however_many_a_command_returns(devices, monkeypatch, listed, max_bytes):
     monkeypatch.setattr(manifest, "LISTED", listed)
+    monkeypatch.setattr(devices[0], "max_bytes", max_bytes)
+    asked = list[int]()
     (handle,) = devices[0].submit(SeqCreate(1, 1, 2, 16, 64), 0).result().data[0].tolist()
     k = np.ones((9, 2, 16), np.float16)
     devices[0].submit(KvAppend((handle,), 0, np.array([9]), k, k), 0).result()
     keys = [bytes([number]) * 16 for number in range(1, 10)]
     devices[0].submit(KvName((handle,), np.arange(1, 10), keys_of(keys)), 0).result()
+    monkeypatch.setattr(devices[0], "submit", counting(devices[0].submit, asked))
     assert manifest.list_keys(devices[0]) == {key: (handle, count) for count, key in enumerate(keys, 1)}
+    most = min(listed, max_bytes // 32)  # of 32 bytes each in an answer
+    assert asked == [most] * (9 // most + 1)
+
+
+def counting(submit, asked):
+    """`submit` that notes how many keys are asked for."""
+
+    def noting(command, submit_ns):
+        asked.append(command.count)
+        return submit(command, submit_ns)
+
+    return noting
 
 
 def test_manifest_of_every_model_is_stored_with_its_keys(devices):
@@ -44,7 +59,7 @@ def test_manifest_of_every_model_is_stored_with_its_keys(devices):
         assert store.store(names.keys(TOKENS), *rows(TOKENS)) == 5
         assert PrefixStore(devices, names).blocks == 5, "a host that begins finds the blocks, and leaves the manifest"
     for device in devices:
-        found = {each["model"]["name"]: each for each in read_manifests(device)}
+        found = {manifest["model"]["name"]: manifest for manifest in read_manifests(device)}
         assert sorted(found) == ["llama", "m"] and all(each["blocks"] == 5 for each in found.values())
         model = found["llama"]["model"]
         assert model["config"] == {"rope_theta": 10000.0} and model["check"] == "sampled"
@@ -57,9 +72,9 @@ def test_store_without_manifest_room_retries_later(devices):
     store = PrefixStore([devices[0], faulty], NAMES)
     faulty.refuses, faulty.times = KvAppend, 1
     assert store.store(NAMES.keys(TOKENS[:16]), *rows(TOKENS[:16])) == 2
-    assert [each["blocks"] for each in read_manifests(devices[1])] == [2] and "model" not in read_manifests(devices[1])[
-        0
-    ]
+    assert [manifest["blocks"] for manifest in read_manifests(devices[1])] == [2] and "model" not in read_manifests(
+        devices[1]
+    )[0]
     assert len(devices[1].firmware.ftl.sequences) == 1, "nothing is left of the manifest"
     store.store(NAMES.keys(TOKENS), *rows(TOKENS))
     assert read_manifests(devices[1])[0]["model"]["name"] == "m"

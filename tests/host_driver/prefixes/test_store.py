@@ -75,8 +75,8 @@ def test_pinned_blocks_stay(devices) -> None:
     kept, others = list(range(16)), [list(range(50 * n, 50 * n + 8)) for n in range(1, 5)]
     store.store(NAMES.keys(kept), *rows(kept))
     store.pin(NAMES.keys(kept))
-    for each in others:
-        store.store(NAMES.keys(each), *rows(each))
+    for other in others:
+        store.store(NAMES.keys(other), *rows(other))
     assert holds(store, kept, 16) and holds(store, others[-1], 8) and holds(store, others[0], 0)
     with pytest.raises(ValueError, match="no space for 2 blocks: all 3 of the store are in use"):
         store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))

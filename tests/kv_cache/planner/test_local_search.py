@@ -3,13 +3,28 @@
 partner of: kv_cache/planner/local_search.py
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kv_cache.planner.local_search import local_search
-from kv_cache.planner.problem import blocks_on_device
+from kv_cache.planner.problem import BLOCK_TOKENS, Offload, PlacementProblem, blocks_on_device, strides
 from kv_cache.policies.orbitflow import EXACT
-from vcsd_eval.bench.plan import instance
+from vcsd_eval.serving.machines import A5000
+
+ROOM = 0.4, 1.1  # fractions of a batch's KV cache that the device holds
+
+
+def instance(generator, layers, requests):
+    """A batch of random lengths at random progress, on a device that holds a part of it."""
+    lengths = [int(generator.integers(96, 145)) << int(generator.integers(0, 7)) for _ in range(2 * requests)]
+    pairs = zip(lengths[::2], lengths[1::2], strict=True)
+    tokens = [prompt + int(generator.random() * answer) for prompt, answer in pairs]
+    blocks = sum(-(-count // BLOCK_TOKENS) for count in tokens)
+    compute = replace(A5000.compute, layers=layers)
+    cost = replace(A5000, compute=compute, room_blocks=max(1, int(blocks * generator.uniform(*ROOM))))
+    return PlacementProblem(cost.costs(tokens), [[Offload(count) for count in strides(layers)]] * requests)
 
 
 def problems(count, layers, requests, seed=0):

@@ -54,7 +54,7 @@ def test_offloaded_layers_are_spread_evenly():
 
 def simulated(costs, options):
     """A step, event by event: the link serves the fetch of the earliest layer first."""
-    lists = [list(offloaded_layers(costs.layers, each.count)) for each in options]
+    lists = [list(offloaded_layers(costs.layers, option.count)) for option in options]
     now, todo = 0.0, []  # fetches: due layer, request, seconds left
     ended = [0.0]
     for layer in range(costs.layers):

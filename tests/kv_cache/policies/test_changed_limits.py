@@ -61,7 +61,7 @@ def engine(name: str, given: dict[str, int]) -> Engine:
 
 
 def made(one: Engine) -> int:
-    return sum(each.num_output_tokens for each in one.done.sequences)
+    return sum(sequence.num_output_tokens for sequence in one.done.sequences)
 
 
 def run_until(one: Engine, tokens: int) -> None:
@@ -94,7 +94,7 @@ def cases(plans_once: object) -> list[object]:
     """Every policy with every case."""
     names = [(name, case) for name in POLICIES for case in CASES]
     marks = {("dual-blade", case): [plans_once] for case in ("memory", "much memory")}
-    return [pytest.param(*each, marks=marks.get(each, [])) for each in names]
+    return [pytest.param(*name, marks=marks.get(name, [])) for name in names]
 
 
 @pytest.mark.parametrize(("name", "case"), cases(PLANS_ONCE))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache.policies.dual_blade import dual_blade
+from kv_cache.policies.dual_blade import CROSS, INTRA, dual_blade, pipelined
 
 
 @pytest.mark.parametrize(("margin", "kept"), [(0, 8), (3, 5), (9, 0)])
@@ -13,3 +13,18 @@ def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, margin, kept):
     iteration = SimpleNamespace(memory={}, layers=range(8))
     dual_blade(iteration, margin=margin, share=1.0)
     assert iteration.memory["n1"] == kept
+
+
+def test_a_group_is_loaded_in_the_way_that_its_trial_found_faster(monkeypatch):
+    """One after the other only if that is faster, and only if both ways were tried."""
+    asked = list[list[bool]]()
+
+    def stream(it, home, ahead, cross):
+        asked.append([cross(layer) for layer in range(4)])
+
+    monkeypatch.setitem(pipelined.__globals__, "stream", stream)
+    trial = {INTRA: {0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0}, CROSS: {0: 4.0, 1: 5.0, 2: 6.0}}
+    iteration = SimpleNamespace(memory={"step": CROSS, "trial": trial}, prefill=False)
+    for _ in range(2):
+        pipelined(iteration, lambda block: "", 1, lambda layer: layer)
+    assert asked == [[True, False, False, False]] * 2

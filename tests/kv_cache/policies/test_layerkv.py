@@ -33,7 +33,7 @@ def served(name: str, slo_s: float = math.inf):
 
 def first_token_s(name: str) -> float:
     """Mean seconds from arrival to the first token."""
-    return sum(each.token_times_s[0] - each.arrived_s for each in served(name).sequences) / REQUESTS
+    return sum(sequence.token_times_s[0] - sequence.arrived_s for sequence in served(name).sequences) / REQUESTS
 
 
 def test_ttft_lower_than_whole_requests_and_files():
@@ -49,15 +49,15 @@ def state(requests, **more) -> SchedulerState:
 
 def sequences(count: int) -> list[SequenceState]:
     requests = [Request(number=n, arrival=0.0, input_tokens=PROMPT, output_tokens=OUTPUT) for n in range(count)]
-    return [SequenceState(each, 0.0) for each in requests]
+    return [SequenceState(request, 0.0) for request in requests]
 
 
 def test_latest_requests_are_offloaded_first():
     """No more of their layers are offloaded than necessary."""
     assert offloads(state([]), sequences(2), SHORT.layers) == [Offload(0)] * 2
-    counts = [each.count for each in offloads(state([]), sequences(3), SHORT.layers)]
+    counts = [offload.count for offload in offloads(state([]), sequences(3), SHORT.layers)]
     assert counts[:2] == [0, 0] and 0 < counts[2] <= SHORT.layers
-    more = [each.count for each in offloads(state([]), sequences(5), SHORT.layers)]
+    more = [offload.count for offload in offloads(state([]), sequences(5), SHORT.layers)]
     assert more == sorted(more) and more[-1] == SHORT.layers
 
 

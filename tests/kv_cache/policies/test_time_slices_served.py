@@ -41,7 +41,7 @@ def test_tiers_keep_limits_and_all_requests_end(name, seed):
     policy, done = served(requests, at, name, slice_tokens, watched(name, seen), prefill_tokens_per_s=per_s)
     assert seen and not policy.queue and not policy.active
     assert policy.store.free == at.capacities()
-    assert all(each.finished for each in done.sequences) and len(done.sequences) == len(requests.requests)
+    assert all(sequence.finished for sequence in done.sequences) and len(done.sequences) == len(requests.requests)
     assert done.end_s >= requests.requests[-1].arrival
     again, same = served(requests, at, name, slice_tokens, prefill_tokens_per_s=per_s)
     assert (same.end_s, again.counts) == (done.end_s, policy.counts)

@@ -26,7 +26,7 @@ def served(room_blocks, prompts=(LONG, LONG, LONG), output_tokens=2 * BLOCK_TOKE
 
 
 def ends(result):
-    return {each.number: float(each.token_times_s[-1]) for each in result.sequences}
+    return {sequence.number: float(sequence.token_times_s[-1]) for sequence in result.sequences}
 
 
 def test_requests_with_room_decode_together():
@@ -38,7 +38,7 @@ def test_requests_with_room_decode_together():
 def test_preempted_request_is_prefilled_again_and_ends_last():
     """Prompts of two requests fit, their outputs do not: the last one starts again when the first has finished."""
     roomy, tight = served(4 * 66, (LONG, LONG)), served(2 * 65, (LONG, LONG))
-    assert all(each.finished for each in tight.sequences)
+    assert all(sequence.finished for sequence in tight.sequences)
     first, second = ends(tight).values()
     assert first < second
     assert tight.prefill_s > roomy.prefill_s * 1.4

@@ -46,9 +46,9 @@ def served(given, levels, name, slice_tokens, policy=None, **more):
     policy = policy or policy_of(name)
     policy.slice_tokens = slice_tokens
     at = levels.with_instant_copies() if policy.free else levels
-    longest = max(each.tokens + 1 for each in given.requests)
-    for each in given.requests:
-        levels.check(each.tokens + 1, each.number)
+    longest = max(request.tokens + 1 for request in given.requests)
+    for request in given.requests:
+        levels.check(request.tokens + 1, request.number)
     store = SequenceStore(replace(at, longest_tokens=longest))
     return policy, Engine(policy, cost(**more), trace=given, store=store).run()
 
@@ -90,7 +90,7 @@ def drawn(seed):
     draw = random.Random(seed)
     count, most = draw.randint(1, 30), draw.choice([50, 400])
     requests = trace([(draw.randint(1, most), draw.randint(1, 60)) for _ in range(count)], draw.choice([0, 0.01, 0.3]))
-    largest = max(machine().bytes_of(each.tokens + 1) for each in requests.requests)
+    largest = max(machine().bytes_of(request.tokens + 1) for request in requests.requests)
     at = machine(
         device_bytes=int(largest * draw.choice([1, 1.2, 2, 3, 6])),
         host_bytes=int(largest * draw.choice([1, 1.3, 2, 4, 20])),

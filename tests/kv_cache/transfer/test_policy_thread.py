@@ -155,7 +155,7 @@ def test_endless_policy_thread_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> 
         over.wait()
         try:
             conductor.attend_layer(attention(0))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - asserted below
             late.append(error)
 
     conductor.start(lingers)

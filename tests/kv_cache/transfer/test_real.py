@@ -308,7 +308,7 @@ def test_ended_copies_are_not_retained() -> None:
 
     def copies() -> int:
         gc.collect()
-        return sum(type(each) is RealTransfer for each in gc.get_objects())
+        return sum(type(instance) is RealTransfer for instance in gc.get_objects())
 
     model.iterations(steps=3)
     before = copies()
@@ -394,7 +394,7 @@ def test_close_frees_frames_copies_numbered(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(kind, "free", lambda self, free=kind.free: (freed.append(self), free(self)))
     model.real.close()
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 2
-    assert frames and {id(each) for each in frames} <= {id(each) for each in freed}
+    assert frames and {id(frame) for frame in frames} <= {id(each) for each in freed}
 
 
 def test_copies_use_a_bounce_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,4 +409,4 @@ def test_copies_use_a_bounce_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(policy_of("dual-blade").layers, TierLimits(2 * LAYER, 0), 2 * LAYER)
     model.iterations(steps=2)
     model.real.close()
-    assert buffers and all(isinstance(each, memoryview) and len(each) >= ROW for each in buffers)
+    assert buffers and all(isinstance(buffer, memoryview) and len(buffer) >= ROW for buffer in buffers)

@@ -11,8 +11,8 @@ from tests.kv_cache.policies.time_slice_setup import machine, stored, trace
 
 def kvs(store, *tokens, level=None):
     """KV caches of requests, in a tier."""
-    requests = trace([(each, 5) for each in tokens]).requests
-    return [stored(store, each, store.levels.bytes_of(each.tokens + 1), level) for each in requests]
+    requests = trace([(token, 5) for token in tokens]).requests
+    return [stored(store, request, store.levels.bytes_of(request.tokens + 1), level) for request in requests]
 
 
 def test_copy_reserves_and_releases_space():

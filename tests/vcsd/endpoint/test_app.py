@@ -107,8 +107,8 @@ def test_chat_uses_template_of_model(model, client) -> None:
     whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
     assert whole.choices[0].message.content == text_of(tokens) and whole.choices[0].message.role == "assistant"
     entries = whole.choices[0].logprobs.content
-    assert [bytes(each.bytes) for each in entries if each.token != "\u0100"] == [bytes([t]) for t in tokens if t]
-    assert all(each.top_logprobs[0].logprob == each.logprob and len(each.top_logprobs) == 2 for each in entries)
+    assert [bytes(entry.bytes) for entry in entries if entry.token != "\u0100"] == [bytes([t]) for t in tokens if t]
+    assert all(entry.top_logprobs[0].logprob == entry.logprob and len(entry.top_logprobs) == 2 for entry in entries)
     chunks = list(client.chat.completions.create(**asked, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "length"
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(tokens)

@@ -142,8 +142,8 @@ class Engine:
         self.ended = Counter()
 
     def close(self):
-        for each in self.workers:
-            each.connector.shutdown()
+        for worker in self.workers:
+            worker.connector.shutdown()
 
     def prefill(self, *requests):
         """Tokens that were found in drives, of each request; checks the cache, and lets the requests go."""
@@ -161,7 +161,7 @@ class Engine:
         while waiting or ready:
             assert time.monotonic() < deadline, f"no end of the loads of {waiting}"
             came = self.iterate(ready)
-            ready = [each for each in requests if each.request_id in came]
+            ready = [request for request in requests if request.request_id in came]
             waiting -= came
             for each in ready:
                 self._back_to_what_came(each)
@@ -180,7 +180,9 @@ class Engine:
         """Run an iteration that computes the rest of these requests; returns requests whose loads have finished in all
         workers.
         """
-        scheduled = {each.request_id: len(each.all_token_ids) - each.num_computed_tokens for each in requests}
+        scheduled = {
+            request.request_id: len(request.all_token_ids) - request.num_computed_tokens for request in requests
+        }
         state = SimpleNamespace(get_block_ids=lambda name: (self.tables[name],))
         meta = self.scheduler.build_connector_meta(
             SimpleNamespace(num_scheduled_tokens=scheduled, kv_connector_block_state=state)

@@ -78,7 +78,7 @@ def test_chunks_survive_restarts_unchanged(lmcache, tmp_path, names, dtype):
         one.close()
     with serving(tmp_path, *names, flash=tmp_path):
         one = backend(lmcache, names, dtype)
-        assert [one.contains(each) for each in (*keys, Key("part"), Key("other"))] == [True, True, False, False]
+        assert [one.contains(key) for key in (*keys, Key("part"), Key("other"))] == [True, True, False, False]
         found = one.batched_get_blocking([*keys, Key("part")])
         assert found[2] is None and one.get_allocator_backend() is one.local_cpu_backend
         assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(found[:2], chunks, strict=True))

@@ -213,15 +213,15 @@ def test_counters_aggregate_and_reach_prometheus(vllm):
 def test_blocks_of_any_dtype_round_trip(dtype):
     draw = torch.Generator().manual_seed(0)
     layers = [torch.randint(0, 255, (12, 3, 4, 16), dtype=torch.uint8, generator=draw) for _ in range(2)]
-    layers = [each.repeat(1, 1, 1, dtype.itemsize).view(dtype) for each in layers]
+    layers = [layer.repeat(1, 1, 1, dtype.itemsize).view(dtype) for layer in layers]
     cache = PagedCache(layers, blocks=6, block_tokens=8)  # two of the layers' own are one
     k, v = cache.read([4, 1])
     shape = cache.shape()
     assert k.shape == v.shape == (shape.layers, 16, shape.kv_heads, shape.head_dim)
-    before = [each.clone() for each in layers]
-    for each in layers:
-        each.view(torch.uint8)[8:10] = 0
-        each.view(torch.uint8)[2:4] = 0
+    before = [layer.clone() for layer in layers]
+    for layer in layers:
+        layer.view(torch.uint8)[8:10] = 0
+        layer.view(torch.uint8)[2:4] = 0
     cache.write([4, 1], k, v)
     assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(layers, before, strict=True))
     with pytest.raises(ValueError, match="12 blocks of 4 tokens: must be 6 blocks of 4"):

@@ -38,7 +38,9 @@ def test_predictions_equal_frozen_file_and_its_hash():
     assert all(row["low"] <= row["predicted"] <= row["high"] for row in result["predictions"])
     assert result["predicted_items"] >= 14
     with pytest.raises(ValueError, match=r"predictions.csv: f2a is .*, the model gives None: predictions are frozen"):
-        predictions({name: each for name, each in intervals(drawn_values(draw(SAMPLES))).items() if name != "f2a"})
+        predictions(
+            {name: interval for name, interval in intervals(drawn_values(draw(SAMPLES))).items() if name != "f2a"}
+        )
     with pytest.raises(ValueError, match="leave these options out"):
         predict(MachineOptions(gpu="h100"))
     with pytest.raises(AttributeError, match="has no row speed: add one"):

@@ -29,7 +29,7 @@ def test_figure_3_is_exact():
 def test_generated_requests_match_published_code():
     trace = generated(5.0, 0)
     assert trace.unit == "steps" and len(trace.requests) == 52
-    assert max(each.input_tokens + each.output_tokens for each in trace.requests) <= 12_000
+    assert max(request.input_tokens + request.output_tokens for request in trace.requests) <= 12_000
     assert generated(5.0, 0) == trace != generated(5.0, 1)
 
 

@@ -41,7 +41,7 @@ def test_predicted_rows_are_close(result):
 
 def test_calibrated_rows_equal_their_targets():
     values = evaluate(MachineOptions(), Simulated(), False).values
-    fitted = [each for each in PAPER.claims if each.kind is ClaimKind.CALIBRATED]
+    fitted = [claim for claim in PAPER.claims if claim.kind is ClaimKind.CALIBRATED]
     errors = [abs(each.error_percent(values[each.id])) for each in fitted]
     assert max(errors) < 2.8
 
@@ -87,4 +87,4 @@ def test_reading_continuous_and_monotone(window):
     times = np.array([reading(ratio).tpot_ms(window) for ratio in ratios])
     assert np.all(np.diff(times) >= 0)
     assert np.diff(times).max() < 0.05  # ms in a step of 0.02: table 5 rises by at most 1.9 ms from row to row
-    assert np.all(np.diff([tokens_per_s(each) for each in times]) <= 0)
+    assert np.all(np.diff([tokens_per_s(time) for time in times]) <= 0)

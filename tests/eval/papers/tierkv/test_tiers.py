@@ -71,8 +71,8 @@ def test_summary_quotes_the_worst_run():
 def test_requests_come_from_trace_or_generator(tmp_path):
     file = tmp_path / "some.csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,30,4\n2.5,20,2\n3.5,20,2\n")
-    assert [each.arrival for each in requests(file, 2, None, 0, 1.0).requests] == [0, 2.5]
-    assert {each.arrival for each in requests(None, 5, None, 0, 1.0).requests} == {0}
+    assert [request.arrival for request in requests(file, 2, None, 0, 1.0).requests] == [0, 2.5]
+    assert {request.arrival for request in requests(None, 5, None, 0, 1.0).requests} == {0}
     assert requests(None, 5, 2.0, 0, 1.0).requests[-1].arrival > 0
     with pytest.raises(ValueError, match="--rate has no effect with --trace"):
         requests(file, 2, 1.0, 0, 1.0)

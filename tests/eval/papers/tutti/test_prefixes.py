@@ -23,8 +23,8 @@ READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
 
 def trace_of(*prompts):
     requests = [
-        Request(number=number, arrival=float(number), input_tokens=512 * len(each), output_tokens=1, hashes=each)
-        for number, each in enumerate(prompts)
+        Request(number=number, arrival=float(number), input_tokens=512 * len(prompt), output_tokens=1, hashes=prompt)
+        for number, prompt in enumerate(prompts)
     ]
     return Trace(name="small", requests=requests, block_tokens=512)
 
@@ -43,7 +43,7 @@ def outcome(tmp_path):
         for turn in range(4)
         for who in range(3)
     ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return experiment(MachineOptions(), path, stores="1", speed=0.5)
 
 

@@ -83,7 +83,7 @@ def try_family(name: str, policy: str = "") -> Row:
 def _try_family(name: str, policy: str) -> Row:
     try:
         model = build(name, SPREAD)
-    except Exception as error:  # a config of defaults and small sizes can raise any exception
+    except Exception as error:  # noqa: BLE001 - a config of defaults and small sizes can raise any exception
         return Row(name, "not_built", _line(error))
     made = Row(name, "wrong")
     refusal = None
@@ -91,13 +91,13 @@ def _try_family(name: str, policy: str) -> Row:
         kinds_in_tiers(model) if policy else placement(model)
     except vcsd.UnsupportedModelError as error:
         refusal = error
-    except Exception as error:  # any exception is a defect
+    except Exception as error:  # noqa: BLE001 - any exception is a defect
         return replace(made, outcome="crashed", reason=_line(error))
     try:
         if refusal:
             return _refused(made, model, refusal)
         own, other = _by_itself(model)
-    except Exception as error:  # a model that cannot attend to a prompt by itself
+    except Exception as error:  # noqa: BLE001 - a model that cannot attend to a prompt by itself
         return replace(made, outcome="not_built", reason=_line(error))
     largest = max(float(logits.abs().max()) for _, logits in own)
     control = float((other - own[0][1]).abs().max()) / largest
@@ -128,7 +128,7 @@ def _compare(made: Row, model: PreTrainedModel, own: list[tuple[torch.Tensor, to
         if forced[0].begun:
             return replace(made, outcome="crashed", reason=f"refused after the first token: {error}")
         return _refused(made, model, error)
-    except Exception as error:  # a defect, as in placement
+    except Exception as error:  # noqa: BLE001 - a defect, as in placement
         return replace(made, outcome="crashed", reason=_line(error))
     pairs = [(logits, wanted) for logits, (_, wanted) in zip(got, own * len(reports), strict=True)]
     largest = max(float(wanted.abs().max()) for _, wanted in pairs)
