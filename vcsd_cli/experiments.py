@@ -21,13 +21,8 @@ BENCH = {
     "rtl": "vcsd_eval.rtl.bench",
 }
 EVAL = {
-    "methods": "vcsd_eval.accuracy.selectors",
-    "pareto": "vcsd_eval.accuracy.front",
-    "leaderboard": "vcsd_eval.accuracy.leaderboard.leaderboard",
-    "cases": "vcsd_eval.accuracy.cases",
+    "methods": "vcsd_eval.accuracy.methods",
     "accuracy": "vcsd_eval.accuracy.accuracy",
-    "selection-accuracy": "vcsd_eval.accuracy.choices",
-    "architectures": "vcsd_eval.accuracy.families",
     "throughput": "vcsd_eval.papers.instinfer.throughput",
     "breakdown": "vcsd_eval.papers.instinfer.breakdown",
     "engine-breakdown": "vcsd_eval.papers.instinfer.engine_breakdown",

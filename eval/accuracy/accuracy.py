@@ -2,61 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from attention_engine import load_methods
-from vcsd.options import MAX_SEED, MethodsFile, ModelFolder
+from vcsd.options import MethodsFile, ModelFolder
 from vcsd.progress import progress, status
 from vcsd.tables import table
+from vcsd_eval.accuracy.plan import AccuracyOptions, ConventionChoice, MeasurementPlan, contenders, default_samples
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import Drives, Picture, check_picture, numbers
 from vcsd_eval.plot import new_figure, save_figure
-
-Compressions = Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")]
-BudgetConvention = Annotated[
-    Literal["both", "bytes", "paper"],  # as `plan.ConventionChoice`, which is imported with the model
-    typer.Option(
-        "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyOptions:
-    """The task and its samples."""
-
-    task: Annotated[str, typer.Option(help="name of a task, see docs/accuracy.md")]
-    data: Annotated[
-        Path | None, typer.Option(help="data file as published (default: by its usual name in $VCSD_DATA)")
-    ] = None
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1 << 20, help="number of samples, limited by the file (default: 8; passkey: 15, squad: 24)"
-        ),
-    ] = None
-    max_context: Annotated[
-        int | None,
-        typer.Option(
-            "--max-model-len",
-            min=1,
-            max=1 << 20,
-            help="length of a sample, tokens (default: 2048, or the model's limit if smaller)",
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of samples and confidence intervals")] = 0
-    shots: Annotated[
-        int, typer.Option(min=0, max=64, help="number of solved examples before a question (squad, triviaqa)")
-    ] = 4
-    confusions: Annotated[
-        int,
-        typer.Option(min=0, max=64, help="number of backgrounds without the answer in a question (squad, triviaqa)"),
-    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +26,13 @@ class Field:
     method: Annotated[str, typer.Option(help="comma-separated methods; ours uses its own budget")] = (
         "dense,sparf,h2o,quest,ours"
     )
-    compression: Compressions = "8"
-    convention: BudgetConvention = "both"
+    compression: Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C of the KV data")] = "8"
+    convention: Annotated[
+        ConventionChoice,
+        typer.Option(
+            "--budget-convention", help="bytes: k = S/2C; paper: k = S/C; both: sparf in both, other methods in bytes"
+        ),
+    ] = "both"
     methods: MethodsFile = None
 
 
@@ -82,35 +47,28 @@ def experiment(
     plot: Picture = None,
 ) -> Outcome:
     """A model's score with its decode attention in drives, by method and compression, with 95 % intervals."""
-    known = load_methods(field.methods)
+    chosen = tuple(contenders(field.method, load_methods(field.methods)))
     compressions = numbers("compression", field.compression, float)
+    samples = question.samples or default_samples(question.task)
     check_picture(plot)
     with status("loading the model"):
         from host_driver.hf.shape import placement
         from host_driver.sharding import assign_heads
         from vcsd.loading import CHECKPOINT, load
         from vcsd_eval.accuracy.measure import BATCH, measure_accuracy
-        from vcsd_eval.accuracy.plan import MeasurementPlan, contenders, default_samples
 
-        chosen = tuple(contenders(field.method.split(","), known))
         loaded, tokenizer = load(model or CHECKPOINT)
         assign_heads(placement(loaded).shape, drives)
         limit = getattr(loaded.config.get_text_config(decoder=True), "max_position_embeddings", 2048)
-        samples = question.samples or default_samples(question.task)
-        plan = MeasurementPlan(
-            task=question.task,
-            data=question.data,
-            methods=chosen,
-            compressions=tuple(compressions),
-            convention=field.convention,
-            samples=samples,
-            drives=drives,
-            max_context=min(2048, limit) if question.max_context is None else question.max_context,
-            seed=question.seed,
-            shots=question.shots,
-            confusions=question.confusions,
-            own_methods=field.methods,
-        )
+    sizes = {"samples": samples, "max_context": question.max_context or min(2048, limit)}
+    plan = MeasurementPlan(
+        **asdict(question) | sizes,
+        methods=chosen,
+        compressions=tuple(compressions),
+        convention=field.convention,
+        drives=drives,
+        own_methods=field.methods,
+    )
     with progress("methods x compressions x batches", -(-samples // BATCH) * len(plan.trials())) as tick:
         result = measure_accuracy(loaded, tokenizer, plan, progress_dir, tick)
     if plot:

@@ -106,13 +106,23 @@ def on_drives(methods: Methods = METHODS) -> list[Contender]:
 
 
 def contenders(methods: Methods = METHODS) -> list[Contender]:
-    """Those on drives, then the published ones on arrays; of equal names the latter is `NAME-elements`."""
+    """Those on drives, then the published ones on arrays that no method on drives replaces by its name."""
     drives = on_drives(methods)
     taken = {contender.name for contender in drives}
     return drives + [
-        Contender(f"{name}-elements" if name in taken else name, name, dense=not known.budgeted, arrays=True)
-        for name, known in PUBLISHED.items()
+        Contender(name, name, dense=not published.budgeted, arrays=True)
+        for name, published in PUBLISHED.items()
+        if name not in taken
     ]
+
+
+def chosen(names: str | None, known: list[Contender]) -> list[Contender]:
+    """Contenders by names with commas between them, None for all; raises ValueError for an unknown name."""
+    by_name = {contender.name: contender for contender in known}
+    wanted = dict.fromkeys(by_name if names is None else names.split(","))
+    if unknown := [name for name in wanted if name not in by_name]:
+        raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(by_name))}")
+    return [by_name[name] for name in wanted]
 
 
 def trials(known: Sequence[Contender], compressions: Sequence[float]) -> list[Trial]:

@@ -32,11 +32,9 @@ def find(kind: str) -> Path | None:
     return next((path for name in NAMES[kind] if (path := Path(folder) / name).is_file()), None)
 
 
-def needed(kind: str, what: str) -> str:
-    """The error message for a missing file, with both ways to name one.
-
-    Args:
-        kind: A key of `NAMES`.
-        what: The file in words.
-    """
-    return f"--data is needed: {what}; or name a folder by {VARIABLE} that has {' or '.join(NAMES[kind])}"
+def needs_file(file: Path | None, kind: str, what: str) -> Path:
+    """The file that a task cannot do without; raises ValueError that names `what` and both ways to give one."""
+    if file is None:
+        names = " or ".join(NAMES[kind])
+        raise ValueError(f"--data is needed: {what}; or name a folder by {VARIABLE} that has {names}")
+    return file

@@ -147,19 +147,6 @@ def record_layers(
     return [Layer(each, tokens, number) for each, number in zip(recorded, numbers, strict=True)]
 
 
-def gaussian(layers: list[Layer], seed: int = 0) -> list[Layer]:
-    """Layers of the same shapes whose q, k and v are standard normal: all tokens have similar weight."""
-    draw = np.random.default_rng(seed).standard_normal
-    made = []
-    for layer in layers:
-        q, k, v = (
-            draw(part.shape, np.float32).astype(np.float16)
-            for part in (layer.recorded.q, layer.recorded.k, layer.recorded.v)
-        )
-        made.append(Layer(Recorded(q, k, v), layer.tokens, layer.number))
-    return made
-
-
 def _placed(recorded: Recorded, tokens: int, n: int) -> Recorded:
     """The same with the keys and values of the prompt in another order: in every WINDOW, tokens with similar keys share
     a page. The last WINDOW stays, so that recent tokens are the last ones."""

@@ -95,12 +95,9 @@ def _measure_batch(
 ) -> None:
     """Do all trials of one batch that have not been kept; numbered: the batch's number and samples."""
     number, samples = numbered
-    todo = []
-    for trial in plan.trials():
-        if f"{number} {trial}" in kept:
-            tick(None)
-        else:
-            todo.append(trial)
+    todo = [trial for trial in plan.trials() if f"{number} {trial}" not in kept]
+    for _ in range(len(plan.trials()) - len(todo)):
+        tick(None)
     if not todo:
         return
     run = BatchRun(model, tokenizer, TASKS[plan.task], samples)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+import typer
 
 from attention_engine import METHODS, Methods
 from csd_spec import CompressionBudget
 from csd_spec.checked import frozen_value
 from csd_spec.layouts import layout_named
 from csd_spec.sparf import BudgetConvention
-from vcsd_eval.accuracy.compared_methods import Contender, Trial, on_drives
+from vcsd.options import MAX_SEED
+from vcsd_eval.accuracy.compared_methods import Contender, Trial, chosen, on_drives
 from vcsd_eval.accuracy.tasks import TASKS
 
 ConventionChoice = Literal["both", "bytes", "paper"]
@@ -20,12 +22,9 @@ DENSE, SPARF = "dense", "sparf"
 Counts = dict[str, tuple[float, float]]  # a sample's figures: numerator and denominator of each
 
 
-def contenders(names: Iterable[str], methods: Methods = METHODS) -> list[Contender]:
-    """Methods by name: those of a table, `ours`, and variants of it that need no set-up."""
-    known = {each.name: each for each in on_drives(methods) if not (each.cache_share or each.similar)}
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(known))}")
-    return [known[name] for name in dict.fromkeys(names)]
+def contenders(names: str, methods: Methods = METHODS) -> list[Contender]:
+    """Methods by names with commas between them: those of a table, `ours`, and variants of it that need no set-up."""
+    return chosen(names, [c for c in on_drives(methods) if not (c.cache_share or c.similar)])
 
 
 def default_samples(task: str) -> int:
@@ -36,34 +35,56 @@ def default_samples(task: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasurementPlan:
-    """The measurement.
+class AccuracyOptions:
+    """The task and its samples."""
+
+    task: Annotated[str, typer.Option(help="name of a task, see docs/accuracy.md")]
+    data: Annotated[
+        Path | None, typer.Option(help="data file as published (default: by its usual name in $VCSD_DATA)")
+    ] = None
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1 << 20, help="number of samples, limited by the file (default: 8; passkey: 15, squad: 24)"
+        ),
+    ] = None
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len",
+            min=1,
+            max=1 << 20,
+            help="length of a sample, tokens (default: 2048, or the model's limit if smaller)",
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of samples and confidence intervals")] = 0
+    shots: Annotated[
+        int, typer.Option(min=0, max=64, help="number of solved examples before a question (squad, triviaqa)")
+    ] = 4
+    confusions: Annotated[
+        int,
+        typer.Option(min=0, max=64, help="number of backgrounds without the answer in a question (squad, triviaqa)"),
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementPlan(AccuracyOptions):
+    """The measurement: samples of a task, and the trials on them.
 
     Attributes:
-        task: A key of `TASKS`.
-        data: The task's file; None for a task without one.
         methods: Methods that have rows. Dense attention is measured in any case.
         compressions: Every method is run at each, dense at 1 alone.
         convention: What compressions count; `both` runs SparF in both, and the others in `bytes`.
-        samples: Samples at most.
         drives: Drives that share the heads.
-        max_context: Tokens of a sample at most.
-        seed: Seed of the samples and of the bootstrap.
-        shots, confusions: Solved examples and confusing backgrounds of a question, see `Room`.
         own_methods: File that some of the methods are from.
     """
 
-    task: str
-    data: Path | None
+    samples: int
+    max_context: int
     methods: tuple[Contender, ...]
     compressions: tuple[float, ...]
     convention: ConventionChoice
-    samples: int
     drives: int
-    max_context: int
-    seed: int
-    shots: int = 4
-    confusions: int = 0
     own_methods: Path | None = None
 
     def __post_init__(self) -> None:
@@ -80,7 +101,7 @@ class MeasurementPlan:
     def trials(self) -> list[Trial]:
         """Dense attention, then every method at every budget; those of one storage format together, FP16 first."""
         asked = [each for each in self.methods if each.name != DENSE]
-        every = [*contenders([DENSE]), *asked]
+        every = [*contenders(DENSE), *asked]
         trials = [trial for each in every for trial in self._trials_of(each)]
         layouts = {trial: layout_named(trial.contender.layout) for trial in trials}
         return sorted(trials, key=lambda trial: (not layouts[trial].keeps_rows, -layouts[trial].bits))

@@ -27,10 +27,6 @@ class Recorded:
     k: F16
     v: F16
 
-    @property
-    def nbytes(self) -> int:
-        return self.q.nbytes + self.k.nbytes + self.v.nbytes
-
 
 @torch.inference_mode()
 def record(

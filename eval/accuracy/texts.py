@@ -79,10 +79,6 @@ def check(text: Path | None) -> Path | None:
     return text
 
 
-SourceText = Annotated[
-    Path | None,
-    typer.Option(
-        help=f"text to record q, k and v on: a file, or code, {', '.join(_READ)} (default: from Coriolanus)",
-        callback=check,
-    ),
-]
+_HELP = f"text to record q, k and v on: a file, or code, {', '.join(_READ)} (default: from Coriolanus)"
+SourceText = Annotated[Path | None, typer.Option(help=_HELP, callback=check)]
+SourceTexts = Annotated[list[Path] | None, typer.Option("--text", help=f"{_HELP}; repeatable")]

@@ -1,7 +1,7 @@
 """`vcsd whatif`: a sweep over fields of a drive and of its use, with the Pareto front as table, picture and csv.
 
 A point is a decode step without payload: selections are random, in a fraction of the pages. The GPU's own time is not
-part of a step, and accuracy is not measured: `vcsd eval pareto` does that.
+part of a step, and accuracy is not measured: `vcsd eval methods` does that.
 """
 
 from __future__ import annotations

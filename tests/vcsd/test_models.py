@@ -15,10 +15,9 @@ from tests.vcsd_cli.test_main import vcsd
 from vcsd import gguf, models
 from vcsd.loading import load
 from vcsd.models import Pretrained, find_model, get_model
-from vcsd_eval.accuracy.compared_methods import contenders, trials
+from vcsd_eval.accuracy.compared_methods import chosen, contenders, trials
 from vcsd_eval.accuracy.errors import measured
 from vcsd_eval.accuracy.layers import Passages, record_layers
-from vcsd_eval.accuracy.selectors import chosen
 
 
 def wheel(folder: Path, part: str, content: bytes) -> tuple[str, str]:

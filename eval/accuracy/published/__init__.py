@@ -5,7 +5,8 @@
 Not expressed, since q, k and v of one layer do not suffice: InfiniGen (arXiv 2406.19707: hidden states of the layer
 before and the weights), ShadowKV (arXiv 2410.21465: keys before RoPE, their low rank, and their rotation again), TOVA
 (arXiv 2401.06104: weights averaged over all KV heads of a sequence, which streams do not name), DuoAttention (arXiv
-2410.10819: heads classified by training). SparQ (arXiv 2312.04985) is measured on drives.
+2410.10819: heads classified by training). Methods that drives run, such as SparQ, H2O, Quest, KIVI, Double Sparsity and
+StreamingLLM (`local`), are in `attention_engine.methods` alone.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from vcsd_eval.accuracy.published import (
     evict,
     fier,
     hadamard,
-    kivi,
     kvquant,
     loki,
     magicpig,
     pariskv,
     polarquant,
     pqcache,
-    quest,
     rabitq,
     retroinfer,
     turboquant,
@@ -30,7 +29,6 @@ from vcsd_eval.accuracy.published.streams import Method, Published, StreamOutput
 
 __all__ = ["PUBLISHED", "Method", "Published", "StreamOutput", "Streams"]
 
-KIVI = "KIVI, arXiv 2402.02750, Algorithm 1"
 KVQUANT = "KVQuant, arXiv 2401.18079, sections 3.1 and 3.3 to 3.5"
 MSE, PROD = "TurboQuant_mse, arXiv 2504.19874, Algorithm 1", "TurboQuant_prod keys, arXiv 2504.19874, Algorithm 2"
 
@@ -42,14 +40,8 @@ PUBLISHED: dict[str, Published] = {
     "magicpig": Published(magicpig.magicpig, "MagicPIG, arXiv 2410.16179, Algorithm 1"),
     "retroinfer": Published(retroinfer.retroinfer, "RetroInfer, arXiv 2505.02922, section 4"),
     "loki": Published(loki.loki, "Loki, arXiv 2406.02542, Algorithm 1"),
-    "double-sparsity": Published(loki.double_sparsity, "Double Sparsity, arXiv 2408.07092, section 3"),
-    "quest": Published(quest.quest, "Quest, arXiv 2406.10774, section 3"),
     "snapkv": Published(evict.snapkv, "SnapKV, arXiv 2404.14469, section 4"),
-    "h2o": Published(evict.h2o, "H2O, arXiv 2306.14048, Algorithm 1"),
     "keydiff": Published(evict.keydiff, "KeyDiff, arXiv 2504.15364"),
-    "streaming-llm": Published(evict.streaming_llm, "StreamingLLM, arXiv 2309.17453"),
-    "kivi-2": Published(kivi.kivi(2), KIVI, budgeted=False),
-    "kivi-4": Published(kivi.kivi(4), KIVI, budgeted=False),
     "kvquant-3": Published(kvquant.kvquant(3), KVQUANT, budgeted=False),
     "kvquant-4": Published(kvquant.kvquant(4), KVQUANT, budgeted=False),
     "hadamard-int4": Published(hadamard.hadamard_int4, "QuaRot, arXiv 2404.00456, section 4", budgeted=False),

@@ -1,17 +1,14 @@
-"""SnapKV, H2O, KeyDiff and StreamingLLM: methods that evict tokens of the prompt permanently.
+"""SnapKV and KeyDiff: methods that evict tokens of the prompt permanently.
 
 Sources: SnapKV (arXiv 2404.14469, section 4: the prompt's last queries vote by their softmax weights, votes are pooled
-over neighboring tokens, the window itself stays); H2O (arXiv 2306.14048, Algorithm 1: half of the budget for the tokens
-with the largest weights so far, half for the last tokens); KeyDiff (arXiv 2504.15364: keys that are
-least alike to the mean of the normalized keys stay); StreamingLLM (arXiv 2309.17453: 4 attention sinks and the last
-tokens).
+over neighboring tokens, the window itself stays); KeyDiff (arXiv 2504.15364: keys that are least alike to the mean of
+the normalized keys stay).
 
 Stored: nothing but the keys and values that stay, in FP16. The votes are made once, of the prompt.
 
 Left out: the cache has a fixed size, the budget's share of the prompt: each recent token evicts one of the prompt;
-SnapKV lets the cache grow, and H2O goes on adding weights while decoding. H2O adds weights of all queries of the
-prompt; here only the last ones are recorded. StreamingLLM assigns new positions within the cache; here tokens keep
-theirs. KeyDiff evicts block by block during prefill; here once, after it. A KV head's queries vote together.
+SnapKV lets the cache grow. KeyDiff evicts block by block during prefill; here once, after it. A KV head's queries vote
+together.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from csd_spec.arrays import F32
 from vcsd_eval.accuracy.published.streams import StreamOutput, Streams, softmax
 from vcsd_eval.accuracy.published.tokens import (
     MIN_TOKENS,
-    SINKS,
     Mask,
     attend,
     token_bytes,
@@ -81,16 +77,6 @@ def snapkv(seen: Streams, budget: float) -> StreamOutput:
     return _attend_kept(seen, top_mask(scores, kept_tokens(seen, budget)))
 
 
-def h2o(seen: Streams, budget: float) -> StreamOutput:
-    """Attend to heavy hitters and to the last tokens, half of the budget each."""
-    scores = seen.once("h2o", lambda: votes(seen)).copy()
-    count = kept_tokens(seen, budget)
-    after = seen.shape[2] - seen.prompt
-    last = min(max((count + after) // 2 - after, 0), count)
-    scores[:, seen.prompt - last :] = np.inf
-    return _attend_kept(seen, top_mask(scores, count))
-
-
 def keydiff_scores(seen: Streams) -> F32:
     """Negative cosine of each prompt key with the mean of the normalized keys, (N, prompt)."""
     k = seen.k[:, : seen.prompt]
@@ -105,11 +91,3 @@ def keydiff(seen: Streams, budget: float) -> StreamOutput:
     """Attend to the tokens with the most distinctive keys."""
     scores = seen.once("keydiff", lambda: keydiff_scores(seen))
     return _attend_kept(seen, top_mask(scores, kept_tokens(seen, budget)))
-
-
-def streaming_llm(seen: Streams, budget: float) -> StreamOutput:
-    """Attend to attention sinks and to the last tokens."""
-    count = kept_tokens(seen, budget)
-    position = np.arange(seen.prompt)
-    kept = (position < SINKS) | (position >= seen.prompt - max(count - SINKS, 0))
-    return _attend_kept(seen, np.broadcast_to(kept, (len(seen.q), seen.prompt)))

@@ -6,9 +6,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from vcsd_eval.accuracy.data import needs_file
 from vcsd_eval.accuracy.tasks.files import read_text
 from vcsd_eval.accuracy.tasks.haystack import DEPTHS, NOISE
-from vcsd_eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
+from vcsd_eval.accuracy.tasks.task import Room, Sample, Score, Task
 
 CONTEXT, PROMPT, NEXT = 6000, 128, 256  # characters
 BREAK = "\n\n"

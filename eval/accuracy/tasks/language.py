@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import Field
 
 from csd_spec.checked import lenient_value
+from vcsd_eval.accuracy.data import needs_file
 from vcsd_eval.accuracy.tasks.files import read_json, read_text
-from vcsd_eval.accuracy.tasks.task import Room, Sample, Task, needs_file
+from vcsd_eval.accuracy.tasks.task import Room, Sample, Task
 
 FORCED = 64  # tokens
 MIN_TOKENS = 32  # tokens of a dialogue that can be used

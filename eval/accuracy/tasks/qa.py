@@ -17,8 +17,9 @@ from typing import Annotated
 from pydantic import Field
 
 from csd_spec.checked import lenient_value
+from vcsd_eval.accuracy.data import needs_file
 from vcsd_eval.accuracy.tasks.files import Text, read_json
-from vcsd_eval.accuracy.tasks.task import Room, Sample, Score, Task, needs_file
+from vcsd_eval.accuracy.tasks.task import Room, Sample, Score, Task
 
 MAX_TOKENS = 32  # tokens of an answer
 

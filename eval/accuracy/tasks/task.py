@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vcsd_eval.accuracy.data import needed
-
 Encode = Callable[[str], list[int]]
 Score = dict[str, float]
 
@@ -76,10 +74,3 @@ class Task:
     kind: str = ""
     binary: frozenset[str] = frozenset()
     samples: int = 8
-
-
-def needs_file(file: Path | None, kind: str, what: str) -> Path:
-    """The file, which this task cannot do without; `what` is for the error message."""
-    if file is None:
-        raise ValueError(needed(kind, what))
-    return file

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vcsd_eval.accuracy.data import NAMES, find, needed
+from vcsd_eval.accuracy.data import NAMES, find, needs_file
 from vcsd_eval.accuracy.tasks import TASKS
 
 
@@ -27,10 +27,9 @@ def test_find_without_the_variable_is_none(tmp_path, monkeypatch, value):
 
 
 def test_missing_data_error_names_option_and_variable():
-    message = needed("wikitext", "a text")
-    assert message.startswith("--data is needed: a text; or name a folder by VCSD_DATA")
-    assert "wikitext-2-raw-test.txt or wiki.test.raw" in message
-    assert "\n" not in message
+    says = "^--data is needed: a text; or name a folder by VCSD_DATA that has wikitext-2-raw-test.txt or wiki.test.raw$"
+    with pytest.raises(ValueError, match=says):
+        needs_file(None, "wikitext", "a text")
 
 
 def test_every_data_kind_belongs_to_a_task_or_trace():

@@ -36,7 +36,7 @@ def model():
 def plan(task="wikitext", methods="dense,sparf", compressions=(8.0,), **changes):
     options = {"data": TEXT, "convention": "bytes", "samples": 2, "drives": 2, "max_context": 640, "seed": 0}
     return MeasurementPlan(
-        task, methods=tuple(contenders(methods.split(","))), compressions=compressions, **(options | changes)
+        task=task, methods=tuple(contenders(methods)), compressions=compressions, **(options | changes)
     )
 
 
@@ -196,7 +196,7 @@ def test_plot_has_every_method(model, tmp_path):
 
 def test_invalid_measurement_is_refused(model):
     with pytest.raises(ValueError, match="method = 'fast': must be one of"):
-        contenders(["dense", "fast"])
+        contenders("dense,fast")
     with pytest.raises(ValueError, match="task = 'chess': must be one of squad"):
         plan("chess")
     with pytest.raises(ValueError, match=r"compression = 0\.5"):

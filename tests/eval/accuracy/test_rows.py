@@ -9,8 +9,9 @@ from vcsd_eval.accuracy.rows import REFERENCE, reference, rows
 
 
 def plan(task="passkey", methods="dense,local", convention="both", compressions=(8.0,)):
-    chosen = tuple(contenders(methods.split(",")))
-    return MeasurementPlan(task, None, chosen, compressions, convention, samples=4, drives=1, max_context=512, seed=0)
+    chosen = tuple(contenders(methods))
+    sizes = {"samples": 4, "drives": 1, "max_context": 512}
+    return MeasurementPlan(task=task, methods=chosen, compressions=compressions, convention=convention, **sizes)
 
 
 def turn(method, values, batch=0, groups=None, c=None, convention="bytes", metric="accuracy"):

@@ -8,8 +8,8 @@ from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM
 import vcsd
 from host_driver.hf.fill import can_fill, filled
 from host_driver.hf.shape import UnsupportedModelError, placement
+from tests.host_driver.hf.architectures.tiny import build
 from vcsd.loading import CHECKPOINT, load
-from vcsd_eval.accuracy.tiny import build
 
 PROMPTS = [list(b"one, two, three, four, one, two, three,"), list(b"one, two,")]
 

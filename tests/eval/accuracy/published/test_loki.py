@@ -1,4 +1,4 @@
-"""Loki's components and Double Sparsity's channels, compared with plain computations."""
+"""Loki's components, compared with plain computations."""
 
 import numpy as np
 
@@ -28,14 +28,3 @@ def test_all_components_rank_exactly(monkeypatch):
     chosen = np.flatnonzero(answer.attended[0, :296])
     assert answer.nbytes == 2 * (64 * 64 + 296 * 16) + 4 * 256 + len(chosen) * (256 - 32)
     assert np.mean(np.isin(np.argsort(-products)[:20], chosen)) > 0.6
-
-
-def test_label_channels_equal_looped_selection():
-    seen = draw(n=2, s=100)
-    found = loki.label_channels(seen.k, seen.prompt_q, 4)
-    for n in range(2):
-        products = [
-            np.mean([abs(float(q[c]) * float(k[c])) for q in seen.prompt_q[n].reshape(-1, 64) for k in seen.k[n]])
-            for c in range(64)
-        ]
-        np.testing.assert_array_equal(found[n], np.argsort(-np.array(products))[:4])

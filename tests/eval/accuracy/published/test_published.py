@@ -14,10 +14,10 @@ from vcsd_eval.accuracy.published.tokens import MIN_TOKENS
 
 TOLERANCE = 1.02
 # bits of codes that a step reads for each channel of each prompt token, without any scale: a lower bound by hand
-SCANNED = {"fier": 1, "rabitq": 1, "pariskv": 1, "pqcache": 12 / 64 / 4, "quest": 2, "magicpig": 0}
-SCANNED |= {"retroinfer": 1, "loki": 1, "double-sparsity": 0.9}
-EVICTING = ["snapkv", "h2o", "keydiff", "streaming-llm"]
-CODED = {"kivi-2": 4, "kivi-4": 8, "kvquant-3": 6, "kvquant-4": 8, "hadamard-int4": 8, "polarquant": 5.75}
+SCANNED = {"fier": 1, "rabitq": 1, "pariskv": 1, "pqcache": 12 / 64 / 4, "magicpig": 0}
+SCANNED |= {"retroinfer": 1, "loki": 1}
+EVICTING = ["snapkv", "keydiff"]
+CODED = {"kvquant-3": 6, "kvquant-4": 8, "hadamard-int4": 8, "polarquant": 5.75}
 CODED |= {f"turboquant-{prod}{bits}": 2 * bits for bits in (2, 3, 4) for prod in ("", "prod-")}
 # methods that attend to all tokens in fewer bits, and bounds of their errors on the drawn data
 DENSE_ERROR = {name: {"2": 0.45, "3": 0.25}.get(name[-1], 0.15) for name in CODED}

@@ -1,15 +1,8 @@
-"""Scenarios that break methods: each matches its name, and the rows of the command.
-
-partner of: eval/accuracy/scenarios.py
-"""
-
-import json
+"""Scenarios that break methods: each matches its name."""
 
 import numpy as np
 import pytest
 
-from tests.vcsd_cli.test_main import vcsd
-from vcsd_eval.accuracy.cases import WORST
 from vcsd_eval.accuracy.scenarios import HEADS, SCENARIOS, scenario
 
 TOKENS = 512
@@ -47,19 +40,3 @@ def test_scenarios_have_their_named_property():
     assert np.corrcoef(np.log(across_q), np.log(across_k))[0, 1] < -0.95
     near = weights("duplicates")
     assert (near.argmax(-1) == near.argmax(-1)[:, :1]).all() and near.max(-1).min() > 0.2
-
-
-def test_cases_have_a_row_per_method_and_scenario(capsys, monkeypatch):
-    words = ("eval", "cases", "--tokens", "256", "--steps", "1", "--method", "dense,sparf,fier", "-o", "json")
-    code, out, _ = vcsd(capsys, monkeypatch, *words)
-    result = json.loads(out)
-    assert code == 0 and len(result["scenarios"]) == 12
-    rows = {(row["scenario"], row["name"], row["convention"]): row for row in result["rows"]}
-    kinds = {("dense", "bytes"), ("sparf", "bytes"), ("sparf", "paper"), ("fier", "bytes")}
-    assert set(rows) == {(name, *kind) for name in SCENARIOS for kind in kinds}
-    assert result["reference_worst_error"] < 1e-5
-    assert len(result["worst"]) == WORST
-    errors = sorted((row["output_rel_error"] for row in result["rows"]), reverse=True)
-    assert [row["output_rel_error"] for row in result["worst"]] == errors[:WORST]
-    code, _, err = vcsd(capsys, monkeypatch, "eval", "cases", "--method", "nosuch")
-    assert code and "--method 'nosuch'" in err

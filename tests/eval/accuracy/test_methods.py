@@ -1,4 +1,4 @@
-"""Comparison of methods: properties of every row, and results of our methods.
+"""Comparison of methods: properties of every row, ranks, texts, and results of our methods.
 
 partner of: eval/accuracy/compared_methods.py, eval/accuracy/errors.py, eval/accuracy/layers.py, eval/partial_results.py
 """
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_engine import METHODS
 from tests.vcsd_cli.test_main import vcsd
 from vcsd.loading import CHECKPOINT, load
-from vcsd_eval.accuracy.compared_methods import OURS, Contender, Trial, contenders, trials
+from vcsd_eval.accuracy.compared_methods import OURS, Contender, Trial, chosen, contenders, trials
 from vcsd_eval.accuracy.errors import measured
-from vcsd_eval.accuracy.layers import Passages, gaussian, record_layers
+from vcsd_eval.accuracy.layers import Passages, record_layers
+from vcsd_eval.accuracy.methods import bench_methods, errors_over_bytes, means, ranked
 from vcsd_eval.accuracy.recorded import TEXT
-from vcsd_eval.accuracy.selectors import bench_selectors, chosen, errors_over_bytes
+from vcsd_eval.accuracy.scenarios import SCENARIOS
 from vcsd_eval.partial_results import ResultCache
 from vcsd_eval.plot import save_figure
 
@@ -25,9 +25,8 @@ from vcsd_eval.plot import save_figure
 @pytest.fixture(scope="module")
 def result():
     model, tokenizer = load(CHECKPOINT)
-    return bench_selectors(
-        record_layers(model, tokenizer, TEXT.read_text(), Passages(1024, 2, 1)), trials(contenders(), [2, 4, 8])
-    )
+    layers = record_layers(model, tokenizer, TEXT.read_text(), Passages(1024, 2, 1))
+    return bench_methods({"coriolanus": layers}, trials(contenders(), [2, 4, 8]))
 
 
 def rows_of(result, name, convention="bytes"):
@@ -61,9 +60,41 @@ def test_best_of_ours_halves_error_or_bytes_of_sparf(result):
     assert any(r["output_rel_error"] <= error and r["bytes_fetched_share"] <= fetched / 2 for r in ours)
 
 
-def test_selectors_plot_is_written(result, tmp_path):
-    save_figure(errors_over_bytes(result), tmp_path / "all.svg")
-    assert "ours-int4-pages" in (tmp_path / "all.svg").read_text()
+def test_plot_has_methods_and_fronts(result, tmp_path):
+    save_figure(errors_over_bytes(result["methods"]), tmp_path / "all.svg")
+    drawn = (tmp_path / "all.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in ("ours-int4-pages", "front", "front of drives"))
+
+
+def point(name, share, error, **more):
+    row = {"text": "a", "name": name, "convention": "bytes", "counted_by": "page", "within_budget": True}
+    return row | {"bytes_fetched_share": share, "output_rel_error": error} | more
+
+
+def test_rank_counts_methods_better_at_equal_bytes():
+    rows = [point("a", 0.5, 0.1), point("b", 0.5, 0.2), point("c", 0.2, 0.3), point("a", 0.6, 0.1)]
+    rows += [point("oracle", 0.1, 0.0), point("array", 0.4, 0.15, counted_by="element"), point("b", 0.5, 0.2)]
+    ranks = [(row["rank"], row["rank_on_drives"]) for row in ranked(rows, {"oracle"})]
+    assert ranks == [(1, 1), (3, 2), (1, 1), (2, 2), (None, None), (1, None), (3, 2)]
+    assert ranked([], set()) == []
+
+
+def test_means_of_texts_are_ranked_again():
+    rows = [point("a", 0.2, 0.1), point("b", 0.2, 0.3)]
+    rows += [point("a", 0.4, 0.9, text="b", within_budget=False), point("b", 0.4, 0.3, text="b")]
+    a, b = means(rows, set())
+    assert (a["bytes_fetched_share"], a["output_rel_error"], a["within_budget"]) == (pytest.approx(0.3), 0.5, False)
+    assert (b["output_rel_error"], b["within_budget"]) == (0.3, True)
+    assert (a["rank"], b["rank"]) == (2, 1)
+
+
+def test_front_is_rank_1_and_oracle_has_none(result):
+    rows = result["methods"]
+    front = sorted((row for row in rows if row["rank"] == 1), key=lambda row: -row["bytes_fetched_share"])
+    errors = [row["output_rel_error"] for row in front]
+    assert errors == sorted(errors) and front[0]["name"] == "dense"
+    assert {row["rank"] for row in rows if row["name"] in ("top-k-oracle", "sparq")} == {None}
+    assert all((row["rank_on_drives"] is None) == (row["counted_by"] == "element") for row in rows)
 
 
 def test_a_text_or_a_context_that_is_too_short_is_refused():
@@ -89,19 +120,6 @@ def test_method_without_budget_has_one_row(result):
     assert once >= {"dense", "kivi", "kivi-2", "dense-8-bits"}
     assert {each.name for each in contenders() if each.dense} == once
     assert len({contender.name for contender in contenders()}) == len(contenders()) > len(OURS)
-
-
-def test_random_rows_have_flat_attention():
-    model, tokenizer = load(CHECKPOINT)
-    layers = record_layers(model, tokenizer, TEXT.read_text(), Passages(512, 1, 1))[:1]
-    recorded, drawn = (
-        measured(Trial(Contender("oracle", "top-k-oracle"), 4), each, METHODS)[0] for each in (layers, gaussian(layers))
-    )
-    assert drawn["mass_recall"] < recorded["mass_recall"]
-    assert drawn["output_rel_error"] > recorded["output_rel_error"]
-    for mine, theirs in zip(layers, gaussian(layers), strict=True):
-        assert mine.recorded.q.shape == theirs.recorded.q.shape
-        assert (mine.tokens, mine.steps) == (theirs.tokens, theirs.steps)
 
 
 def test_sparf_has_both_conventions_paper_reads_more(result):
@@ -134,13 +152,13 @@ def test_killed_run_continues_where_it_stopped(tmp_path):
     assert [layer.number for layer in layers] == [1, 3]
     tried = trials(chosen("sparf,ours", contenders()), [4.0])
     first, ticks = ResultCache(tmp_path / "kept.jsonl"), []
-    whole = bench_selectors(layers, tried, kept=first, tick=ticks.append)
+    whole = bench_methods({"a": layers}, tried, kept=first, tick=ticks.append)
     assert len(ticks) == 2 * len(tried) == 6
     lines = (tmp_path / "kept.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "kept.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
     ticks.clear()
     again = ResultCache(tmp_path / "kept.jsonl")
-    assert bench_selectors(layers, tried, kept=again, tick=ticks.append) == whole
+    assert bench_methods({"a": layers}, tried, kept=again, tick=ticks.append) == whole
     assert len(ticks) == 2
     again.close()
     assert not (tmp_path / "kept.jsonl").exists()
@@ -176,6 +194,11 @@ def test_measured_drives_release_address_space():
         (("--layers", "0:3:0"), "--layers '0:3:0': needs a number"),
         (("--method", "nosuch"), "--method 'nosuch': must be one of"),
         (("--text", "nowhere"), "nowhere: No such file"),
+        (("--text", "short.txt"), "the text has 5 tokens"),
+        (("--text", "code", "--text", "short.txt"), "short.txt: the text has 5 tokens"),
+        (("--scenarios",), "--tokens 64: scenarios need at least 256"),
+        (("--scenarios", "--text", "code"), "--text: has no effect with --scenarios"),
+        (("--plot", "nowhere/all.png"), "nowhere/all.png: there is no folder"),
         (("--text", "wikitext"), "text wikitext: set VCSD_DATA to a folder that has wikitext-2-raw-test.txt or"),
         (("--model", "nosuch"), "no model at nosuch: a folder with config.json"),
         (("--model", "smollm2"), "model smollm2 has not been fetched: run `vcsd model get smollm2`"),
@@ -183,8 +206,32 @@ def test_measured_drives_release_address_space():
 )
 def test_invalid_methods_input_is_one_line_error(capsys, monkeypatch, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("short")
     monkeypatch.delenv("VCSD_DATA", raising=False)
     monkeypatch.setenv("VCSD_MODELS", str(tmp_path))
     code, out, err = vcsd(capsys, monkeypatch, "eval", "methods", "--tokens", "64", *words)
     assert code and not out
     assert says in err.splitlines()[-1]
+
+
+def test_command_compares_on_texts_and_scenarios(capsys, monkeypatch, tmp_path):
+    """As people call it: a method of a file takes part, and each text has its ranks."""
+    own = "from attention_engine import METHODS\n\nMETHODS['mine'] = METHODS['local']\n"
+    (tmp_path / "mine.py").write_text(own)
+    (tmp_path / "other.txt").write_text("Once more unto the breach, dear friends. " * 60)
+    monkeypatch.chdir(tmp_path)
+    words = ("eval", "methods", "--methods-file", "mine.py", "--method", "dense,sparf,mine,fier", "--compression", "8")
+    text = ("--text", "other.txt", "--text", "code", "--tokens", "256", "--num-passages", "1", "--plot", "two.png")
+    code, out, err = vcsd(capsys, monkeypatch, *words, *text, "-o", "json")
+    assert code == 0, err
+    rows = json.loads(out)["methods"]
+    labels = [("dense", "bytes"), ("sparf", "bytes"), ("sparf", "paper"), ("mine", "bytes"), ("fier", "bytes")]
+    texts = ("other.txt", "code")
+    assert [(row["text"], row["name"], row["convention"]) for row in rows] == [(t, *of) for t in texts for of in labels]
+    assert all(row["rank"] >= 1 for row in rows) and (tmp_path / "two.png").stat().st_size > 1000
+    code, out, err = vcsd(capsys, monkeypatch, *words, "--scenarios", "--tokens", "256", "--steps", "1")
+    assert code == 0 and "Error by text" in out and all(name in out for name in ("scattered", "mine", "1 to")), err
+    code, out, _ = vcsd(capsys, monkeypatch, *words, "--scenarios", "--tokens", "256", "--steps", "1", "-o", "json")
+    rows = json.loads(out)["methods"]
+    assert {row["text"] for row in rows} == set(SCENARIOS)
+    assert max(row["output_rel_error_worst"] for row in rows if row["name"] == "dense") < 1e-5

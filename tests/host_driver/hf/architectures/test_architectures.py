@@ -1,41 +1,62 @@
-"""A sample of the architectures: outcomes, reasons looked up in the model, and processes that die.
-
-partner of: eval/accuracy/tiny.py, eval/accuracy/refusals.py, eval/accuracy/family.py
+"""Every decoder architecture of transformers, tiny and with random weights: served correctly, or refused for a true
+reason. A sample of them always, all with --long.
 """
-
-import os
-import time
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import vcsd
 from host_driver.hf import attention
 from host_driver.hf.tiers import TieredLayer
 from kv_cache.limits import TierLimits
-from tests.served import HANG_S
-from vcsd_eval.accuracy import families, family
-from vcsd_eval.accuracy.families import experiment, sweep
-from vcsd_eval.accuracy.family import Row, try_family
-from vcsd_eval.accuracy.refusals import confirmed
-from vcsd_eval.accuracy.tiny import architectures, build
+from tests.host_driver.hf.architectures import comparison, page
+from tests.host_driver.hf.architectures.comparison import try_family
+from tests.host_driver.hf.architectures.refusals import confirmed
+from tests.host_driver.hf.architectures.tiny import WINDOW, architectures, build
 
 MIXED = ("gemma2", "gpt_oss", "qwen3_next", "llama4_text", "gemma3_text")
 SERVED = (*MIXED, "llama", "gpt2", "opt", "bart", "roberta", "mixtral", "phi3", "gpt_bigcode", "qwen2_vl")
+IN_TIERS = ("llama", "bart", "deepseek_v3", "diffllama", "paligemma", "gpt_oss", "cpmant")
+OUTCOMES = {row["name"]: (row["outcome"], row["reason"]) for row in page.recorded()["rows"]}
 
 
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Half of the steps of a long run, still more than a window has."""
+    monkeypatch.setattr(comparison, "NEW", WINDOW + 4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", architectures())
+def test_architecture_has_recorded_outcome(name):
+    transformers.logging.set_verbosity_error()
+    row = try_family(name)
+    page.leave(row)
+    assert row.outcome not in ("wrong", "crashed"), row.reason
+    assert row.outcome != "refused" or row.reason_checked, row.reason
+    if page.recorded()["transformers"] == transformers.__version__:
+        assert (row.outcome, row.reason) == OUTCOMES[name]
+
+
+def test_page_has_recorded_result():
+    assert page.page(page.recorded()) == page.PAGE.read_text()
+    assert {outcome for outcome, _ in OUTCOMES.values()} == {"right", "refused", "not_built"}
+
+
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("name", SERVED)
 def test_served_family_is_right(name):
     row = try_family(name)
-    assert (row.outcome, row.reason) == ("right", "")
+    assert (row.outcome, row.reason) == ("right", "") == OUTCOMES[name]
     assert 0 < row.difference < row.control / 4
     assert row.tokens_equal > 0.9
 
 
-@pytest.mark.parametrize("policy", ["dual-blade", "reactive"])
-@pytest.mark.parametrize("name", ["llama", "bart", "deepseek_v3", "diffllama", "paligemma", "gpt_oss", "cpmant"])
+@pytest.mark.usefixtures("few_steps")
+@pytest.mark.parametrize(
+    ("name", "policy"), [*zip(IN_TIERS, ["dual-blade", "reactive"] * 4, strict=False), ("llama", "reactive")]
+)
 def test_served_family_in_tiers_is_bit_exact(name, policy):
     row = try_family(name, policy)
     assert (row.outcome, row.reason) == ("right", "")
@@ -120,7 +141,7 @@ def test_slightly_wrong_attention_is_detected(monkeypatch):
 def test_exception_in_attach_is_a_crash(monkeypatch):
     for place in ("placement", "vcsd.attach"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"vcsd_eval.accuracy.family.{place}", lambda *_, **__: 1 / 0)
+            patch.setattr(f"tests.host_driver.hf.architectures.comparison.{place}", lambda *_, **__: 1 / 0)
             assert try_family("llama").outcome == "crashed"
 
 
@@ -129,49 +150,8 @@ def test_unbuildable_family_has_reason():
     assert row.outcome == "not_built" and "pixel_values" in row.reason
 
 
-def _die(name, sender, policy):
-    if name == "late":
-        time.sleep(60)
-    if name == "dead":
-        os.abort()
-    sender.send(Row(name, "right"))
-
-
-def test_sweep_continues_after_crash_or_timeout(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))  # the processes look there for this module
-    monkeypatch.setattr(families, "_work", _die)
-    dead, good = sweep(["dead", "good"], workers=2, limit_s=HANG_S)
-    assert (dead.outcome, dead.reason) == ("crashed", "its process ended with -6")
-    assert good.outcome == "right"
-    (late,) = sweep(["late"], workers=1, limit_s=2)
-    assert (late.outcome, late.reason) == ("crashed", "did not end within 2 s")
-
-
-def test_families_as_json_and_as_page(monkeypatch, tmp_path):
-    rows = [Row("llama", "right", difference=1e-4, control=0.5), Row("bert", "refused", "it is Tuesday", "Bert", False)]
-    monkeypatch.setattr(families, "sweep", lambda *_: rows)
-    outcome = experiment(names="llama,bert", page=tmp_path / "page.md")
-    lines = (tmp_path / "page.md").read_text().splitlines()
-    assert lines[-2:] == ["| llama | right | 1.0e-04 | 5.0e-01 |  |", "| bert | refused |  |  | it is Tuesday |"]
-    assert outcome.result == {
-        "right": 1,
-        "refused": 1,
-        "not_built": 0,
-        "wrong": 0,
-        "crashed": 0,
-        "rows": [asdict(row) for row in rows],
-    }
-    assert outcome.failed and "bert" in outcome.notes[0]
-    with pytest.raises(ValueError, match="names = nonsense"):
-        experiment(names="nonsense")
-    with pytest.raises(ValueError, match="policy = 'in-storage': must be one of reactive"):
-        experiment(policy="in-storage")
-    with pytest.raises(ValueError, match="--markdown-out is for drives only"):
-        experiment(policy="auto", page=tmp_path / "page.md")
-
-
 def test_family_list_has_every_model_once():
     names = architectures()
     assert len(names) == len(set(names))
     assert {"llama", "qwen2_vl"} <= set(names)
-    assert max(family.PADDED) < family.PROMPT
+    assert max(comparison.PADDED) < comparison.PROMPT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -14,9 +13,9 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Pre
 import vcsd
 from host_driver.hf.cache_argument import CACHE_ARGUMENTS, cache_argument, forward_on
 from host_driver.hf.shape import FULL, kinds_in_tiers, placement
+from tests.host_driver.hf.architectures.refusals import confirmed
+from tests.host_driver.hf.architectures.tiny import VOCABULARY, build
 from vcsd.tiered import TierConfig, TierReport
-from vcsd_eval.accuracy.refusals import confirmed
-from vcsd_eval.accuracy.tiny import VOCABULARY, build
 
 PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
 MORE, AGAIN = 5, 8  # of a second turn: fed, and generated
@@ -45,12 +44,10 @@ class Row:
     name: str
     outcome: str
     reason: str = ""
-    model_class: str = ""
     reason_checked: bool | None = None
     difference: float | None = None
     control: float | None = None
     tokens_equal: float | None = None
-    seconds: float = 0.0
 
 
 class Forced(LogitsProcessor):
@@ -78,11 +75,9 @@ def try_family(name: str, policy: str = "") -> Row:
         name: Architecture.
         policy: Policy of a tiered KV cache that replaces drives; then the logits must be bit-identical.
     """
-    began = time.monotonic()
     torch.set_num_threads(1)
     with torch.inference_mode():
-        row = _try_family(name, policy)
-    return replace(row, seconds=round(time.monotonic() - began, 2))
+        return _try_family(name, policy)
 
 
 def _try_family(name: str, policy: str) -> Row:
@@ -90,7 +85,7 @@ def _try_family(name: str, policy: str) -> Row:
         model = build(name, SPREAD)
     except Exception as error:  # noqa: BLE001 - a config of defaults and small sizes can raise any exception
         return Row(name, "not_built", _line(error))
-    made = Row(name, "wrong", model_class=type(model).__name__)
+    made = Row(name, "wrong")
     refusal = None
     try:
         kinds_in_tiers(model) if policy else placement(model)
