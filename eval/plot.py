@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from csd_spec.optional import require
+
 Rows = Sequence[dict[str, Any]]
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -32,7 +34,8 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 def check_format(path: Path) -> None:
-    """Raise ValueError for a file that no picture can go to."""
+    """Raise ValueError for a file that no picture can go to, or if nothing can draw one."""
+    require(f"a picture ({path})", "plot", "matplotlib")
     if path.suffix not in FORMATS:
         raise ValueError(f"{path}: a picture's name ends in {', '.join(FORMATS)}")
     if not path.absolute().parent.is_dir():

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from importlib.util import find_spec
 
+from csd_spec.optional import require
 from host_driver.request_cache import RowKv
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-class ServerMetrics:
+class ServerCounts:
+    """What a server counts for its own reports.
+
+    Attributes:
+        tokens: Tokens of all requests.
+        longest_wait: Longest wait of a request for a token, iterations.
+    """
+
+    def __init__(self) -> None:
+        self.longest_wait = self.tokens = 0
+
+    def ended(self, how: str, served: int | None = None) -> None:
+        """Count a finished or rejected request. `served`: requests that are left, if it was one of them."""
+
+    def token(self, waited_s: float, first: bool) -> None:
+        """Count a token, `waited_s` after the previous one or, for the first, after the request's arrival."""
+        self.tokens += 1
+
+    def iteration(self, tokens: int, served: int, longest_wait: int) -> None:
+        """Count an iteration. `longest_wait`: iterations since the last token, of the request that waits longest."""
+        self.longest_wait = max(self.longest_wait, longest_wait)
+
+    def text(self) -> str:
+        """Metrics in Prometheus text format; raises MissingExtraError."""
+        require("metrics", "metrics", "prometheus_client")
+        raise AssertionError("a server with Prometheus's client has metrics")
+
+
+class ServerMetrics(ServerCounts):
     """Metrics of one server, in its own registry."""
 
     def __init__(self, kv: RowKv) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+        super().__init__()
         self.registry = registry = CollectorRegistry()
-        self._kv = kv
+        self._kv, self._latest = kv, generate_latest
         self._ended = Counter("vcsd_requests", "Finished requests, by reason", ["how"], registry=registry)
         self._tokens = Counter("vcsd_tokens", "Tokens generated", registry=registry)
         self._iterations = Counter("vcsd_iterations", "Iterations", registry=registry)
@@ -31,30 +63,25 @@ class ServerMetrics:
         )
         self._steps = Gauge("vcsd_drive_steps", "Decode steps in drives", registry=registry)
         self._link = Gauge("vcsd_link_bytes", "Bytes between host and drives", registry=registry)
-        self.longest_wait = self.tokens = 0
 
     def ended(self, how: str, served: int | None = None) -> None:
-        """Count a finished or rejected request. `served`: requests that are left, if it was one of them."""
         self._ended.labels(how).inc()
         if served is not None:
             self._served.set(served)
 
     def token(self, waited_s: float, first: bool) -> None:
-        """Count a token, `waited_s` after the previous one or, for the first, after the request's arrival."""
-        self.tokens += 1
+        super().token(waited_s, first)
         self._tokens.inc()
         (self._ttft if first else self._tbt).observe(waited_s)
 
-    def iteration(self, made: int, served: int, longest_wait: int) -> None:
-        """Count an iteration. `longest_wait`: iterations since the last token, of the request that waits longest."""
+    def iteration(self, tokens: int, served: int, longest_wait: int) -> None:
+        super().iteration(tokens, served, longest_wait)
         self._iterations.inc()
-        self._batch.set(made)
+        self._batch.set(tokens)
         self._served.set(served)
-        self.longest_wait = max(self.longest_wait, longest_wait)
         self._idle.set(self.longest_wait)
 
     def text(self) -> str:
-        """Metrics in Prometheus text format."""
         table = self._kv.runner.table
         for name, moved in dict(self._kv.real.moved).items():  # iterations add routes meanwhile
             self._bytes.labels(name).set(moved)
@@ -67,4 +94,9 @@ class ServerMetrics:
             self._simulated.labels("prefill").set(traffic.prefill_ns / 1e9)
             self._steps.set(traffic.step_count)
             self._link.set(traffic.link_bytes)
-        return generate_latest(self.registry).decode()
+        return self._latest(self.registry).decode()
+
+
+def counters_of(kv: RowKv) -> ServerCounts:
+    """Metrics where Prometheus's client is installed, otherwise the counts alone."""
+    return ServerMetrics(kv) if find_spec("prometheus_client") else ServerCounts()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from csd_spec.optional import require
 
 _MAGIC = b"GGUF"
 _OF_THE_FILE = ("quantization_config", "_model_name_or_path")  # entries that prevent saving, or name the file
 
 
 def require_gguf() -> None:
-    """Raise ValueError if the gguf package is not installed."""
-    if find_spec("gguf") is None:
-        raise ValueError("GGUF files need the package gguf: pip install 'vcsd[model]'")
+    """Raise MissingExtraError if the gguf package is not installed."""
+    require("a GGUF file", "model", "gguf")
 
 
 def convert_gguf(file: Path, out: Path) -> dict[str, int]:

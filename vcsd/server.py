@@ -14,7 +14,7 @@ from host_driver.hf.rows import RowModel
 from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
-from vcsd.counters import ServerMetrics
+from vcsd.counters import counters_of
 from vcsd.sampling import Sampler, SamplingParams, TokenLogprob
 
 
@@ -107,7 +107,7 @@ class Server:
         self._layers = rows.kv.shape.layers
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
-        self.counters = ServerMetrics(rows.kv)
+        self.counters = counters_of(rows.kv)
         self.handles: dict[int, RequestHandle] = {}
         self._incoming: deque[RequestHandle] = deque()
         self._cancelled: deque[tuple[RequestHandle, str]] = deque()

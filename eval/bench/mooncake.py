@@ -20,6 +20,7 @@ import typer
 
 from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import pid_path
+from csd_spec.optional import MissingExtraError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from vcsd.guest import GuestDecodeTest
 from vcsd.guest_fabric import GuestWork, answer_over_fabric
@@ -67,7 +68,7 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     """
     found = find_spec("mooncake")
     if found is None or not found.submodule_search_locations:
-        raise ValueError("Mooncake is not installed: pip install 'vcsd[mooncake]'")
+        raise MissingExtraError("Mooncake's client", "mooncake", "mooncake")
     package = Path(next(iter(found.submodule_search_locations)))
     work = GuestWork(
         then=Path(mooncake_guest.__file__).stem,

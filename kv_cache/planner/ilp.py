@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64, I64
+from csd_spec.optional import importing
 from kv_cache.planner.problem import PlacementProblem, PlacementResult
 
 UNIT = 1e3  # scaled compute time of a step: HiGHS's tolerances are absolute
@@ -35,10 +36,6 @@ _OPTIONS: dict[str, Any] = {
 Row = tuple[F64, float, float]  # coefficients, lower and upper bound of the sum
 
 
-class SolverMissingError(RuntimeError):
-    """The HiGHS package is not installed."""
-
-
 def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) -> PlacementResult | None:
     """Find the placement with the shortest step.
 
@@ -51,7 +48,7 @@ def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) ->
         Placement; None if no placement fits.
 
     Raises:
-        SolverMissingError: HiGHS is not installed.
+        MissingExtraError: HiGHS is not installed.
     """
     good = problem.local_optimum()
     if good is None:
@@ -173,10 +170,8 @@ def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:
         limit: Upper bound of the last variable.
         gap: HiGHS's relative gap, a fraction of the step that it finds.
     """
-    try:
+    with importing("the integer program", "serving"):
         import highspy
-    except ImportError as error:
-        raise SolverMissingError("the integer program needs HiGHS: pip install 'vcsd[serving]'") from error
     solver = highspy.Highs()
     for name, value in {**_OPTIONS, "mip_rel_gap": gap}.items():
         solver.setOptionValue(name, value)

@@ -159,7 +159,7 @@ def test_address_without_listener_fails_at_once(fake_ray, scheme):
 
 def test_missing_ray_error_has_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"--ray needs Ray: pip install 'vcsd\[ray\]'"):
+    with pytest.raises(ValueError, match=r"--ray needs the package ray: pip install 'vcsd\[ray\]'"):
         sweep_on_ray(squared, [1], "auto")
 
 

@@ -10,8 +10,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from csd_spec.optional import require
 
 if TYPE_CHECKING:
     from vcsd.endpoint.app import ModelEndpoint
@@ -21,10 +22,8 @@ LOOPBACK = "localhost"
 
 
 def require_packages() -> None:
-    """Raise ValueError if a package of the endpoint is not installed."""
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ValueError(f"the endpoint needs the package {missing[0]}: pip install 'vcsd[endpoint]'")
+    """Raise MissingExtraError if a package of the endpoint is not installed."""
+    require("the endpoint", "endpoint", "starlette", "uvicorn", "prometheus_client")
 
 
 def is_loopback(host: str) -> bool:
