@@ -1,9 +1,12 @@
 """Connecting to drives that are served."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from csd_link.connect import connect, find_live_drive, find_server, open_window
 from csd_link.host_end import DriveLostError
+from csd_link.lease import HeldError
 from csd_link.medium import MappedMedium
 from csd_link.run_dir import window_path
 from csd_link.window import BLOCK_BYTES
@@ -39,3 +42,26 @@ def test_file_without_window_has_no_live_drive(tmp_path, monkeypatch):
     assert find_live_drive(MappedMedium(tmp_path / "file")) is None
     with pytest.raises(DriveLostError, match="holds no drive's window"):
         open_window(tmp_path / "file")
+
+
+def test_windows_before_the_wanted_one_are_closed(tmp_path, monkeypatch):
+    closed = []
+
+    class Window:
+        layout = SimpleNamespace(blocks=3)
+
+        def __init__(self, at):
+            self.at = at
+
+        def close(self):
+            closed.append(self.at)
+
+    def held(path, at):
+        raise HeldError(f"another host has {path} at {at}")
+
+    monkeypatch.setattr("csd_link.connect._medium", lambda path, at: Window(at))
+    monkeypatch.setattr("csd_link.connect._identity", lambda window, path: window)
+    monkeypatch.setattr("csd_link.connect.Lease", held)
+    with pytest.raises(DriveLostError):
+        open_window(tmp_path, 2, 4096)
+    assert closed == [4096 + number * 3 * BLOCK_BYTES for number in range(3)]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from csd_link import fleet_table
+from csd_link import fleet_kv, fleet_table
 from csd_link.fleet_kv import dump
 from csd_link.fleet_table import (
     ClusterAddress,
@@ -136,3 +136,16 @@ def test_dump_of_table_lists_live_nodes():
             return {b"\x0a": type("Info", (), {"state": 0}), b"\x0b": type("Info", (), {"state": 1})}
 
     assert dump(Client()) == {"keys": {"fleet": "text"}, "nodes": ["0a"]}
+
+
+def test_key_is_put_before_the_store_is_printed(monkeypatch, capsys):
+    class Store(dict):
+        def internal_kv_put(self, key, value, overwrite, namespace):
+            assert overwrite and namespace == fleet_kv.NAMESPACE
+            self[key.decode()] = value.decode()
+
+    monkeypatch.setattr(fleet_kv, "_client", lambda address: Store(address=address))
+    monkeypatch.setattr(fleet_kv, "dump", dict)
+    monkeypatch.setattr("sys.argv", ["fleet_kv", "here:1", "drain/drive0", "yes"])
+    fleet_kv.main()
+    assert json.loads(capsys.readouterr().out) == {"address": "here:1", "drain/drive0": "yes"}

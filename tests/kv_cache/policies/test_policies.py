@@ -133,3 +133,11 @@ def test_split_spreads_cached_layers_evenly(layers: int) -> None:
     assert sorted(order) == list(range(layers))
     half = sorted(order[: layers // 2])
     assert max(b - a for a, b in pairwise(half)) <= 3
+
+
+def test_unknown_policy_of_a_file_names_those_that_the_file_has(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("from kv_cache import HOST\ndef stay(it): ...\nPOLICIES = {'stay-here': stay}\n")
+    with pytest.raises(ValueError, match=f"policy = .*{file}") as refused:
+        policy_of(f"{file}:other")
+    assert "stay-here" in str(refused.value) and "flexgen" not in str(refused.value)
