@@ -1,31 +1,19 @@
-"""Files for contributors and for CI: forms of issues, workflow, hooks of commits, citation, container."""
+"""Files for contributors and for CI: workflow, hooks of commits, citation, container."""
 
 import json
 import re
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
 DEV = (ROOT / "dev").read_text()
 
 
 def read(path):
     return yaml.safe_load((ROOT / path).read_text())
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_issue_form_is_complete(form):
-    fields = yaml.safe_load(form.read_text())
-    assert fields.keys() == {"name", "description", "labels", "body"}
-    assert len({each["id"] for each in fields["body"]}) == len(fields["body"])
-    for each in fields["body"]:
-        assert each["type"] in ("textarea", "dropdown") and each["attributes"]["label"]
-        assert (each["type"] == "dropdown") == ("options" in each["attributes"])
 
 
 def test_workflow_runs_commands_of_dev():

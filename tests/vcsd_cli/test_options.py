@@ -1,7 +1,6 @@
 """The name of an option has one meaning in all commands."""
 
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 from typer.core import TyperOption
@@ -26,7 +25,10 @@ def options():
 
 
 def test_option_name_means_same_kind_of_value_everywhere(options):
-    kinds = {name: {"path" in str(option.type_descriptor.annotation).lower() for option in those} for name, those in options.items()}
+    kinds = {
+        name: {"path" in str(option.type_descriptor.annotation).lower() for option in those}
+        for name, those in options.items()
+    }
     assert {name for name, those in kinds.items() if len(those) > 1} == set(TWO_MEANINGS)
 
 
