@@ -18,7 +18,7 @@ def with_table(page: str, name: str, text: str) -> str:
         raise ValueError(
             f"the page needs one line `<!-- table: {name} -->` and `<!-- /table -->` after it, around the table"
         )
-    return place.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+    return place.sub(lambda match: f"{match[1]}\n{text}\n\n{match[2]}", page)
 
 
 def cpu_name() -> str:

@@ -21,12 +21,12 @@ MediumOption = Annotated[Kind, typer.Option(help="where flash pages are: memory,
 def numbers(name: str, text: str, kind: type = int) -> list[Any]:
     """An option's numbers with commas between them, each at least 1."""
     try:
-        found = [kind(each) for each in text.split(",")]
+        values = [kind(number) for number in text.split(",")]
     except ValueError as error:
         raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from error
-    if not all(1 <= each <= MAX_NUMBER for each in found):
+    if not all(1 <= number <= MAX_NUMBER for number in values):
         raise ValueError(f"{name} = {text!r}: each must be at least 1, and at most {MAX_NUMBER:,}")
-    return found
+    return values
 
 
 def number(name: str, text: str) -> int:

@@ -113,13 +113,13 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
 
 
-def _same(given: Any) -> Any:
-    return given
+def _same(value: Any) -> Any:
+    return value
 
 
 def sweep_rest(
     items: Sequence[Item],
-    kept: ResultCache,
+    results: ResultCache,
     compute: Callable[[Sequence[Item], Done], object],
     encode: Callable[[Result], Any] = _same,
     decode: Callable[[Any], Result] = _same,
@@ -134,10 +134,10 @@ def sweep_rest(
         decode: The inverse.
     """
     keys = [hashlib.sha256(repr(item).encode()).hexdigest()[:16] for item in items]
-    left = [(key, item) for key, item in zip(keys, items, strict=True) if key not in kept]
+    left = [(key, item) for key, item in zip(keys, items, strict=True) if key not in results]
     if left:
-        compute([item for _, item in left], lambda number, result: kept.put(left[number][0], encode(result)))
-    return [decode(kept[key]) for key in keys]
+        compute([item for _, item in left], lambda number, result: results.put(left[number][0], encode(result)))
+    return [decode(results[key]) for key in keys]
 
 
 def _gathered(futures: Sequence[Future[Result]], ticks: Any, tick: Tick, done: Done) -> list[Result]:

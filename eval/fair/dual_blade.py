@@ -18,12 +18,12 @@ def headline(runs: InferenceRuns, tick: Tick) -> Headline:
 
     def ratios(rival: DualBladeSystem) -> list[float]:
         """Over SSDs and limits."""
-        found = []
+        pairs = []
         for ssd in SSDS:
             for limit in LIMITS_GIB:
-                found.append(runs.at(ssd, rival, limit).decode_s / runs.at(ssd, SYSTEMS["split"], limit).decode_s)
+                pairs.append(runs.at(ssd, rival, limit).decode_s / runs.at(ssd, SYSTEMS["split"], limit).decode_s)
                 tick(None)
-        return found
+        return pairs
 
     at_half = []
     for ssd in SSDS:

@@ -45,19 +45,19 @@ class FairInputs:
         return [model for model in (trained(), CHECKPOINT) if model]
 
 
-def _instinfer(given: FairInputs, tick: Tick) -> Headline:
+def _instinfer(inputs: FairInputs, tick: Tick) -> Headline:
     setup = setup_of(MachineOptions(), Simulated())
     rows = []
     tokens = setup.drive.geometry.page_bytes // (2 * setup.model.head_dim)
-    for model in given.models():
-        rows.append(recorded.record(model, given.text, tokens, tick))
+    for model in inputs.models():
+        rows.append(recorded.record(model, inputs.text, tokens, tick))
     first, *others = (instinfer.headline(setup, row) for row in rows)
     tick(None)
     more = {f"recorded_on_{row.model}": other.figures for row, other in zip(rows[1:], others, strict=True)}
     return first.with_others(more, [note for other in others for note in other.notes[:1]])
 
 
-def _dual_blade(given: FairInputs, tick: Tick) -> Headline:
+def _dual_blade(inputs: FairInputs, tick: Tick) -> Headline:
     return dual_blade.headline(dual_blade_paper.runs_on(MachineOptions()), tick)
 
 
@@ -82,17 +82,17 @@ Only = StrEnum("Only", [(name, name) for name in PAPERS])  # type: ignore[misc]
 
 
 def experiment(
-    given: FairInputs,
+    inputs: FairInputs,
     only: Annotated[Only | None, typer.Option(help="paper whose headline is compared (default: all)")] = None,
 ) -> Outcome:
     """Every headline at equal schedule, error, hardware and service, with what moves it and where it loses."""
     names = [str(only)] if only else list(PAPERS)
-    made = {}
-    with progress("parts", sum(PAPERS[name].ticks(given) for name in names)) as tick:
+    headlines = {}
+    with progress("parts", sum(PAPERS[name].ticks(inputs) for name in names)) as tick:
         for name in names:
-            made[name] = PAPERS[name].make(given, tick)
-    result = {name: each.as_json() for name, each in made.items()}
-    return Outcome(result, [part for name, each in made.items() for part in _shown(name, each)])
+            headlines[name] = PAPERS[name].make(inputs, tick)
+    result = {name: headline.as_json() for name, headline in headlines.items()}
+    return Outcome(result, [part for name, headline in headlines.items() for part in _shown(name, headline)])
 
 
 def _shown(name: str, headline: Headline) -> list[Any]:

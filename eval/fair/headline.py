@@ -86,7 +86,10 @@ class Ranged(Generic[T]):
     def of(cls, setup: T, varied: Sequence[Varied[T]], ratios: Callable[[T], Mapping[str, float]]) -> Ranged[T]:
         """Evaluate ratios of a setup with each constant as it is, halved and doubled."""
         half, double = FACTORS
-        return cls(ratios(setup), [(each, ratios(each.scaled(half)), ratios(each.scaled(double))) for each in varied])
+        return cls(
+            ratios(setup),
+            [(variation, ratios(variation.scaled(half)), ratios(variation.scaled(double))) for variation in varied],
+        )
 
     def figure(self, name: str, command: str) -> HeadlineFigure:
         """A ratio with its range."""
@@ -96,8 +99,8 @@ class Ranged(Generic[T]):
     def tornado(self, name: str) -> Iterator[dict[str, Any]]:
         """The constants by how far they move a ratio, the one that moves it most first."""
         rows = sorted(self.rows, key=lambda row: -abs(row[2][name] - row[1][name]))
-        for each, half, double in rows:
-            row = {"condition": name, "constant": each.name, "base": each.base, "unit": each.unit}
+        for variation, half, double in rows:
+            row = {"condition": name, "constant": variation.name, "base": variation.base, "unit": variation.unit}
             yield row | {"half": half[name], "double": double[name]}
 
 
@@ -113,7 +116,7 @@ DRIVE = (  # part of a `DriveSpec`, constant, unit
 )
 
 
-def varied_drive(spec: DriveSpec, made: Callable[[DriveSpec], T], names: Sequence[str] = ()) -> list[Varied[T]]:
+def varied_drive(spec: DriveSpec, change: Callable[[DriveSpec], T], names: Sequence[str] = ()) -> list[Varied[T]]:
     """Constants of a drive.
 
     Args:
@@ -125,7 +128,7 @@ def varied_drive(spec: DriveSpec, made: Callable[[DriveSpec], T], names: Sequenc
     def scaled(part: str, name: str, factor: float) -> T:
         inner = getattr(spec, part)
         changed = replace(inner, **{name: max(1, round(factor * getattr(inner, name)))})
-        return made(replace(spec, **{part: changed}))
+        return change(replace(spec, **{part: changed}))
 
     return [
         Varied(f"{part}.{name}", getattr(getattr(spec, part), name), unit, partial(scaled, part, name))

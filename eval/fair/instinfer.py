@@ -133,5 +133,5 @@ def headline(setup: Setup, rows: RecordedRows) -> Headline:
     )
 
 
-def _figures(found: Ranged[InstInferCase]) -> dict[str, HeadlineFigure]:
-    return {name: found.figure(name, COMMAND) for name in found.base}
+def _figures(ranged: Ranged[InstInferCase]) -> dict[str, HeadlineFigure]:
+    return {name: ranged.figure(name, COMMAND) for name in ranged.base}

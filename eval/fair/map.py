@@ -85,12 +85,16 @@ def experiment(base: Base, plot: Picture = None) -> Outcome:
         )
         ties = [boundary(point, rival) for rival in RIVALS]
         errors = [boundary(at, rival) for _, at in axes for rival in RIVALS]
-    known = [abs(row["error_percent"]) for row in errors if row["error_percent"] is not None]
+    percents = [abs(row["error_percent"]) for row in errors if row["error_percent"] is not None]
     result = {
         "base": {name: str(value) for name, value in asdict(base).items()},
         **rates(point),
         "boundaries": ties,
-        "closed_form_error_percent": {"median": statistics.median(known), "worst": max(known), "ties": len(known)},
+        "closed_form_error_percent": {
+            "median": statistics.median(percents),
+            "worst": max(percents),
+            "ties": len(percents),
+        },
         "axes": rows,
         "plane": grid,
         "work": work,

@@ -93,13 +93,13 @@ def varied(case: OrbitFlowCase) -> list[Varied[OrbitFlowCase]]:
 def headline(file: Path | None, tick: Tick) -> Headline:
     """The headline of OrbitFlow. file: its public traces; None: requests are generated."""
     runs, case = DeadlineRuns(tick), OrbitFlowCase(TraceLoad(trace=file).at(LOAD, machines.A5000))
-    found = Ranged.of(case, varied(case), runs.ratios)
+    ranged = Ranged.of(case, varied(case), runs.ratios)
     met = {system: runs.met(case, system) for system in (PRINTED, STRICT, OURS, EXACT, PLAIN)}
     return Headline(
         what=f"share of deadlines met by ours over OrbitFlow, load {LOAD:g}, objective x {SCALE:g}",
-        figures={name: found.figure(name, COMMAND) for name in found.base}
-        | {"same_service": found.figure("same_schedule", COMMAND)},
-        tornado=[*found.tornado("same_schedule"), *found.tornado("same_error")],
+        figures={name: ranged.figure(name, COMMAND) for name in ranged.base}
+        | {"same_service": ranged.figure("same_schedule", COMMAND)},
+        tornado=[*ranged.tornado("same_schedule"), *ranged.tornado("same_error")],
         loses_at=[*_losses(file, runs)],
         notes=[
             f"trace: {case.trace.name}; deadlines met: " + ", ".join(f"{name} {met[name]:.3f}" for name in met),

@@ -104,10 +104,10 @@ SYSTEMS: Mapping[str, Callable[[Point], float | None]] = {
 
 def rates(point: Point) -> Row:
     """Tokens/s of each system in decode, and the fastest one."""
-    found = {name: rate(point) for name, rate in SYSTEMS.items()}
-    best = max(found, key=lambda name: found[name] or 0.0)
-    csd, plain = found[CSD], found[PLAIN]
-    return {**found, "best": best, "csd_over_plain_ssd": csd / plain if csd and plain else None}
+    by_system = {name: rate(point) for name, rate in SYSTEMS.items()}
+    best = max(by_system, key=lambda name: by_system[name] or 0.0)
+    csd, plain = by_system[CSD], by_system[PLAIN]
+    return {**by_system, "best": best, "csd_over_plain_ssd": csd / plain if csd and plain else None}
 
 
 def drive_rate(point: Point) -> float:

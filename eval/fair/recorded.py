@@ -73,7 +73,7 @@ def record(
     """
     loaded, tokenizer = load(model)
     layers = record_layers(loaded, tokenizer, texts.read(text), PASSAGES)
-    known = {contender.name: contender for contender in contenders()}
+    by_name = {contender.name: contender for contender in contenders()}
     share = page_shares([layer.recorded for layer in layers], [SPARF_BUDGET], tokens_of_page)[SPARF_BUDGET]
     tick(None)
 
@@ -82,8 +82,8 @@ def record(
         tick(None)
         return row["output_rel_error"], row["bytes_fetched_share"]
 
-    sparf_error, sparf_bytes = tried(Trial(known["sparf"], SPARF_BUDGET, "paper"))
-    ours = {c: tried(Trial(known["progressive"], c)) for c in budgets}
+    sparf_error, sparf_bytes = tried(Trial(by_name["sparf"], SPARF_BUDGET, "paper"))
+    ours = {c: tried(Trial(by_name["progressive"], c)) for c in budgets}
     return RecordedRows(
         model=model.name,
         sparf_error=sparf_error,

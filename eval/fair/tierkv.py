@@ -79,10 +79,10 @@ def headline(tick: Tick) -> Headline:
     )
 
 
-def _losses(found: Mapping[str, Sequence[float]]) -> list[dict[str, object]]:
+def _losses(by_system: Mapping[str, Sequence[float]]) -> list[dict[str, object]]:
     return [
         {"setting": f"host memory GB, {name}", "value": f"{room:g}", "other": "best of the others", "ratio": ratio}
-        for name, ratios in found.items()
+        for name, ratios in by_system.items()
         for room, ratio in zip(ROOMS_GB, ratios, strict=True)
         if ratio < 1
     ]

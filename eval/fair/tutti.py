@@ -53,24 +53,24 @@ def headline() -> Headline:
         Varied("load_bytes_per_s", load, "bytes/s", lambda factor: TuttiCase(load_bytes_per_s=factor * load)),
         *varied_drive(case.spec, TuttiCase, VARIED),
     ]
-    found = Ranged.of(case, varied, ratios)
+    ranged = Ranged.of(case, varied, ratios)
     losses = [
         {"setting": f"new tokens, {name}", "value": new, "other": "loading", "ratio": ratio}
         for new in NEWS
         for name, ratio in ratios(TuttiCase(new=new)).items()
         if ratio < 1
     ]
-    published = found.figure("as_published", COMMAND)
+    published = ranged.figure("as_published", COMMAND)
     return Headline(
         what=f"seconds to the first token, loading a prefix of {PREFIX:,} tokens over attending in {DRIVES} drives",
         figures={
             "as_published": published,
             "same_schedule": published,
             "same_error": published,
-            "same_hardware_plain_ssd": found.figure("same_hardware_plain_ssd", COMMAND),
+            "same_hardware_plain_ssd": ranged.figure("same_hardware_plain_ssd", COMMAND),
             "same_service": published,
         },
-        tornado=[*found.tornado("as_published")],
+        tornado=[*ranged.tornado("as_published")],
         loses_at=losses,
         notes=[
             f"one new token; Tutti loads at {TUTTI.bytes_per_s / 1e9:g} GB/s, layer by layer, and so do drives in "

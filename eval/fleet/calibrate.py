@@ -79,10 +79,10 @@ def fit(bench: CalibrationBench) -> tuple[tuple[float, float], list[float], floa
             ratios += (seconds / seconds.mean(axis=0)).ravel().tolist()
             rows.append((1 / seconds.mean(), rates.chain_s(tokens) / seconds.mean()))
     matrix = np.array(rows)
-    found = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)[0]
+    solution = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)[0]
     quantiles = np.quantile(ratios, np.linspace(0, 1, QUANTILES))
-    percent = 100 * float(np.abs(matrix @ found - 1).mean())
-    return (float(found[0]), float(found[1])), [round(quantile, 5) for quantile in quantiles.tolist()], percent
+    percent = 100 * float(np.abs(matrix @ solution - 1).mean())
+    return (float(solution[0]), float(solution[1])), [round(quantile, 5) for quantile in quantiles.tolist()], percent
 
 
 def deviations(
@@ -94,12 +94,12 @@ def deviations(
     """
     context = max(request.tokens for request in requests)
     emulated = [bench.drive(drives, context, 100 + number) for number in range(drives)]  # not those of the fit
-    rates, found = DriveRates.of(bench.spec, bench.shape, bench.heads(drives)), []
+    rates, percents = DriveRates.of(bench.spec, bench.shape, bench.heads(drives)), []
     for held in over_time(requests, points):
         seconds = measure(emulated, held).max(axis=0).sum()
         modelled = LAYERS * fitted.slowest(drives) * rates.layer_s(fitted, list(held.values()))
-        found.append(100 * abs(modelled / seconds - 1))
-    return found
+        percents.append(100 * abs(modelled / seconds - 1))
+    return percents
 
 
 def calibrate(bench: CalibrationBench, requests: Sequence[Request], name: str, command: str) -> Coefficients:
@@ -113,6 +113,6 @@ def calibrate(bench: CalibrationBench, requests: Sequence[Request], name: str, c
     compared = {each: deviations(bench, fitted, requests[:REQUESTS], each) for each in chosen}
     return replace(
         fitted,
-        deviation_percent={each: float(np.mean(found)) for each, found in compared.items()},
-        worst_percent={each: max(found) for each, found in compared.items()},
+        deviation_percent={each: float(np.mean(percents)) for each, percents in compared.items()},
+        worst_percent={each: max(percents) for each, percents in compared.items()},
     )

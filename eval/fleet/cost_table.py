@@ -69,14 +69,14 @@ def machine_of(setting: CostTableOptions) -> FleetHost:
 
 def doubled(first: int, last: int) -> list[int]:
     """Powers of two times `first`, and the last value."""
-    found = [first << each for each in range((last // first).bit_length()) if first << each < last]
-    return [*found, last]
+    numbers = [first << power for power in range((last // first).bit_length()) if first << power < last]
+    return [*numbers, last]
 
 
 def graded(first: int, last: int) -> list[int]:
     """Whole numbers that grow by about a tenth: Vidur's random forests do not interpolate."""
     count = 1 + math.ceil(math.log(last / first) / math.log(1.1))
-    return sorted({round(each) for each in np.geomspace(first, last, count)})
+    return sorted({round(value) for value in np.geomspace(first, last, count)})
 
 
 def decode_s(machine: FleetHost, batch: int, tokens: int) -> float:
@@ -167,7 +167,7 @@ def experiment(setting: CostTableOptions) -> Outcome:
         "deviation_percent": fitted.deviation_percent,
         "worst_percent": fitted.worst_percent,
         "made_by": fitted.made_by,
-        "setting": {name: str(each) if isinstance(each, Path) else each for name, each in asdict(setting).items()},
+        "setting": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setting).items()},
     }
     batches = sorted({row["batch"] for row in rows})
     seconds = {(row["batch"], row["tokens"]): row["layer_s"] for row in rows}

@@ -183,8 +183,8 @@ def _prefill(s: Any, pool: Any, prefixes: Any, costs: Any, host: int, group: int
     entry = s.queue[host, 0]
     s.queue[host, 0] = pool.after[entry]
     prompt, output, blocks = pool.input_tokens[entry], pool.output_tokens[entry], pool.block_count[entry]
-    found = max(stored, _stored_blocks(pool, prefixes, entry, -1)) if costs.prefixes == COPIED else stored
-    reused, copied = found * block, (found - stored) * block
+    held = max(stored, _stored_blocks(pool, prefixes, entry, -1)) if costs.prefixes == COPIED else stored
+    reused, copied = held * block, (held - stored) * block
     gpu_s = _at(costs.new_s, costs.prefill_grid, prompt - reused)
     gpu_s += _at(costs.seen_s, costs.prefill_grid, prompt) - _at(costs.seen_s, costs.prefill_grid, reused)
     best_s, bound = gpu_s, GPU
@@ -221,20 +221,20 @@ def _prefill(s: Any, pool: Any, prefixes: Any, costs: Any, host: int, group: int
 @njit(cache=True, nogil=True)
 def _retire(s: Any, host: int, group: int) -> None:
     """Remove finished requests; the others stay in order."""
-    kept = 0
+    running = 0
     for at in range(s.members[host, group]):
         if s.left[host, group, at] == 0:
             _count(s, TPOT, (s.now_s[host] - s.first_s[host, group, at]) / (s.output[host, group, at] - 1))
             s.load[host] -= s.prompt[host, group, at]
             s.ended[host] += 1
         else:
-            s.tokens[host, group, kept] = s.tokens[host, group, at]
-            s.left[host, group, kept] = s.left[host, group, at]
-            s.prompt[host, group, kept] = s.prompt[host, group, at]
-            s.output[host, group, kept] = s.output[host, group, at]
-            s.first_s[host, group, kept] = s.first_s[host, group, at]
-            kept += 1
-    s.members[host, group] = kept
+            s.tokens[host, group, running] = s.tokens[host, group, at]
+            s.left[host, group, running] = s.left[host, group, at]
+            s.prompt[host, group, running] = s.prompt[host, group, at]
+            s.output[host, group, running] = s.output[host, group, at]
+            s.first_s[host, group, running] = s.first_s[host, group, at]
+            running += 1
+    s.members[host, group] = running
 
 
 @njit(cache=True, nogil=True)

@@ -85,8 +85,8 @@ def port_of(network: str, oversubscription: float = 1.0) -> Network | None:
     """The port of a host by name; each host gets its part of an oversubscribed network."""
     if network == NO_NETWORK:
         return None
-    found = network_named(network)
-    return replace(found, bytes_per_s=max(1, round(found.bytes_per_s / oversubscription)))
+    network_port = network_named(network)
+    return replace(network_port, bytes_per_s=max(1, round(network_port.bytes_per_s / oversubscription)))
 
 
 def checked_model(name: str) -> Model:
@@ -174,7 +174,7 @@ def _percentiles(served: Served, which: int) -> dict[str, float | None]:
 
 def sizes(setting: FleetOptions) -> list[int]:
     """Drives of the sweep: powers of two up to the largest fleet, multiples of their hosts."""
-    powers = (1 << each for each in range(MAX_DRIVES.bit_length()))
+    powers = (1 << power for power in range(MAX_DRIVES.bit_length()))
     return [drives for drives in powers if drives % hosts_of(setting, drives) == 0]
 
 
@@ -206,7 +206,7 @@ def extrapolate(setting: FleetOptions, machine: FleetHost, trace: Trace, rows: l
 
 def variants(machine: FleetHost) -> dict[str, Scheme]:
     """The scheme as it is set, and with one change at a time."""
-    given = machine.scheme
+    scheme = machine.scheme
     sharded = {"token_shards": 2}
     changes: dict[str, dict[str, Any]] = {
         "as set": {},
@@ -219,7 +219,7 @@ def variants(machine: FleetHost) -> dict[str, Scheme]:
     }
     if machine.drives < 2 * machine.model.kv_heads:
         changes = {name: change for name, change in changes.items() if change.get("token_shards") != 2}
-    return {name: replace(given, **change) for name, change in changes.items()}
+    return {name: replace(scheme, **change) for name, change in changes.items()}
 
 
 def variant_jobs(setting: FleetOptions, machine: FleetHost, trace: Trace) -> list[FleetJob]:
@@ -299,7 +299,7 @@ def experiment(setting: FleetOptions) -> Outcome:
         "deviation_percent": fitted.deviation_percent,
         "worst_percent": fitted.worst_percent,
         "coefficients": asdict(fitted),
-        "setting": {name: str(each) if isinstance(each, Path) else each for name, each in asdict(setting).items()}
+        "setting": {name: str(value) if isinstance(value, Path) else value for name, value in asdict(setting).items()}
         | {"trace": trace.name},
     }
     return Outcome(result, _shown(result), _NOTES)
@@ -320,7 +320,7 @@ def _shown(result: dict[str, Any]) -> list[Any]:
         key: result[key] for key in ("drives", "hosts", "requests", "ended", "tokens_per_s", "utilisation", "bound")
     }
     flat |= {"ttft p50, p99, ms": ms(result["ttft_s"]), "tpot p50, p99, ms": ms(result["tpot_s"])}
-    deviations = ", ".join(f"{each:.1f} at {drives}" for drives, each in result["deviation_percent"].items())
+    deviations = ", ".join(f"{percent:.1f} at {drives}" for drives, percent in result["deviation_percent"].items())
     flat |= {"deviation from the emulator, %": deviations, "scaling ends at": result["ends_at"] or "-"}
     flat |= {"beyond 1,024 drives, extrapolated": result["extrapolated"], "why": result["why"]}
     cells = [

@@ -87,14 +87,14 @@ class FleetHost:
         """Seconds of the host's work. longest: tokens of the longest prompt."""
         layers, fitted = self.model.shape.layers, self.fitted
         rates = DriveRates.of(self.spec, self.model.shape, -(-self.model.kv_heads * self.shards // self.group))
-        each = (
+        shared = (
             layers * fitted.transfer * each_s / self.shards for each_s in (rates.flash_s, rates.engine_s, rates.tail_s)
         )
         rows = [self._outside_s(batch) for batch in range(self.groups * self.slots + 1)]
         new_s, seen_s = self._prefill_tables(longest)
         return Costs(
             by_batch=np.array(rows),
-            drive=DriveStep(layers * fitted.command_s, *each),
+            drive=DriveStep(layers * fitted.command_s, *shared),
             slowest=fitted.slowest(self.group),
             micro_batches=self.scheme.micro_batches,
             layers=layers,

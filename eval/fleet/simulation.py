@@ -103,7 +103,9 @@ class _Simulation:
         more = count - int(free[1])
         if more > 0:
             after = np.append(np.arange(size + 1, size + more), free[0])
-            grown = {name: np.append(each, np.zeros(more, each.dtype)) for name, each in self.pool._asdict().items()}
+            grown = {
+                name: np.append(column, np.zeros(more, column.dtype)) for name, column in self.pool._asdict().items()
+            }
             self.pool = Pool(**grown | {"after": np.append(self.pool.after, after)})
             free[:] = size, count
 
@@ -115,13 +117,13 @@ class _Simulation:
         old = self.prefixes.blocks[blocks:]
         old = np.where(old < shared, old, old - rows)
         holders = self.prefixes.holders
-        kept = np.concatenate([holders[:shared], holders[shared + rows :]])
+        others = np.concatenate([holders[:shared], holders[shared + rows :]])
         own = arrivals.distinct_blocks - shared
-        missing = shared - len(kept[:shared])  # before the first period there are none
+        missing = shared - len(others[:shared])  # before the first period there are none
         added = np.zeros((own + missing, holders.shape[1]), np.uint64)
-        last = len(kept) + missing - shared  # own rows of the last period
+        last = len(others) + missing - shared  # own rows of the last period
         new = np.where(arrivals.blocks < shared, arrivals.blocks, arrivals.blocks + last)
-        self.prefixes = Prefixes(np.concatenate([old, new]), np.concatenate([kept, added]))
+        self.prefixes = Prefixes(np.concatenate([old, new]), np.concatenate([others, added]))
         self.before = old.size, last
         return int(old.size)
 

@@ -131,20 +131,20 @@ def periods(trace: Trace, hours: float, rate: float, seed: int) -> Iterator[Arri
     repeats = int(np.ceil(hours * 3600 / period))
     if (requests := repeats * len(trace.requests)) > MAX_REQUESTS:
         raise ValueError(f"{requests:,} requests, at most {MAX_REQUESTS:,}: take fewer --hours or a lower --rate")
-    known = _Conversations(trace)
+    dialogues = _Conversations(trace)
     for number in range(repeats):
-        count = known.sizes.size
+        count = dialogues.sizes.size
         chosen = generator.integers(0, count, count) if number else np.arange(count)
-        yield _until(known.arrivals(chosen, number * period, rate), hours * 3600)
+        yield _until(dialogues.arrivals(chosen, number * period, rate), hours * 3600)
 
 
 def _until(arrivals: Arrivals, end_s: float) -> Arrivals:
     """The requests that arrive before the end."""
-    kept = int(np.searchsorted(arrivals.arrival_s, end_s))
-    ends = arrivals.block_ends[:kept]
+    count = int(np.searchsorted(arrivals.arrival_s, end_s))
+    ends = arrivals.block_ends[:count]
     return Arrivals(
-        arrivals.arrival_s[:kept], arrivals.input_tokens[:kept], arrivals.output_tokens[:kept],
-        arrivals.blocks[: int(ends[-1]) if kept else 0], ends, arrivals.block_tokens, arrivals.shared,
+        arrivals.arrival_s[:count], arrivals.input_tokens[:count], arrivals.output_tokens[:count],
+        arrivals.blocks[: int(ends[-1]) if count else 0], ends, arrivals.block_tokens, arrivals.shared,
     )  # fmt: skip
 
 

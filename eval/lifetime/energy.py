@@ -37,8 +37,8 @@ class EnergyConstant:
 
     def at(self, bound: Bound) -> float:
         """The number at one end of its range, or in the middle."""
-        found: float = getattr(self, bound)
-        return found
+        constant: float = getattr(self, bound)
+        return constant
 
 
 @frozen_value
@@ -153,8 +153,10 @@ def _gpu(work: ReplayWork, attended_bytes: float, batch: float) -> tuple[float, 
 def joules(work: ReplayWork) -> dict[str, dict[str, float]]:
     """Joules a million output tokens by bound: each unit, and `total`."""
     per = MILLION / max(1, work.counts.tally.output_tokens)
-    found = {bound: {name: unit * per for name, unit in units(work, constants().at(bound)).items()} for bound in BOUNDS}
-    return {bound: each | {"total": sum(each.values())} for bound, each in found.items()}
+    by_bound = {
+        bound: {name: unit * per for name, unit in units(work, constants().at(bound)).items()} for bound in BOUNDS
+    }
+    return {bound: by_unit | {"total": sum(by_unit.values())} for bound, by_unit in by_bound.items()}
 
 
 def dollars(work: ReplayWork, prices: Prices, years: float, tokens_per_year: float, capacity_bytes: float) -> float:

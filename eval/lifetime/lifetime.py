@@ -68,12 +68,12 @@ class ReplayRun:
 def runs(percents: Sequence[float], handles: int) -> list[ReplayRun]:
     """All rows; those that take longest first."""
     first, *others = percents
-    found = [ReplayRun(OURS, layout, first) for layout in LAYOUTS]
-    found += [ReplayRun(OURS, PROGRESSIVE, other) for other in others]
+    replays = [ReplayRun(OURS, layout, first) for layout in LAYOUTS]
+    replays += [ReplayRun(OURS, PROGRESSIVE, other) for other in others]
     for pattern in PATTERNS:
-        found += [ReplayRun(pattern.name, "", percent) for percent in percents]
-        found += [ReplayRun(pattern.name, "", first, handles), ReplayRun(pattern.name, "", first, discard=True)]
-    return found
+        replays += [ReplayRun(pattern.name, "", percent) for percent in percents]
+        replays += [ReplayRun(pattern.name, "", first, handles), ReplayRun(pattern.name, "", first, discard=True)]
+    return replays
 
 
 @cache
@@ -98,7 +98,7 @@ def replay(item: tuple[ReplayRun, LifetimeOptions], tick: Tick) -> DriveCounts:
     try:
         if run.layout:
             return OurReplay(run.layout, load).run(tick)
-        pattern = next(each for each in PATTERNS if each.name == run.name)
+        pattern = next(candidate for candidate in PATTERNS if candidate.name == run.name)
         return EngineReplay(pattern, load, run.handles, run.discard).run(tick)
     except OutOfSpaceError as error:
         raise ValueError(
@@ -141,13 +141,13 @@ def attending_drives(work: ReplayWork, load: DriveTraffic) -> float:
 
 def energy_of(work: ReplayWork, load: DriveTraffic, prices: Prices) -> dict[str, Any]:
     """Energy and money of a million output tokens."""
-    found = joules(work)
+    energy = joules(work)
     lives = years(work.counts, load, constants().constants["pe_cycles"].value)
     tokens = load.scale * work.counts.tally.output_tokens / counted_days(load) * YEAR_DAYS
     capacity = load.scale * FILL * load.logical_pages * load.spec.geometry.page_bytes * load.drives
     return {
-        "joules_per_million_tokens": {bound: found[bound]["total"] for bound in BOUNDS},
-        "joules_by_unit": {bound: {k: v for k, v in found[bound].items() if k != "total"} for bound in BOUNDS},
+        "joules_per_million_tokens": {bound: energy[bound]["total"] for bound in BOUNDS},
+        "joules_by_unit": {bound: {k: v for k, v in energy[bound].items() if k != "total"} for bound in BOUNDS},
         "dollars_per_million_tokens": dollars(work, prices, lives, tokens, capacity),
     }
 
@@ -172,8 +172,8 @@ def headline(rows: Sequence[dict[str, Any]], percent: float) -> dict[str, Any]:
         "over_provisioning": percent,
         "best_engine": best,
         "worst_engine": worst,
-        "worst_over_ours": {layout: engines[worst] / each for layout, each in ours.items()},
-        "ours_over_best": {layout: each / engines[best] for layout, each in ours.items()},
+        "worst_over_ours": {layout: engines[worst] / bytes_per_token for layout, bytes_per_token in ours.items()},
+        "ours_over_best": {layout: bytes_per_token / engines[best] for layout, bytes_per_token in ours.items()},
     }
 
 
@@ -188,7 +188,7 @@ def experiment(setting: LifetimeOptions, prices: Prices) -> Outcome:
     base = next(at for at, run in enumerate(chosen) if run.name == PATTERNS[0].name)
     others = offloaded(chosen[base], counted[base], setting, prices)
     reuse = all(row["bytes_per_reused_token"] for row in rows)
-    found = [headline(rows, percent) for percent in percents] if reuse else []
+    headlines = [headline(rows, percent) for percent in percents] if reuse else []
     scale = load_of(setting, percents[0])
     result = {
         "setting": asdict(setting) | {"trace": public_trace(setting.trace).name},
@@ -202,7 +202,7 @@ def experiment(setting: LifetimeOptions, prices: Prices) -> Outcome:
         },
         "rows": rows,
         "offload": others,
-        "headline": found,
+        "headline": headlines,
         "prices": asdict(prices),
         "constants": {name: asdict(constant) for name, constant in constants().constants.items()},
         "patterns": [asdict(pattern) for pattern in PATTERNS],
@@ -213,7 +213,7 @@ def experiment(setting: LifetimeOptions, prices: Prices) -> Outcome:
         if row["engine"] == OURS and row["over_provisioning"] == percents[0]
     )
     more = f"drives whose channels deliver what decoding at this rate reads, of {setting.drives} here: {drives}"
-    return Outcome(result, [*_shown(rows, others), *map(line_of, found)], notes=(*_NOTES, more))
+    return Outcome(result, [*_shown(rows, others), *map(line_of, headlines)], notes=(*_NOTES, more))
 
 
 _NOTES = (
@@ -225,15 +225,15 @@ _NOTES = (
 )
 
 
-def line_of(found: dict[str, Any]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """The headline in one line."""
     layouts = ", ".join(
-        f"{layout} {found['worst_over_ours'][layout]:.2f}x fewer than the worst, {over:.2f}x the best"
-        for layout, over in found["ours_over_best"].items()
+        f"{layout} {row['worst_over_ours'][layout]:.2f}x fewer than the worst, {over:.2f}x the best"
+        for layout, over in row["ours_over_best"].items()
     )
     return (
-        f"Bytes programmed for each reused token at {found['over_provisioning']:g} % over-provisioning, ours compared "
-        f"with engines (worst {found['worst_engine']}; best {found['best_engine']}): {layouts}"
+        f"Bytes programmed for each reused token at {row['over_provisioning']:g} % over-provisioning, ours compared "
+        f"with engines (worst {row['worst_engine']}; best {row['best_engine']}): {layouts}"
     )
 
 

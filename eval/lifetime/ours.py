@@ -51,14 +51,14 @@ class OurReplay(DayReplay):
         while hits < len(keys) and keys[hits] in self.blocks:
             hits += 1
         parent = self.blocks[keys[hits - 1]] if hits else None
-        kept = parent.ends[keys[hits - 1]] if parent else 0
-        reused = min(kept, visit.input_tokens - 1)
+        tokens = parent.ends[keys[hits - 1]] if parent else 0
+        reused = min(tokens, visit.input_tokens - 1)
         self.meter.tally.add(visit.input_tokens, visit.output_tokens, reused)
         for key in reversed(keys[:hits]):
             self.blocks.move_to_end(key)
-        if parent and kept:
-            self._read(parent, kept, now_ns, number)
-        chain = self._chain_at(parent, kept, now_ns)
+        if parent and tokens:
+            self._read(parent, tokens, now_ns, number)
+        chain = self._chain_at(parent, tokens, now_ns)
         stored = int(self.ftl.sequences[chain.handle].lengths[0])
         self._append(chain, visit.input_tokens + visit.output_tokens - 1 - stored, set(keys[:hits]), now_ns)
         whole = visit.input_tokens // self.group * self.group
@@ -70,14 +70,14 @@ class OurReplay(DayReplay):
         for key in reversed(keys):
             self.blocks.move_to_end(key)
 
-    def _chain_at(self, parent: Chain | None, kept: int, now_ns: int) -> Chain:
+    def _chain_at(self, parent: Chain | None, tokens: int, now_ns: int) -> Chain:
         """A sequence that holds the first `kept` tokens of a chain, to be appended to."""
         if parent is None:
             return Chain(self.ftl.create(1, self.layers, self.heads, self.form)[0])
-        if kept == max(parent.ends.values()):
+        if tokens == max(parent.ends.values()):
             return parent
         chain = Chain(self.ftl.fork(parent.handle))
-        self._crop(chain, kept, now_ns)
+        self._crop(chain, tokens, now_ns)
         return chain
 
     def _read(self, chain: Chain, tokens: int, now_ns: int, number: int) -> None:

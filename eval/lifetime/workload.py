@@ -68,15 +68,17 @@ def make_day(trace: Trace, hours: float, fraction: float, seed: int) -> Day:
     Raises:
         ValueError: No request is left.
     """
-    known, shared = conversations(trace)
+    dialogues, shared = conversations(trace)
     generator = np.random.default_rng(seed)
     block_tokens = trace.block_tokens or MOONCAKE_BLOCK
     start_s, duration_s = trace.requests[0].arrival, trace.duration or 3600.0
     visits, draw = list[Visit](), 0
     for hour in range(int(np.ceil(hours * 3600 / duration_s))):
-        for which in generator.integers(0, len(known), int(len(known) * fraction + generator.random())).tolist():
+        for which in generator.integers(
+            0, len(dialogues), int(len(dialogues) * fraction + generator.random())
+        ).tolist():
             draw += 1
-            for turn, request in enumerate(known[which]):
+            for turn, request in enumerate(dialogues[which]):
                 hashes = request.hashes or range(-(-request.input_tokens // block_tokens))
                 keys = tuple((0 if each in shared else draw, each) for each in hashes)
                 at_s = hour * duration_s + request.arrival - start_s

@@ -59,8 +59,8 @@ def experiment(
         results[name] = judge(each, evaluation)
         shown += _shown(each, evaluation, results[name])
         if leave_one_out:
-            results[name]["leave_one_out"] = found = _left_out(each, PAPERS[name])
-            shown.append(_left_out_line(found))
+            results[name]["leave_one_out"] = left_out = _left_out(each, PAPERS[name])
+            shown.append(_left_out_line(left_out))
     return Outcome(results if paper == ALL else results[str(paper)], shown)
 
 
@@ -85,7 +85,7 @@ def _shown(paper: Paper, evaluation: Evaluation, result: dict[str, Any]) -> list
         _constants("Calibrated", result["calibrated"], (*names, "fixed_by")),
         _constants("Assumed", result["assumed"], names),
         *(f"{kind} {', '.join(ids)}: {reason}" for (kind, reason), ids in _reasons(result["rows"]).items()),
-        *(f"exception {each['id']}: {each['reason']}" for each in result["exceptions"]),
+        *(f"exception {exception['id']}: {exception['reason']}" for exception in result["exceptions"]),
         _errors(result),
         _by_source(result["by_source"]),
         *evaluation.notes,
@@ -113,15 +113,16 @@ def _left_out(paper: Paper, module: str) -> dict[str, Any]:
         return leave_one_out_of(paper, module, tick)
 
 
-def _left_out_line(found: dict[str, Any]) -> str:
+def _left_out_line(left_out: dict[str, Any]) -> str:
     """Leave-one-out errors in a line."""
-    if not found["rows"]:
+    if not left_out["rows"]:
         return "left out of the fit: no row is fixed by the others"
     said = (
-        f"left out of the fit in turn, {len(found['rows'])} rows: median error {found['median_error_percent']:.1f} %, "
-        f"worst {found['worst_error_percent']:.1f} % ({found['worst_row']})"
+        f"left out of the fit in turn, {len(left_out['rows'])} rows: "
+        f"median error {left_out['median_error_percent']:.1f} %, "
+        f"worst {left_out['worst_error_percent']:.1f} % ({left_out['worst_row']})"
     )
-    alone = found["undetermined"]
+    alone = left_out["undetermined"]
     return said + (f"; {', '.join(alone)} alone fix a constant" if alone else "")
 
 
@@ -137,11 +138,11 @@ def _by_source(sources: dict[str, dict[str, Any]]) -> str:
 
 def _reasons(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[str]]:
     """Ids of values with a reason, by kind and reason."""
-    found: dict[tuple[str, str], list[str]] = {}
+    claims_by_reason: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "reason" in row:
-            found.setdefault((row["kind"], row["reason"]), []).append(row["id"])
-    return found
+            claims_by_reason.setdefault((row["kind"], row["reason"]), []).append(row["id"])
+    return claims_by_reason
 
 
 def _constants(title: str, constants: list[dict[str, Any]], columns: tuple[str, ...]) -> Any:

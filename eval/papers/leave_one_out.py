@@ -59,11 +59,11 @@ def leave_one_out(paper: Paper, module: str, tick: Tick) -> dict[str, Any]:
     tried: list[dict[str, float]] = [{}, *({key: 1 + STEP} for key in keys)]
     with ProcessPoolExecutor(cores(), get_context("spawn"), initializer=_quiet, max_tasks_per_child=1) as pool:
         pending = [pool.submit(values_with, module, factors) for factors in tried]
-        found = []
+        left_out = []
         for each in pending:
-            found.append(each.result())
+            left_out.append(each.result())
             tick(None)
-    base, *changed = found
+    base, *changed = left_out
     claims = [each for each in paper.claims if each.kind in FITTED and not each.bound and each.value]
     printed = np.array([each.value for each in claims])
     errors = np.array([base[each.id] for each in claims]) / printed - 1
@@ -90,8 +90,8 @@ def fit(errors: F64, slopes: F64) -> F64:
     moved: F64 = np.zeros(slopes.shape[1])
     for _ in range(ROUNDS):
         weights = np.sqrt(1 / np.maximum(np.abs(errors + slopes @ moved), LEAST))
-        found = np.linalg.lstsq(weights[:, None] * slopes, -weights * errors, rcond=SEEN)[0]
-        moved = np.asarray(found, np.float64)
+        solution = np.linalg.lstsq(weights[:, None] * slopes, -weights * errors, rcond=SEEN)[0]
+        moved = np.asarray(solution, np.float64)
     return moved
 
 

@@ -86,8 +86,15 @@ def overlay(paper: str, name: str = "") -> Overlay:
 
 def constant(paper: str, entry: str, name: str = "", shown: str = "") -> Constant:
     """An entry of an overlay as a constant of the paper's model. name: of the overlay. shown: of the constant."""
-    found = machine_of(paper).overlays[name or paper][entry]
-    return Constant(shown or entry, found.value, found.unit, found.why, found.fixed_by, f"{name or paper}.{entry}")
+    source = machine_of(paper).overlays[name or paper][entry]
+    return Constant(
+        shown or entry,
+        source.value,
+        source.unit,
+        source.why,
+        source.fixed_by,
+        f"{name or paper}.{entry}",
+    )
 
 
 def papers() -> list[str]:

@@ -96,7 +96,7 @@ def _contents(parts: Sequence[PagePart], *above: str) -> str:
 
 def _part(part: PagePart, *above: str) -> str:
     tag = f"h{len(above) + 2}"
-    inner = "".join(_part(each, *above, part.title) for each in part.parts)
+    inner = "".join(_part(inner_part, *above, part.title) for inner_part in part.parts)
     return f'<{tag} id="{anchor(*above, part.title)}">{html.escape(part.title)}</{tag}>{part.content}{inner}'
 
 
@@ -157,12 +157,12 @@ def label(name: str) -> str:
 
 def values_table(values: Mapping[str, Any]) -> str:
     """Values with parts: a table of names and values, and one for each list of rows."""
-    found = list(_flat(values))
-    single = [{"name": name, "value": as_text(value)} for name, value in found if not _is_rows(value)]
+    flat_values = list(_flat(values))
+    single = [{"name": name, "value": as_text(value)} for name, value in flat_values if not _is_rows(value)]
     tables = [table(single, {"name": "", "value": ""})] if single else []
     if len(single) > MAX_SHOWN_VALUES:
         tables = [f"<details><summary>{len(single)} values</summary>{tables[0]}</details>"]
-    for name, rows in found:
+    for name, rows in flat_values:
         if _is_rows(rows):
             flat_rows = [dict(_flat(row)) for row in rows]
             columns = {column: column for row in flat_rows for column in row}
@@ -172,7 +172,7 @@ def values_table(values: Mapping[str, Any]) -> str:
 
 
 def _is_rows(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
 def _flat(values: Mapping[str, Any], *above: str) -> Iterator[tuple[str, Any]]:

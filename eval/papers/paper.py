@@ -147,9 +147,12 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "rows": rows,
         "counts": {str(kind): kinds[kind] for kind in ClaimKind},
-        "exceptions": [{"id": each, "reason": reason} for each in off],
-        "calibrated": [asdict(each) for each in paper.calibrated],
-        "assumed": [{key: value for key, value in asdict(each).items() if key != "fixed_by"} for each in paper.assumed],
+        "exceptions": [{"id": assumption, "reason": reason} for assumption in off],
+        "calibrated": [asdict(assumption) for assumption in paper.calibrated],
+        "assumed": [
+            {key: value for key, value in asdict(assumption).items() if key != "fixed_by"}
+            for assumption in paper.assumed
+        ],
         "median_error_percent": statistics.median(errors.values()),
         "worst_error_percent": max(errors.values()),
         "worst_row": max(errors, key=lambda error: errors[error]),

@@ -183,10 +183,10 @@ def _paper_parts(result: PaperResult) -> list[PagePart]:
 def _reasons(judged: dict[str, Any]) -> list[dict[str, str]]:
     """Reasons of values that have no error, contradict others or are beyond the tolerance, with their claims."""
     kinds = {row["id"]: row["kind"] for row in judged["rows"]}
-    found: dict[tuple[str, str], list[str]] = {}
-    for each in (*(row for row in judged["rows"] if "reason" in row), *judged["exceptions"]):
-        found.setdefault((kinds[each["id"]], each["reason"]), []).append(each["id"])
-    return [{"id": ", ".join(ids), "kind": kind, "reason": reason} for (kind, reason), ids in found.items()]
+    claims_by_reason: dict[tuple[str, str], list[str]] = {}
+    for claim in (*(row for row in judged["rows"] if "reason" in row), *judged["exceptions"]):
+        claims_by_reason.setdefault((kinds[claim["id"]], claim["reason"]), []).append(claim["id"])
+    return [{"id": ", ".join(ids), "kind": kind, "reason": reason} for (kind, reason), ids in claims_by_reason.items()]
 
 
 def _claims(paper: Paper, evaluation: Evaluation, rows: Sequence[dict[str, Any]]) -> str:
@@ -262,5 +262,5 @@ def _versions() -> dict[str, str]:
     from plotly.offline import get_plotlyjs_version
 
     packages = ("vcsd", "numpy", "numba", "torch", "transformers", "plotly")
-    found = {name: version(name) for name in packages}
-    return found | {"plotly.js": get_plotlyjs_version(), "python": platform.python_version()}
+    versions = {name: version(name) for name in packages}
+    return versions | {"plotly.js": get_plotlyjs_version(), "python": platform.python_version()}

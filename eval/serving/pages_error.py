@@ -30,6 +30,6 @@ def output_error(layout: str, seed: int = 0) -> float:
         done = device.submit(Attend(seqs, 0, q, k[-1:], v[-1:], "dense", 1, every, every), 0).result()
     finally:
         device.close()
-    q64, k64, v64 = (each.astype(np.float64) for each in (q[0], k, v))
+    q64, k64, v64 = (array.astype(np.float64) for array in (q[0], k, v))
     exact = np.stack([reference.dense(q64[head], k64[:, head], v64[:, head]) for head in range(HEADS)])
     return float(np.sqrt(np.mean((done.data[0][0] - exact) ** 2) / np.mean(exact**2)))

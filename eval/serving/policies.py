@@ -82,7 +82,7 @@ class PolicyOptions:
 
     def names(self) -> list[str]:
         """Policies to run."""
-        return list(POLICIES) if self.policy == EVERY else [each.strip() for each in self.policy.split(",")]
+        return list(POLICIES) if self.policy == EVERY else [name.strip() for name in self.policy.split(",")]
 
     def served(self, cost: ServingCost) -> Trace:
         """The trace, with arrivals in seconds."""
@@ -100,21 +100,21 @@ class PolicyOptions:
         return cost, TierLimits(int(cost.room_blocks * block_bytes), host, cache)
 
 
-def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tick) -> Row:
+def run(name: str, policy: Policy, options: PolicyOptions, trace: Trace, tick: Tick) -> Row:
     """A trace under a policy, as a row.
 
     Raises:
         ValueError: The policy raises an exception, or no request fits.
     """
-    cost, tiers = given.machine()
+    cost, tiers = options.machine()
     if isinstance(policy, TimeSlices):
-        policy.slice_tokens = given.time_slice_tokens
+        policy.slice_tokens = options.time_slice_tokens
     if CSD in policy.tiers:
-        cost = replace(cost, drives=drives(given.drives))
-    admission = AdmissionConfig(max_batch_size=given.max_batch_size, reject=True)
-    by_events = given.events or given.timeline is not None
-    engine = engine_for(trace, cost, policy, cost.slo_s(given.slo_scale), admission, tiers, by_events)
-    timeline = PolicyTimeline(engine.events) if given.timeline and engine.events else None
+        cost = replace(cost, drives=drives(options.drives))
+    admission = AdmissionConfig(max_batch_size=options.max_batch_size, reject=True)
+    by_events = options.events or options.timeline is not None
+    engine = engine_for(trace, cost, policy, cost.slo_s(options.slo_scale), admission, tiers, by_events)
+    timeline = PolicyTimeline(engine.events) if options.timeline and engine.events else None
     ended = 0
 
     def told(done: int) -> None:
@@ -124,16 +124,16 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
         ended = max(ended, done)
 
     try:
-        found = summary(engine.run(told))
+        totals = summary(engine.run(told))
     except (PolicyError, RuntimeError) as error:
         raise ValueError(f"{name}: {error}") from None
     except Exception as error:  # any exception of a user's policy
         raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
     told(len(trace.requests))
-    if not found["requests"]:
+    if not totals["requests"]:
         engine.check(trace.requests[0])
         raise ValueError(f"{name}: no request was served")
-    drawn = {"timeline": timeline.write(given.timeline)} if timeline and given.timeline else {}
+    drawn = {"timeline": timeline.write(options.timeline)} if timeline and options.timeline else {}
     return drawn | {
         "policy": name,
         "timed_by": engine.done.timed_by,
@@ -142,7 +142,7 @@ def run(name: str, policy: Policy, given: PolicyOptions, trace: Trace, tick: Tic
         "stalled_s": engine.done.stalled_s + _stalled_s(engine),
         "fetched_bytes": None if engine.store else engine.done.link_bytes,
         "route_bytes": _route_bytes(engine),
-        **found,
+        **totals,
     }
 
 
@@ -172,29 +172,29 @@ def _route_bytes(engine: Engine) -> dict[str, float]:
     return {f"{HOST}>{DEVICE}": engine.done.link_bytes}
 
 
-def experiment(given: PolicyOptions) -> Outcome:
+def experiment(options: PolicyOptions) -> Outcome:
     """Policies compared on one trace and one machine, in modelled time."""
-    if given.engine not in COSTS:
-        raise ValueError(f"engine = {given.engine!r}: must be one of {', '.join(COSTS)}")
-    policies = {name: policy_of(name) for name in given.names()}
-    if given.timeline:
-        check_timeline(given.timeline, policies)
-    cost, _ = given.machine()
-    trace = given.served(cost)
+    if options.engine not in COSTS:
+        raise ValueError(f"engine = {options.engine!r}: must be one of {', '.join(COSTS)}")
+    policies = {name: policy_of(name) for name in options.names()}
+    if options.timeline:
+        check_timeline(options.timeline, policies)
+    cost, _ = options.machine()
+    trace = options.served(cost)
     if not trace.requests:
-        raise ValueError(f"trace {given.trace}: has no requests")
+        raise ValueError(f"trace {options.trace}: has no requests")
     rows, failed = list[Row](), list[Row]()
     with progress("requests", len(policies) * len(trace.requests)) as tick:
         for name, policy in policies.items():
             try:
-                rows.append(run(name, policy, given, trace, tick))
+                rows.append(run(name, policy, options, trace, tick))
             except ValueError as error:
                 if len(policies) == 1:
                     raise
                 failed.append({"policy": name, "error": str(error)})
     result = {"engine": cost.name, "trace": trace.name, "requests": len(trace.requests)}
-    result |= {"slo_s": cost.slo_s(given.slo_scale), "rows": rows, "failed": failed}
-    return Outcome(result, [_table(cost, trace, rows)], [each["error"] for each in failed], failed=bool(failed))
+    result |= {"slo_s": cost.slo_s(options.slo_scale), "rows": rows, "failed": failed}
+    return Outcome(result, [_table(cost, trace, rows)], [row["error"] for row in failed], failed=bool(failed))
 
 
 def _table(cost: ServingCost, trace: Trace, rows: list[Row]) -> Any:

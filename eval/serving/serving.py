@@ -133,43 +133,43 @@ class TraceLoad:
         if self.trace is None:
             count = self.requests or 52
             return traces.generate(count, GENERATED_PER_S * load, LENGTHS, LENGTHS, cv=1.0, longest=12_000)
-        found = read_trace(self.trace, f"lambda{load:.1f}x").head(self.requests)
-        if found.unit == "s":
-            return _faster(found, load)
-        return found if self.arrivals == "steps" else found.in_seconds(cost.slo_s(1.0))
+        trace = read_trace(self.trace, f"lambda{load:.1f}x").head(self.requests)
+        if trace.unit == "s":
+            return _faster(trace, load)
+        return trace if self.arrivals == "steps" else trace.in_seconds(cost.slo_s(1.0))
 
     def kept(self, letting: AdmissionOptions) -> ResultCache:
         """Rows of an earlier run with the same options that was killed."""
-        asked = replace(self, picture=None, jobs=None, ray=None, progress_dir=None), letting
+        parts = replace(self, picture=None, jobs=None, ray=None, progress_dir=None), letting
         files = [self.trace] if self.trace else []
-        return ResultCache(self.progress_dir and self.progress_dir / f"{fingerprint(asked, files)}.jsonl")
+        return ResultCache(self.progress_dir and self.progress_dir / f"{fingerprint(parts, files)}.jsonl")
 
     def runs(self, admission: AdmissionConfig) -> list[Run]:
         """All runs: each load, each objective, each system. Raises ValueError for an invalid combination."""
         systems = SYSTEMS | OTHERS if self.systems == "all" else SYSTEMS
         loads, scales = _numbers("load", self.load, 1e-6), _numbers("slo_scale", self.slo_scale, 0.1)
-        found = []
+        runs = []
         for load in loads:
             cost = COSTS[self.engine]
             trace = self.at(load, cost)
             cost = replace(cost, room_blocks=trace.slo_tokens // BLOCK_TOKENS) if trace.slo_tokens else cost
             if not admission.reject:
                 _check(cost, trace)
-            found += [Run(name, load, scale, trace, cost, admission) for scale, name in product(scales, systems)]
-        return found
+            runs += [Run(name, load, scale, trace, cost, admission) for scale, name in product(scales, systems)]
+        return runs
 
 
 def _numbers(name: str, text: str, least: float) -> list[float]:
     """Numbers of an option; raises ValueError for an invalid one."""
     try:
-        found = [float(each) for each in text.split(",")]
+        values = [float(number) for number in text.split(",")]
     except ValueError:
         raise ValueError(f"{name} = {text!r}: needs numbers with commas between them") from None
-    if not all(least <= each <= 1000 for each in found):
+    if not all(least <= number <= 1000 for number in values):
         raise ValueError(f"{name} = {text!r}: each must be at least {least:g}, and at most 1000")
-    if len(set(found)) < len(found):
+    if len(set(values)) < len(values):
         raise ValueError(f"{name} = {text!r}: names one twice")
-    return found
+    return values
 
 
 def _check(cost: ServingCost, trace: Trace) -> None:
@@ -216,7 +216,7 @@ def experiment(load: TraceLoad, letting: AdmissionOptions = AdmissionOptions()) 
     return Outcome(result, [_worth(load, rows), _tails(rows), _paths(rows)])
 
 
-def _side_by_side(load: TraceLoad, runs: Sequence[Run], kept: ResultCache) -> list[Row]:
+def _side_by_side(load: TraceLoad, runs: Sequence[Run], results: ResultCache) -> list[Row]:
     """Rows of all runs; those that an earlier run has kept are not done again."""
 
     def compute(left: Sequence[Run], done: Done) -> None:
@@ -227,7 +227,7 @@ def _side_by_side(load: TraceLoad, runs: Sequence[Run], kept: ResultCache) -> li
                 many = sum(len(each.trace.requests) for each in left) >= MANY
                 sweep(run, left, load.jobs or (cores() if many else 1), tick, done)
 
-    return sweep_rest(runs, kept, compute)
+    return sweep_rest(runs, results, compute)
 
 
 def _picture(rows: Sequence[Row]) -> Any:
@@ -254,7 +254,7 @@ def _worth(load: TraceLoad, rows: Sequence[Row]) -> Any:
 
 def _tails(rows: Sequence[Row]) -> Any:
     """How long users wait for the first token, for one, and between two."""
-    columns = [f"{name} p{each}" for name in ("TTFT s", "TPOT ms", "TBT ms") for each in (50, 95, 99)]
+    columns = [f"{name} p{percentile}" for name in ("TTFT s", "TPOT ms", "TBT ms") for percentile in (50, 95, 99)]
     shown = []
     for row in rows:
         times = [value * scale for key, scale in TAILS.items() for value in row[key].values()]

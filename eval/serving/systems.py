@@ -60,16 +60,18 @@ class Run:
         return self.cost.slo_s(self.scale)
 
 
-def run(given: Run, tick: Tick = no_tick) -> dict[str, Any]:
+def run(setting: Run, tick: Tick = no_tick) -> dict[str, Any]:
     """Result of a run; ticks PARTS times."""
-    system, told = (SYSTEMS | OTHERS)[given.system], 0
+    system, told = (SYSTEMS | OTHERS)[setting.system], 0
 
     def tell(left: int) -> None:
         nonlocal told
-        while told < PARTS * left // len(given.trace.requests):
+        while told < PARTS * left // len(setting.trace.requests):
             told += 1
             tick(None)
 
-    served = simulate(given.trace, system.on(given.cost), Policy.of(system.policy), given.slo_s, given.admission, tell)
-    row = {"system": given.system, "load": given.load, "slo_scale": given.scale, "trace": given.trace.name}
+    served = simulate(
+        setting.trace, system.on(setting.cost), Policy.of(system.policy), setting.slo_s, setting.admission, tell
+    )
+    row = {"system": setting.system, "load": setting.load, "slo_scale": setting.scale, "trace": setting.trace.name}
     return row | summary(served)

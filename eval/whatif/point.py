@@ -68,8 +68,8 @@ class DesignPoint:
     @cached_property
     def attention(self) -> AttentionConfig:
         """Method, budget and layout."""
-        asked = AttentionConfig.named(self.method, self.compression or None, layout=self.layout or None)
-        return replace(asked, layout=resolve(asked.layout, None, False, self.model.latent).name)
+        attention = AttentionConfig.named(self.method, self.compression or None, layout=self.layout or None)
+        return replace(attention, layout=resolve(attention.layout, None, False, self.model.latent).name)
 
     @property
     def shape(self) -> ModelShape:
@@ -94,7 +94,7 @@ class DesignPoint:
         ns = link.command_ns + link.transfer_ns(sent) + link.transfer_ns(back)
         if self.network:  # all drives share the host's port
             network = network_named(self.network)
-            ns += 2 * network.message_ns + sum(network.transfer_ns(self.drives * each) for each in (sent, back))
+            ns += 2 * network.message_ns + sum(network.transfer_ns(self.drives * nbytes) for nbytes in (sent, back))
         return ns / 1e9
 
 
@@ -133,10 +133,10 @@ def simulate(point: DesignPoint, tick: Tick = no_tick) -> Row:
 
 def _joules(point: DesignPoint, drive: SimulatedDrive, scale: float) -> dict[str, float]:
     """Energy of a token in all drives and over the link, without the GPU, by bound of the constants."""
-    found, per_token = dict[str, float](), scale * point.drives / point.batch
+    energy, per_token = dict[str, float](), scale * point.drives / point.batch
     moved = point.model.shape.layers * point.drives * sum(point.message_bytes) / point.batch
     for bound in BOUNDS:
         at = constants().at(bound)
         flash = drive.pages * point.spec.timing.read_ns * 1e-9 * at["sense_w"] + drive.nbytes * at["channel_pj"] * 1e-12
-        found[bound] = per_token * (flash + drive.macs * at["mac_pj"] * 1e-12) + moved * at["link_pj"] * 1e-12
-    return found
+        energy[bound] = per_token * (flash + drive.macs * at["mac_pj"] * 1e-12) + moved * at["link_pj"] * 1e-12
+    return energy

@@ -71,7 +71,7 @@ class FileOptions:
 
 def whatif(
     drive: Annotated[str, typer.Argument(metavar="DRIVE", help="YAML description of a drive, or name of a preset")],
-    asked: SweepOptions = SweepOptions(),
+    options: SweepOptions = SweepOptions(),
     where: FileOptions = FileOptions(),
 ) -> Outcome:
     """Compare variants of a drive, its methods, layouts and networks; print the Pareto front."""
@@ -79,15 +79,15 @@ def whatif(
     if where.csv_out and not where.csv_out.absolute().parent.is_dir():
         raise ValueError(f"{where.csv_out}: there is no folder {where.csv_out.parent}: create it")
     spec = DRIVES.get(drive) or load_drive(Path(drive))
-    known = asdict(spec)
-    fixed = {name: values[0] for name, values in _varied(asked.set or (), known)}
-    varied = dict(_varied(asked.vary or (), known))
-    weights = {name: _number(name, values[0]) for name, values in _varied(asked.cost or (), known)}
+    described = asdict(spec)
+    fixed = {name: values[0] for name, values in _varied(options.set or (), described)}
+    varied = dict(_varied(options.vary or (), described))
+    weights = {name: _number(name, values[0]) for name, values in _varied(options.cost or (), described)}
     if both := fixed.keys() & varied.keys():
         raise ValueError(f"{min(both)}: is set and varied: give it once")
     if prod(map(len, varied.values())) > MAX_POINTS:
         raise ValueError(f"--vary: {prod(map(len, varied.values())):,} combinations: must be at most {MAX_POINTS:,}")
-    model = Model.load(asked.model)
+    model = Model.load(options.model)
     combinations = [dict(zip(varied, values, strict=True)) for values in product(*varied.values())]
     points = [_point(spec, model, fixed | combination) for combination in combinations]
     done = _run(points, where)
@@ -115,32 +115,32 @@ def whatif(
     )
 
 
-def _varied(texts: Iterable[str], known: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+def _varied(texts: Iterable[str], fields_of: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Full names and values of FIELD=V1,V2; values are read as YAML."""
     for text in texts:
         name, equals, values = text.partition("=")
-        if not equals or not all(each.strip() for each in values.split(",")):
+        if not equals or not all(value.strip() for value in values.split(",")):
             raise ValueError(f"{text!r}: must be FIELD=VALUE, or FIELD=V1,V2 to vary it")
-        yield _full_name(name.strip(), known), [load_yaml(each) for each in values.split(",")]
+        yield _full_name(name.strip(), fields_of), [load_yaml(value) for value in values.split(",")]
 
 
-def _full_name(name: str, known: Mapping[str, Any]) -> str:
+def _full_name(name: str, fields_of: Mapping[str, Any]) -> str:
     """Name of a field with its part of the drive: `geometry.channels` for `channels`."""
-    names = [*USES, *_flat(known)]
-    found = [each for each in names if name in (each, each.rpartition(".")[2])]
-    if name in found:
+    names = [*USES, *_flat(fields_of)]
+    matching = [full for full in names if name in (full, full.rpartition(".")[2])]
+    if name in matching:
         return name
-    if len(found) != 1:
-        says = f"could be {' or '.join(found)}: name one" if found else f"must be one of {', '.join(names)}"
+    if len(matching) != 1:
+        says = f"could be {' or '.join(matching)}: name one" if matching else f"must be one of {', '.join(names)}"
         raise ValueError(f"field {name!r}: {says}")
-    return found[0]
+    return matching[0]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = dict[str, Any]()
+    flat = dict[str, Any]()
     for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def _number(name: str, value: Any) -> float:
@@ -149,17 +149,17 @@ def _number(name: str, value: Any) -> float:
     return value
 
 
-def _point(spec: DriveSpec, model: Model, given: Mapping[str, Any]) -> DesignPoint:
+def _point(spec: DriveSpec, model: Model, changes: Mapping[str, Any]) -> DesignPoint:
     """The combination with these values; raises ValueError with the field that is invalid."""
     values = asdict(spec)
-    for name, value in given.items():
+    for name, value in changes.items():
         if name not in USES:
             *parts, last = name.split(".")
             inner = values
             for part in parts:
                 inner = inner[part]
             inner[last] = value
-    uses = {name: value for name, value in given.items() if name in USES}
+    uses = {name: value for name, value in changes.items() if name in USES}
     kinds = {field.name: type(field.default) for field in fields(DesignPoint) if field.name in USES}
     for name, value in uses.items():
         wanted = (int, float) if kinds[name] is float else kinds[name]
@@ -170,7 +170,7 @@ def _point(spec: DriveSpec, model: Model, given: Mapping[str, Any]) -> DesignPoi
 
 def _run(points: Sequence[DesignPoint], where: FileOptions) -> list[Row]:
     """Simulate all points, those that take longest first; a killed run continues."""
-    kept = ResultCache(where.checkpoint_dir and where.checkpoint_dir / f"{fingerprint(points[:1], ())}.jsonl")
+    results = ResultCache(where.checkpoint_dir and where.checkpoint_dir / f"{fingerprint(points[:1], ())}.jsonl")
     order = sorted(range(len(points)), key=lambda number: -points[number].batch * points[number].context)
 
     with progress("points", len(points)) as tick:
@@ -183,8 +183,8 @@ def _run(points: Sequence[DesignPoint], where: FileOptions) -> list[Row]:
             else:
                 sweep(simulate, left, cores(), tick, done)
 
-        found: list[Row] = sweep_rest([points[number] for number in order], kept, compute)
-    kept.close()
+        found: list[Row] = sweep_rest([points[number] for number in order], results, compute)
+    results.close()
     rows: list[Row] = [{}] * len(points)
     for number, row in zip(order, found, strict=True):
         rows[number] = row
@@ -204,9 +204,9 @@ def _mark_front(rows: Sequence[Row], objectives: Sequence[str]) -> None:
     """Set `pareto`: no other point is at least as good in all objectives and better in one."""
     valid = [[row[name] for name in objectives] for row in rows if not row["error"]]
     for row in rows:
-        mine = [row.get(name) for name in objectives]
+        own = [row.get(name) for name in objectives]
         row["pareto"] = not row["error"] and not any(
-            all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in valid
+            all(a <= b for a, b in zip(other, own, strict=True)) and other != own for other in valid
         )
 
 

@@ -73,7 +73,7 @@ def _sizes(setup: EdgeSetup) -> Values:
 def _baseline(runs: InferenceRuns) -> Values:
     """d4, d6: Baseline's cache hits and time breakdown. On SSD A, since III-A does not name the SSD."""
     low, between, high = (runs.at("A", SYSTEMS["baseline"], limit) for limit in (NOTHING_HIT[0], BETWEEN, ALL_HIT[-1]))
-    hits = [100 * (each.hit_share or 0.0) for each in (high, between)]
+    hits = [100 * (system.hit_share or 0.0) for system in (high, between)]
     most = max(100 * (runs.at("A", SYSTEMS["baseline"], limit).hit_share or 0.0) for limit in NOTHING_HIT)
     shares = [
         100 * run.decode_s / (run.decode_s + run.prefill_s / (PRINTED[computed] / 100))
@@ -90,11 +90,11 @@ def _baseline(runs: InferenceRuns) -> Values:
 
 def _prefill(runs: InferenceRuns) -> Values:
     """d7: Dual-Blade's prefill, which hides its writes, over Baseline's, whose fraction d5c is not I/O."""
-    made: Values = {}
+    values: Values = {}
     for name, ssd in zip(("d7a", "d7b"), SSDS, strict=True):
         run = runs.at(ssd, SYSTEMS["dual-blade"], NOTHING_HIT[0])
-        made[name] = 100 * (1 - run.prefill_s / (runs.setup.prefill_gpu_s / (PRINTED["d5c"] / 100)))
-    return made
+        values[name] = 100 * (1 - run.prefill_s / (runs.setup.prefill_gpu_s / (PRINTED["d5c"] / 100)))
+    return values
 
 
 def _tensors(runs: InferenceRuns) -> Values:
@@ -119,28 +119,28 @@ def _tensors(runs: InferenceRuns) -> Values:
 
 def _decodes(runs: InferenceRuns) -> Values:
     """d8, d16, d17, d19."""
-    made: Values = {}
+    values: Values = {}
     for (least, most), ssd in zip((("d8a", "d8b"), ("d8c", "d8d")), SSDS, strict=True):
-        made |= {least: min(runs.cuts(ssd)), most: max(runs.cuts(ssd))}
+        values |= {least: min(runs.cuts(ssd)), most: max(runs.cuts(ssd))}
     for name, ssd in zip(("d16", "d17"), SSDS, strict=True):
         both = product((WITHOUT_PIPELINE, SYSTEMS["dual-blade"]), ALPHAS)
         for letter, (system, alpha) in zip("abcdef", both, strict=True):
-            made[name + letter] = runs.at(ssd, system, share=alpha).decode_s
+            values[name + letter] = runs.at(ssd, system, share=alpha).decode_s
     trial = runs.at("A", SYSTEMS["dual-blade"], share=HALF).group1_s
     assert trial, "half of the layers are in Group 1"
     for name, seconds, token in zip(("d19a", "d19b"), trial, (1, 2), strict=True):
-        made[name] = runs.setup.layer_bytes(runs.setup.input + token) / seconds / 1e9
-    return made
+        values[name] = runs.setup.layer_bytes(runs.setup.input + token) / seconds / 1e9
+    return values
 
 
 def _printed() -> Values:
     """d18: time that P.P saves in Table V. d20y: result of Table VI."""
     d = PRINTED
-    made: Values = {"d20y": d["d20r"] / d["d20q"]}
+    values: Values = {"d20y": d["d20r"] / d["d20q"]}
     for name, (least, most) in (("d16", ("d18a", "d18b")), ("d17", ("d18c", "d18d"))):
         saved = [100 * (1 - d[name + after] / d[name + before]) for before, after in ("ad", "be", "cf")]
-        made |= {least: min(saved), most: max(saved)}
-    return made
+        values |= {least: min(saved), most: max(saved)}
+    return values
 
 
 def runs_on(machine: MachineOptions) -> InferenceRuns:
@@ -195,8 +195,8 @@ def _compared(runs: InferenceRuns) -> dict[str, Any]:
 def _smaller(runs: InferenceRuns) -> dict[str, dict[str, float]]:
     """Decode time, seconds, if half of the KV data should be cached and the cache holds one layer in eight less."""
     setup = runs.setup
-    kept = HALF * setup.model.layers * 7 / 8
-    limit_gib = setup.limit_gib(int(kept * setup.layer_bytes(setup.final_tokens)))
+    smaller = HALF * setup.model.layers * 7 / 8
+    limit_gib = setup.limit_gib(int(smaller * setup.layer_bytes(setup.final_tokens)))
     systems = {"dual-blade": SYSTEMS["dual-blade"], "split": SYSTEMS["split"], "split, fed back": FED_BACK}
     return {
         name: {ssd: runs.at(ssd, system, limit_gib, HALF).decode_s for ssd in SSDS} for name, system in systems.items()
@@ -205,10 +205,10 @@ def _smaller(runs: InferenceRuns) -> dict[str, dict[str, float]]:
 
 def _rows(runs: InferenceRuns, limits: Sequence[int]) -> list[dict[str, Any]]:
     every = product(SSDS, SYSTEMS, limits)
-    made = [(ssd, name, limit, runs.at(ssd, SYSTEMS[name], limit)) for ssd, name, limit in every]
+    points = [(ssd, name, limit, runs.at(ssd, SYSTEMS[name], limit)) for ssd, name, limit in every]
     return [
         {"ssd": ssd, "system": name, "limit_gib": limit, "decode_s": run.decode_s, "cached_share": run.cached_share}
-        for ssd, name, limit, run in made
+        for ssd, name, limit, run in points
     ]
 
 
@@ -218,8 +218,8 @@ def _sections(runs: InferenceRuns) -> list[Section]:
     units = {"limit_gib": "memory limit, GiB", "decode_s": "decode time, s"}
     by_ssd = {ssd: [row for row in rows if row["ssd"] == ssd] for ssd in SSDS}
     return [
-        Section(f"Decode, SSD {ssd}", Chart("lines", found, "limit_gib", ("decode_s",), "system", units))
-        for ssd, found in by_ssd.items()
+        Section(f"Decode, SSD {ssd}", Chart("lines", points, "limit_gib", ("decode_s",), "system", units))
+        for ssd, points in by_ssd.items()
     ] + [Section("", rows=rows, columns=("ssd", "system", "limit_gib", "decode_s", "cached_share"))]
 
 

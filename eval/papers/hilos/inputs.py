@@ -25,8 +25,8 @@ class Inputs:
 def rows(name: str) -> list[dict[str, Any]]:
     """Rows of a CSV file of this folder."""
     with (FOLDER / name).open(encoding="utf-8", newline="") as file:
-        found = csv.DictReader(file, strict=True)
-        return [{key: float(cell) if key in NUMBERS else cell for key, cell in row.items()} for row in found]
+        reader = csv.DictReader(file, strict=True)
+        return [{key: float(cell) if key in NUMBERS else cell for key, cell in row.items()} for row in reader]
 
 
 def draw(samples: int) -> list[Inputs]:

@@ -30,8 +30,8 @@ def values(inputs: Inputs) -> Values:
     return {name: value for part in parts for name, value in part(s).items()}
 
 
-def _named(prefix: str, letters: str, found: Iterable[float]) -> Values:
-    return {f"{prefix}{letter}": value for letter, value in zip(letters, found, strict=True)}
+def _named(prefix: str, letters: str, figures: Iterable[float]) -> Values:
+    return {f"{prefix}{letter}": value for letter, value in zip(letters, figures, strict=True)}
 
 
 def _drawn(s: Systems) -> tuple[int, int]:

@@ -36,11 +36,11 @@ def cases(batches: Sequence[int], drives: int) -> list[InStorageCase]:
 
 def rows(runs: Runs, batches: Sequence[int], drives: int) -> Rows:
     """A row for each batch size and system."""
-    made: Rows = []
+    entries: Rows = []
     for batch in batches:
-        made += [_row(runs.host(system, batch, drives), drives) for system in HOSTS]
-        made += [_row(runs.drive(system, batch, drives), drives) for system in IN_DRIVES]
-    return made
+        entries += [_row(runs.host(system, batch, drives), drives) for system in HOSTS]
+        entries += [_row(runs.drive(system, batch, drives), drives) for system in IN_DRIVES]
+    return entries
 
 
 def _row(result: Result, drives: int) -> dict[str, object]:
@@ -71,7 +71,7 @@ def experiment(
     check_picture(plot)
     setup, batches = work.setup(machine, simulated, compression), numbers("batch_sizes", batch_sizes)
     runs = run(simulated, setup, cases(batches, drives))
-    found = rows(runs, batches, drives)
+    entries = rows(runs, batches, drives)
     if plot:
-        save_figure(stack(found, "system", SHARES), plot)
-    return rows_outcome(f"Decode step, {setup.model.name}, {drives} drives", found, COLUMNS, runs)
+        save_figure(stack(entries, "system", SHARES), plot)
+    return rows_outcome(f"Decode step, {setup.model.name}, {drives} drives", entries, COLUMNS, runs)

@@ -31,12 +31,12 @@ def cases(batch: int, drives: int, systems: tuple[InStorageSystem, ...] = IN_DRI
 
 def rows(runs: Runs, batch: int, drives: int, systems: tuple[InStorageSystem, ...] = IN_DRIVES) -> Rows:
     """A row for each system and unit."""
-    made: Rows = []
+    entries: Rows = []
     for result in (runs.drive(system, batch, drives) for system in systems):
         total = sum((result.units_s or {}).values())
         for unit, seconds in (result.units_s or {}).items():
-            made.append({"system": result.system, "unit": unit, "s": seconds, "share": seconds / total})
-    return made
+            entries.append({"system": result.system, "unit": unit, "s": seconds, "share": seconds / total})
+    return entries
 
 
 def experiment(
@@ -60,10 +60,10 @@ def experiment(
             systems += (recorded_system(setup, sparse.recorded_model),)
     drives = drives or enough(setup, systems, batch)
     runs = run(simulated, setup, cases(batch, drives, systems))
-    found = rows(runs, batch, drives, systems)
+    entries = rows(runs, batch, drives, systems)
     if plot:
-        save_figure(lines(found, "unit", "s", "system"), plot)
-    units = rows_outcome(f"A drive's units, {setup.model.name}, batch {batch}, {drives} drives", found, COLUMNS, runs)
+        save_figure(lines(entries, "unit", "s", "system"), plot)
+    units = rows_outcome(f"A drive's units, {setup.model.name}, batch {batch}, {drives} drives", entries, COLUMNS, runs)
     dense = runs.drive(DENSE, batch, drives)
     if dense.reason:
         return units

@@ -79,7 +79,7 @@ class Fill:
         tokens = setup.input + setup.output
         form = layout.form(setup.drive.geometry.page_bytes, shape.head_dim, tokens)
         maps = maps_of(form, 1, shape.kv_heads).values()
-        return sum(each.streams * (tokens // each.per_group) for each in maps if each.programmed)
+        return sum(mapped.streams * (tokens // mapped.per_group) for mapped in maps if mapped.programmed)
 
     def steps(self) -> Steps:
         """Simulate the decode steps; raises OutOfSpaceError."""

@@ -81,10 +81,10 @@ def run(
     """Simulate cases, and show progress."""
     if how.ray and simulated.workers:
         raise ValueError("--workers and --ray cannot be combined: choose local processes or a Ray cluster")
-    kept = ResultCache(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
+    results = ResultCache(how.progress_dir and how.progress_dir / f"{fingerprint([setup], [])}.jsonl")
     with progress("systems, page by page", len(plan(setup, cases))) as tick:
-        runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, kept)
-    kept.close()
+        runs = simulate(setup, cases, simulated.workers or default_workers(), tick, how.ray, results)
+    results.close()
     return runs
 
 

@@ -75,12 +75,12 @@ class Combinations:
             raise ValueError(f"drives = {self.drives!r}: each must be at least 2, one drive has no redundancy")
         names = self.networks.split(",")
         networks = {name: None if name == "none" else network_named(name, "networks") for name in names}
-        shape, found = setup.model.shape, []
+        shape, combined = setup.model.shape, []
         for drives, batch, tokens, (name, network) in product(counts, batches, lengths, networks.items()):
             assign_heads(shape, drives)
             decode = Decode.of(shape, drives, batch, tokens, self.decoded)
-            found.append(row(replace(setup, network=network), decode, self.parity_drives) | {"network": name})
-        return found
+            combined.append(row(replace(setup, network=network), decode, self.parity_drives) | {"network": name})
+        return combined
 
 
 def row(setup: Setup, decode: Decode, parity_drives: int = PARITY_DRIVES) -> dict[str, Any]:
@@ -89,21 +89,21 @@ def row(setup: Setup, decode: Decode, parity_drives: int = PARITY_DRIVES) -> dic
     host_s = setup.prefill_gpu_s(decode.batch), setup.gpu_s(decode.batch) + setup.attention_s(decode.batch)
     shape = setup.model.shape
     factor = flash_factor(setup.drive, "latent" if shape.latent else "fp16", shape, decode.tokens)
-    found = costs(decode, Rates.of(setup.drive, decode.drives, setup.network, factor, host_s), parity_drives)
+    by_redundancy = costs(decode, Rates.of(setup.drive, decode.drives, setup.network, factor, host_s), parity_drives)
     return {
         "drives": decode.drives,
         "batch": decode.batch,
         "tokens": decode.tokens,
-        "alternatives": {scheme: asdict(cost) for scheme, cost in found.items()},
-        "least": {figure: cheapest(found, figure) for figure in FIGURES},
-        "parity_is_useful": is_useful(found, "parity"),
+        "alternatives": {scheme: asdict(cost) for scheme, cost in by_redundancy.items()},
+        "least": {figure: cheapest(by_redundancy, figure) for figure in FIGURES},
+        "parity_is_useful": is_useful(by_redundancy, "parity"),
     }
 
 
 def verdict(rows: Rows) -> dict[str, Any]:
     """Number of rows in which parity has the least of a figure, and in which it is useful; a sentence about both."""
-    least = {figure: sum("parity" in each["least"][figure] for each in rows) for figure in FIGURES}
-    useful = sum(each["parity_is_useful"] for each in rows)
+    least = {figure: sum("parity" in row["least"][figure] for row in rows) for figure in FIGURES}
+    useful = sum(row["parity_is_useful"] for row in rows)
     said = (
         f"Of {len(rows)} combinations, parity needs the least storage in {least['storage_bytes']} and the fewest bytes "
         f"per step in {least['step_bytes']}; it serves first in {least['degraded_s']} and has full redundancy first in "

@@ -92,8 +92,10 @@ def simulate(
         else:
             sweep(run, left, workers, tick, done)
 
-    each = sweep_rest(fills, kept or ResultCache(None), compute, asdict, _decoded)
-    return Runs(setup, {(fill.system, fill.batch, fill.drives): done for fill, done in zip(fills, each, strict=True)})
+    outcomes = sweep_rest(fills, kept or ResultCache(None), compute, asdict, _decoded)
+    return Runs(
+        setup, {(fill.system, fill.batch, fill.drives): done for fill, done in zip(fills, outcomes, strict=True)}
+    )
 
 
 def _decoded(result: dict[str, Any]) -> Result:

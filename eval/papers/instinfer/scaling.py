@@ -49,13 +49,13 @@ def cases(batch: int, counts: Sequence[int]) -> list[InStorageCase]:
 
 def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
     """A row for each number of drives and system."""
-    made: Rows = []
+    entries: Rows = []
     first: dict[str, Result] = {}
     for drives in counts:
         for result in (runs.drive(system, batch, drives) for system in IN_DRIVES):
             base = first.setdefault(result.system, result)
             speedup = result.tokens_per_s / base.tokens_per_s if base.tokens_per_s else None
-            made.append(
+            entries.append(
                 {
                     "system": result.system,
                     "drives": drives,
@@ -70,7 +70,7 @@ def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
                     "reason": result.reason,
                 }
             )
-    return made
+    return entries
 
 
 def experiment(
@@ -90,8 +90,8 @@ def experiment(
     setup = replace(setup, network=network_named(network) if network else None)
     batch = number("batch_sizes", batch_sizes)
     runs = run(simulated, setup, cases(batch, counts), sweep)
-    found = rows(runs, batch, counts)
+    entries = rows(runs, batch, counts)
     if plot:
-        save_figure(lines(found, "drives", "speedup", "system"), plot)
+        save_figure(lines(entries, "drives", "speedup", "system"), plot)
     over = f", {network}" if network else ""
-    return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}{over}", found, COLUMNS, runs)
+    return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}{over}", entries, COLUMNS, runs)

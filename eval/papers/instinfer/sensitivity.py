@@ -38,10 +38,10 @@ def rows(
     runs: Runs, batch: int, drives: int, compressions: Sequence[float], page_shares: Mapping[float, float]
 ) -> Rows:
     """A row for each compression."""
-    made: Rows = []
+    entries: Rows = []
     for c in compressions:
         result = runs.drive(_system(c, page_shares), batch, drives)
-        made.append(
+        entries.append(
             {
                 "compression": c,
                 "drives": drives,
@@ -51,7 +51,7 @@ def rows(
                 "reason": result.reason,
             }
         )
-    return made
+    return entries
 
 
 def experiment(
@@ -74,9 +74,9 @@ def experiment(
         touched = recorded_shares(setup, [*compressions, 8.0], recorded_model)
         shares = scaled(setup, touched.by_compression)
     runs = run(simulated, setup, cases(batch, drives, compressions, shares))
-    found = rows(runs, batch, drives, compressions, shares)
+    entries = rows(runs, batch, drives, compressions, shares)
     if plot:
-        save_figure(lines(found, "compression", "tokens_per_s", "drives"), plot)
+        save_figure(lines(entries, "compression", "tokens_per_s", "drives"), plot)
     title = f"SparF, {setup.model.name}, batch {batch}, {drives} drives, pages as {touched.model} touches them"
-    outcome = rows_outcome(title, found, COLUMNS, runs)
+    outcome = rows_outcome(title, entries, COLUMNS, runs)
     return replace(outcome, result=outcome.result | {"recorded_of": touched.model})

@@ -47,9 +47,9 @@ class Pattern(Arithmetic):
         pages = -(-length // self.n)
         spread = min(count, max(-(-count // self.n), round(self.page_share * pages)))
         chosen = self._some(len(k), spread, pages)
-        each = count // spread + (np.arange(spread) < count % spread)  # tokens of each page
-        inside = np.concatenate([np.arange(number) for number in each]).astype(np.int32)
-        tokens = np.repeat(chosen, each, axis=1) * np.int32(self.n) + inside
+        of_pages = count // spread + (np.arange(spread) < count % spread)  # tokens of each page
+        inside = np.concatenate([np.arange(number) for number in of_pages]).astype(np.int32)
+        tokens = np.repeat(chosen, of_pages, axis=1) * np.int32(self.n) + inside
         most: I32 = np.minimum(tokens, np.int32(length - 1))
         return most
 

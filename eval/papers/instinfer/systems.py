@@ -97,8 +97,8 @@ class Setup:
     @property
     def cost(self) -> CostModel:
         """The model on the GPU."""
-        found = replace(overlay("instinfer"), sequence_layer_s=self.constants.sequence_layer_s)
-        return CostModel.of(self.model, self.gpu.accelerator, found)
+        cost = replace(overlay("instinfer"), sequence_layer_s=self.constants.sequence_layer_s)
+        return CostModel.of(self.model, self.gpu.accelerator, cost)
 
     def gpu_s(self, batch: float) -> float:
         """One decode step of everything but attention to all tokens, at the middle step."""
@@ -128,7 +128,7 @@ class Setup:
         One random step from each of LENGTHS equal parts of decode: equal distances would alias with a layout's groups.
         """
         draws = np.random.default_rng(0).random(LENGTHS)
-        return sorted({int(each) for each in self.input + (np.arange(LENGTHS) + draws) * self.output / LENGTHS})
+        return sorted({int(length) for length in self.input + (np.arange(LENGTHS) + draws) * self.output / LENGTHS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,11 @@ def rows(
     systems: tuple[InStorageSystem, ...] = IN_DRIVES,
 ) -> Rows:
     """A row for each batch size and system."""
-    made: Rows = []
+    entries: Rows = []
     for batch in batches:
         host = [runs.host(system, batch, drives) for system in hosts]
         for result in [*host, *(runs.drive(system, batch, drives) for system in systems)]:
-            made.append(
+            entries.append(
                 {
                     "system": result.system,
                     "batch": batch,
@@ -57,7 +57,7 @@ def rows(
                     "reason": result.reason,
                 }
             )
-    return made
+    return entries
 
 
 def experiment(
@@ -83,12 +83,12 @@ def experiment(
             systems += (recorded_system(setup, sparse.recorded_model),)
     drives = drives or enough(setup, systems, min(batches))
     runs = run(simulated, setup, cases(batches, drives, systems))
-    found = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET), systems)
+    entries = rows(runs, batches, drives, (*HOSTS, *BY_DATA_SHEET), systems)
     if plot:
-        save_figure(lines(found, "batch", "tokens_per_s", "system"), plot)
+        save_figure(lines(entries, "batch", "tokens_per_s", "system"), plot)
     model = setup.model
     where = f"{drives} drives with {model.shape.layers} of {model.layers} layers"
-    shown = rows_outcome(f"Throughput, {model.name} on {setup.gpu.name}, {where}", found, COLUMNS, runs)
+    shown = rows_outcome(f"Throughput, {model.name} on {setup.gpu.name}, {where}", entries, COLUMNS, runs)
     shown.result["model"] = kv_of(setup)
     return shown
 

@@ -72,7 +72,7 @@ class MedianRuns:
         key = system, scale, load
         if key not in self._made:
             self._made[key] = [self._run(*key, seed) for seed in SEEDS]
-        return statistics.median(value(each) for each in self._made[key])
+        return statistics.median(value(run) for run in self._made[key])
 
     def _run(self, system: str, scale: float, load: float, seed: int) -> dict[str, Any]:
         served = simulate(generated(load, seed), A5000, Policy.of(SYSTEMS[system]), A5000.slo_s(scale))
@@ -80,36 +80,36 @@ class MedianRuns:
         return summary(served) | {"calls": served.decided / REQUESTS}
 
 
-def _tbt(each: dict[str, Any]) -> float:
-    return float(each["tbt_slo_attainment_step"])
+def _tbt(run: dict[str, Any]) -> float:
+    return float(run["tbt_slo_attainment_step"])
 
 
-def _deposited(each: dict[str, Any]) -> float:
-    return float(each["tbt_slo_attainment_buffered"])
+def _deposited(run: dict[str, Any]) -> float:
+    return float(run["tbt_slo_attainment_buffered"])
 
 
-def _tpot(each: dict[str, Any]) -> float:
-    return float(each["tpot_slo_attainment_step"])
+def _tpot(run: dict[str, Any]) -> float:
+    return float(run["tpot_slo_attainment_step"])
 
 
-def _p95(each: dict[str, Any]) -> float:
-    return float(each["step_s"]["p95"])
+def _p95(run: dict[str, Any]) -> float:
+    return float(run["step_s"]["p95"])
 
 
-def _p99(each: dict[str, Any]) -> float:
-    return float(each["step_s"]["p99"])
+def _p99(run: dict[str, Any]) -> float:
+    return float(run["step_s"]["p99"])
 
 
-def _p99_tpot(each: dict[str, Any]) -> float:
-    return float(each["step_tpot_s"]["p99"])
+def _p99_tpot(run: dict[str, Any]) -> float:
+    return float(run["step_tpot_s"]["p99"])
 
 
-def _end_to_end(each: dict[str, Any]) -> float:
-    return float(each["end_to_end_s"])
+def _end_to_end(run: dict[str, Any]) -> float:
+    return float(run["end_to_end_s"])
 
 
-def _rate(each: dict[str, Any]) -> float:
-    return float(each["requests_per_min"])
+def _rate(run: dict[str, Any]) -> float:
+    return float(run["requests_per_min"])
 
 
 def _layouts() -> Values:
@@ -133,38 +133,38 @@ def _layouts() -> Values:
 def _printed() -> Values:
     """Values of the paper and its code that are inconsistent with other printed ones."""
     arrivals = 60 * LOAD.value / (GAP.value * A5000.slo_s(1.0))  # requests/min, of steps at the objective
-    shares = [PRINTED[f"o22{each}"] for each in "abc"]
-    rows = {f"o22{each}": 100 * share / sum(shares) for each, share in zip("abc", shares, strict=True)}
+    shares = [PRINTED[f"o22{letter}"] for letter in "abc"]
+    rows = {f"o22{letter}": 100 * share / sum(shares) for letter, share in zip("abc", shares, strict=True)}
     planner = PLANNER_SHARE * PRINTED["o21c"]
     return rows | {"o7a": MODEL_TOKENS / 1000, "o9a": PRINTED["o9c"], "o21e": planner, "o23a": arrivals}
 
 
 def _figure3() -> Values:
     """o3: nine layers, three blocks a layer's time, two requests."""
-    made: Values = {}
+    values: Values = {}
     placements = {"A": (3, 3), "B": (0, 3), "C": (2, 3)}
     for blocks, names in (((3, 6), {"A": "o3a", "B": "o3b", "C": "o3c"}), ((4, 6), {"A": "o3d", "C": "o3e"})):
         costs = StepCosts(compute=np.ones(9), fetch=np.array(blocks) / 3, blocks=np.array(blocks), room=70)
         for placement, name in names.items():
-            made[name] = 3 * latency_s(costs, [Offload(count) for count in placements[placement]])
-        made["o3f"] = blocks_on_device(costs, [Offload(count) for count in placements["B"]])
-    return made
+            values[name] = 3 * latency_s(costs, [Offload(count) for count in placements[placement]])
+        values["o3f"] = blocks_on_device(costs, [Offload(count) for count in placements["B"]])
+    return values
 
 
-def _served(runs: MedianRuns, mine: str) -> Values:
+def _served(runs: MedianRuns, policy: str) -> Values:
     """o8 to o13, o19: results of runs. mine: the paper's own system."""
 
     def less(value: Value, than: str, scale: float) -> float:
-        return 100 * (1 - runs.at(mine, scale, value) / runs.at(than, scale, value))
+        return 100 * (1 - runs.at(policy, scale, value) / runs.at(than, scale, value))
 
     def more(value: Value, than: str) -> float:
-        return 100 * (runs.at(mine, 1.5, value) / runs.at(than, 1.5, value) - 1)
+        return 100 * (runs.at(policy, 1.5, value) / runs.at(than, 1.5, value) - 1)
 
     tails = [less(value, other, 1.5) for value in (_p99, _p99_tpot) for other in OTHERS]
     ends, rates = ([more(value, other) for other in OTHERS] for value in (_end_to_end, _rate))
     return {
-        "o8a": 100 * (runs.at(mine, 1.5, _tpot) - runs.at("deepspeed", 1.5, _tpot)),
-        "o8b": 100 * (runs.at(mine, 1.5, _deposited) - runs.at("deepspeed", 1.5, _tbt)),
+        "o8a": 100 * (runs.at(policy, 1.5, _tpot) - runs.at("deepspeed", 1.5, _tpot)),
+        "o8b": 100 * (runs.at(policy, 1.5, _deposited) - runs.at("deepspeed", 1.5, _tbt)),
         "o9b": less(_p95, "flexgen-half", 1.0),
         "o9c": less(_p95, "deepspeed", 1.0),
         "o10a": less(_p99, "deepspeed", 1.5),
@@ -173,16 +173,16 @@ def _served(runs: MedianRuns, mine: str) -> Values:
         "o10d": max(tails),
         "o11a": min(ends),
         "o11b": max(ends),
-        "o12a": runs.at(mine, 1.5, _rate) / runs.at("deepspeed", 1.5, _rate),
+        "o12a": runs.at(policy, 1.5, _rate) / runs.at("deepspeed", 1.5, _rate),
         "o12b": min(rates),
         "o12c": max(rates),
-        "o13a": 100 * runs.at(mine, 1.0, _deposited),
+        "o13a": 100 * runs.at(policy, 1.0, _deposited),
         "o13b": statistics.mean(100 * runs.at(other, 2.5, _tbt) for other in OTHERS),
-        "o19c": runs.at(mine, 1.5, lambda each: each["calls"]),
+        "o19c": runs.at(policy, 1.5, lambda run: run["calls"]),
     }
 
 
-def _studied(runs: MedianRuns, mine: str) -> Values:
+def _studied(runs: MedianRuns, policy: str) -> Values:
     """o17, o18: gain of each part, and of the deposit added to other systems."""
 
     def attained(system: str, scale: float = 1.0, value: Value = _tbt) -> float:
@@ -195,12 +195,12 @@ def _studied(runs: MedianRuns, mine: str) -> Values:
         "o17a": attained("uniform"),
         "o17b": attained("request-wise"),
         "o17c": attained("pause"),
-        "o17d": attained(mine, value=_deposited),
+        "o17d": attained(policy, value=_deposited),
         "o18a": gained("flexgen+", 2.5),
         "o18b": gained("heuristic", 2.5),
-        "o18c": gained(mine, 2.5),
+        "o18c": gained(policy, 2.5),
         "o18d": gained("heuristic", 1.0),
-        "o18e": gained(mine, 1.0),
+        "o18e": gained(policy, 1.0),
     }
 
 

@@ -33,8 +33,8 @@ class Profile:
         folder = FOLDER / cls.__name__.lower()
         path = Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml"
         if not path.is_file():
-            known = ", ".join(sorted(each.stem for each in folder.glob("*.yaml")))
-            raise ValueError(f"{cls.__name__.lower()} = {name!r}: must be a YAML file or one of {known}")
+            names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            raise ValueError(f"{cls.__name__.lower()} = {name!r}: must be a YAML file or one of {names}")
         return read_yaml(path, cls)
 
 

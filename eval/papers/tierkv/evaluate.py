@@ -106,33 +106,33 @@ PRINTED_BUS = ReadingModel(
 
 def _sweeps(link: ReadingModel) -> Values:
     """t5 to t14, t16, t17: TPOT, tokens/s and hits over oversubscription and window."""
-    made = {"t5-oracle": link.tpot_ms(reading(1), 0), "t9": tokens_per_s(link.tpot_ms(reading(1), 0))}
+    values = {"t5-oracle": link.tpot_ms(reading(1), 0), "t9": tokens_per_s(link.tpot_ms(reading(1), 0))}
     for ratio in COPIES:
         reactive, prefetched = (link.tpot_ms(reading(ratio), window) for window in (0, K))
-        made |= {f"t6-{ratio}": reactive, f"t7-{ratio}": reactive}
-        made |= {f"t10-{ratio}": tokens_per_s(reactive), f"t11-{ratio}": tokens_per_s(reactive)}
-        made[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"] = prefetched
-        made[f"t12-{ratio}"] = tokens_per_s(prefetched)
+        values |= {f"t6-{ratio}": reactive, f"t7-{ratio}": reactive}
+        values |= {f"t10-{ratio}": tokens_per_s(reactive), f"t11-{ratio}": tokens_per_s(reactive)}
+        values[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"] = prefetched
+        values[f"t12-{ratio}"] = tokens_per_s(prefetched)
     for window in WINDOWS:
-        made |= {f"t13-{window}": 100 * link.hits(SWEEP, window), f"t14-{window}": link.tpot_ms(SWEEP, window)}
-    made["t16a"] = made["t6-3"] / made["t5-3"]
-    made["t16b"] = made["t12-3"] / made["t10-3"]
-    made["t17"] = made["t6-5"] / made["t8-5"]
-    made |= {"t22b": 100 * link.hits(reading(RATIO), K), "t22c": 100 * link.hits(reading(RATIO * BURST), K)}
-    made |= {"t25a": 100 * link.hits(reading(RATIO), K), "t25d": made["t14-0"], "t25e": made["t14-0"]}
-    return {name: value for name, value in made.items() if name in PRINTED}
+        values |= {f"t13-{window}": 100 * link.hits(SWEEP, window), f"t14-{window}": link.tpot_ms(SWEEP, window)}
+    values["t16a"] = values["t6-3"] / values["t5-3"]
+    values["t16b"] = values["t12-3"] / values["t10-3"]
+    values["t17"] = values["t6-5"] / values["t8-5"]
+    values |= {"t22b": 100 * link.hits(reading(RATIO), K), "t22c": 100 * link.hits(reading(RATIO * BURST), K)}
+    values |= {"t25a": 100 * link.hits(reading(RATIO), K), "t25d": values["t14-0"], "t25e": values["t14-0"]}
+    return {name: value for name, value in values.items() if name in PRINTED}
 
 
 def _models(models: list[Model], link: ReadingModel) -> Values:
     """t19: computing grows with the parameters and copies with a block's bytes, from the smallest model's."""
-    made = {}
+    values = {}
     first, base = models[0], reading(RATIO)
     for letter, model in zip(LETTERS, models, strict=True):
         computing = base.compute_ms * model.parameters_billion / first.parameters_billion
         copies = base.mean_ms * block_bytes(model) / block_bytes(first)
         at = Reading(computing, copies, base.spread)
-        made[f"t19{letter}"] = tokens_per_s(link.tpot_ms(at, K), computing) / tokens_per_s(at.tpot_ms(0), computing)
-    return made
+        values[f"t19{letter}"] = tokens_per_s(link.tpot_ms(at, K), computing) / tokens_per_s(at.tpot_ms(0), computing)
+    return values
 
 
 def _requests() -> Values:
@@ -140,7 +140,7 @@ def _requests() -> Values:
     middle, tail = PRINTED["t21a"], PRINTED["t21b"]
     normal = NormalDist(middle, (tail - middle) / NormalDist().inv_cdf(0.95))
     base = reading(RATIO)
-    worse = sum(max(0.0, each - K * base.compute_ms) >= each for each in base.copies_ms)
+    worse = sum(max(0.0, copy_ms - K * base.compute_ms) >= copy_ms for copy_ms in base.copies_ms)
     return {
         "t21c": 100 * (1 - normal.cdf(5)),
         "t25b": float(worse),  # ranks of pairs in which Prefetch is not faster: W is 0 without such pairs
@@ -187,8 +187,8 @@ def _unsaturated(ours: Values) -> float:
     return median(errors)
 
 
-def _ahead(made: Values, ratio: int) -> float:
-    return made[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"]
+def _ahead(values: Values, ratio: int) -> float:
+    return values[f"t5-{ratio}" if ratio <= RATIO else f"t8-{ratio}"]
 
 
 def _full(model: Model, gpu: Gpu, host: Host) -> float:

@@ -33,12 +33,12 @@ class Reading:
     def tpot_ms(self, window: int) -> float:
         """Time per output token: compute, and the part of copies that the window does not hide, ms."""
         hidden = window * self.compute_ms
-        return self.compute_ms + fmean(max(0.0, each - hidden) for each in self.copies_ms)
+        return self.compute_ms + fmean(max(0.0, copy_ms - hidden) for copy_ms in self.copies_ms)
 
     def hits(self, window: int) -> float:
         """Fraction of copies that are complete when they are needed."""
         hidden = window * self.compute_ms
-        return fmean(min(1.0, hidden / each) if each else 1.0 for each in self.copies_ms)
+        return fmean(min(1.0, hidden / copy_ms) if copy_ms else 1.0 for copy_ms in self.copies_ms)
 
     def conserved_tpot_ms(self, window: int) -> float:
         """The same where the link carries one byte at a time: it gives an iteration no more than the iteration takes.
@@ -48,7 +48,7 @@ class Reading:
         if window == 0:
             return self.compute_ms + fmean(self.copies_ms)
         if window == 1:
-            return fmean(max(self.compute_ms, each) for each in self.copies_ms)
+            return fmean(max(self.compute_ms, copy_ms) for copy_ms in self.copies_ms)
         return max(self.compute_ms, self.mean_ms)
 
     def conserved_hits(self, window: int) -> float:

@@ -65,8 +65,8 @@ def requests(path: Path | None, count: int, rate: float | None, seed: int, step_
     """Generated requests, which all come at once unless there is a rate, or a trace's first; step_s: of its engine,
     where it counts steps."""
     if path is None:
-        made = generate(count, rate or 1.0, INPUT, OUTPUT, seed=seed)
-        return made if rate else replace(made, requests=[replace(request, arrival=0.0) for request in made.requests])
+        trace = generate(count, rate or 1.0, INPUT, OUTPUT, seed=seed)
+        return trace if rate else replace(trace, requests=[replace(request, arrival=0.0) for request in trace.requests])
     if rate is not None:
         raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
     return read_trace(path).head(count).in_seconds(step_s)
@@ -149,14 +149,14 @@ SHOWN: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 def _tables(rows: Sequence[Row]) -> list[Any]:
     """A table for each figure, with a column for each policy."""
-    made = []
+    tables = []
     for title, cell in SHOWN:
         lines_of: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             lines_of.setdefault((str(row["slice"]), f"{row['dram_gb']:g}"), []).append(cell(row))
         columns = ("slice", "DRAM, GB", *COMPARED)
-        made.append(table(title, columns, [[*at, *cells] for at, cells in lines_of.items()], left=("slice",)))
-    return made
+        tables.append(table(title, columns, [[*at, *cells] for at, cells in lines_of.items()], left=("slice",)))
+    return tables
 
 
 def experiment(
@@ -190,9 +190,9 @@ def experiment(
         save_figure(
             lines([row for row in rows if row["slice"] == each_slice[0]], "dram_gb", "tokens_per_s", "policy"), plot
         )
-    found = summary(rows)
+    totals = summary(rows)
     wanted = sum(one.bytes_of(request.tokens + 1) for request in given.requests)
-    result = {"requests": len(given.requests), "oversubscription": wanted / one.device_bytes, **found}
+    result = {"requests": len(given.requests), "oversubscription": wanted / one.device_bytes, **totals}
     return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result), _stays(rows)])
 
 

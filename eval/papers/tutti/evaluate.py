@@ -70,8 +70,8 @@ def _requests(reading: GpuReading) -> Values:
         name: {system: workload(name).moments(reading, HITS[name][system], path) for system, path in SYSTEMS.items()}
         for name in HITS
     }
-    leval = {system: mean_ttft_s(each, 1.5) for system, each in moments["LEval"].items()}
-    loogle = {system: mean_ttft_s(each, 0.6) for system, each in moments["LooGLE"].items()}
+    leval = {system: mean_ttft_s(moment, 1.5) for system, moment in moments["LEval"].items()}
+    loogle = {system: mean_ttft_s(moment, 0.6) for system, moment in moments["LooGLE"].items()}
     tested = [RATE_STEP.value * step for step in range(1, round(1.5 / RATE_STEP.value) + 1)]
     within = {
         system: max(rate for rate in tested if mean_ttft_s(moments["LEval"][system], rate) < 1)

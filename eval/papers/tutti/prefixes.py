@@ -90,8 +90,8 @@ def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
         near = gpu.leading(request.hashes)
         far = max(near, store.leading(request.hashes))
         blocks += far
-        for kept, found in ((stored, far), (on_gpu, near)):
-            kept.append(min(found * trace.block_tokens, request.input_tokens - 1))
+        for tokens, blocks in ((stored, far), (on_gpu, near)):
+            tokens.append(min(blocks * trace.block_tokens, request.input_tokens - 1))
         gpu.put(request.hashes)
         store.put(request.hashes)
     return Hits(stored, on_gpu, blocks, store.written)
@@ -109,7 +109,7 @@ def service_s(requests: Sequence[Request], hits: Hits, system: PrefixSystem, rea
         near = reading.compute_s(new, stored) - reading.compute_s(new, away)
         return min(loaded, drives.split_s(reading, new, away, system.way)[1] + near)
 
-    return np.array([one(*each) for each in zip(requests, hits.stored, hits.on_gpu, strict=True)])
+    return np.array([one(*request_hits) for request_hits in zip(requests, hits.stored, hits.on_gpu, strict=True)])
 
 
 def ttft_s(arrivals: Array, service: Array) -> Array:
@@ -157,9 +157,9 @@ def experiment(
     if served.unit != "s":
         raise OptionError(f"--trace {trace}: arrivals must be in seconds, not in engine steps")
     block = served.block_tokens * model.shape.kv_bytes_per_token
-    asked = sum(len(request.hashes) for request in served.requests)
+    blocks = sum(len(request.hashes) for request in served.requests)
     by_size = [
-        {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / asked}
+        {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / blocks}
         for size in (*numbers("stores", stores, float), None)
     ]
     reading = GpuReading.on(model, gpu, overlay("tutti"))
@@ -189,7 +189,7 @@ def _row(name: str, trace: Trace, reading: GpuReading, gpu_blocks: int, speed: f
     service = service_s(requests, hits, system, reading)
     arrivals = spread(np.array([request.arrival for request in requests]))
     first = ttft_s(arrivals / speed, service)
-    most = most_speed(arrivals, service, lambda each: bool(each.mean() < SLO_S))
+    most = most_speed(arrivals, service, lambda ttft: bool(ttft.mean() < SLO_S))
     per_s = most * len(requests) / max(arrivals[-1], 1e-9)
     tokens = float(np.mean([request.input_tokens for request in requests]))
     return {
@@ -220,8 +220,8 @@ _COLUMNS = {
 
 def _shown(by_size: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], speed: float) -> list[Any]:
     sizes = [
-        ("any" if each["store_gb"] is None else f"{each['store_gb']:g}", f"{each['hit_percent']:.1f}")
-        for each in by_size
+        ("any" if store["store_gb"] is None else f"{store['store_gb']:g}", f"{store['hit_percent']:.1f}")
+        for store in by_size
     ]
     cells = [[row[name] if name == "system" else options.cell(row[name]) for name in _COLUMNS] for row in rows]
     return [

@@ -98,5 +98,5 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
-def _tokens(found: int | None) -> str:
-    return f"never, to {LONGEST:,}" if found is None else f"{found:,}"
+def _tokens(tokens: int | None) -> str:
+    return f"never, to {LONGEST:,}" if tokens is None else f"{tokens:,}"

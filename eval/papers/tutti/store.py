@@ -23,18 +23,18 @@ class BlockStore:
 
     def leading(self, hashes: Sequence[int]) -> int:
         """Number of a prompt's leading blocks that are stored."""
-        for count, each in enumerate(hashes):
-            if each not in self._used:
+        for count, key in enumerate(hashes):
+            if key not in self._used:
                 return count
         return len(hashes)
 
     def put(self, hashes: Sequence[int]) -> None:
         """Store a prompt's blocks: all of them, or the leading ones that fit."""
-        kept = hashes if self.blocks is None else hashes[: self.blocks]
-        for each in reversed(kept):
-            if each not in self._used:
-                self._used[each] = None
+        stored = hashes if self.blocks is None else hashes[: self.blocks]
+        for key in reversed(stored):
+            if key not in self._used:
+                self._used[key] = None
                 self.written += 1
-            self._used.move_to_end(each)
+            self._used.move_to_end(key)
         while self.blocks is not None and len(self._used) > self.blocks:
             self._used.popitem(last=False)
