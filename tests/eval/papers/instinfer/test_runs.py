@@ -77,16 +77,16 @@ def test_simulate_after_kill_runs_only_the_rest(tmp_path, monkeypatch):
     real = simulation.run
     monkeypatch.setattr(simulation, "run", run)
     with pytest.raises(KeyboardInterrupt):
-        simulate(setup, CASES, kept=ResultCache(path))
+        simulate(setup, CASES, results=ResultCache(path))
     done = list(filled)
     filled.clear()
     monkeypatch.setattr(simulation, "run", lambda fill, tick: filled.append(fill) or real(fill, tick))
-    runs = simulate(setup, CASES, tick=ticks.append, kept=ResultCache(path))
+    runs = simulate(setup, CASES, tick=ticks.append, results=ResultCache(path))
     assert len(done) == 2 and len(filled) == 3 and not set(done) & set(filled)
     assert len(ticks) == 5  # kept steps count as done
     assert results(runs) == results(simulate(setup, CASES))
     filled.clear()
-    simulate(replace(setup, input=65), CASES, kept=ResultCache(path))
+    simulate(replace(setup, input=65), CASES, results=ResultCache(path))
     assert len(filled) == 5  # another prompt is another simulation
 
 
