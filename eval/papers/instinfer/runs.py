@@ -70,7 +70,7 @@ def simulate(
     workers: int = 1,
     tick: Tick = no_tick,
     ray: str | None = None,
-    kept: ResultCache | None = None,
+    results: ResultCache | None = None,
 ) -> Runs:
     """Simulate all cases; results are the same for any number of processes.
 
@@ -80,7 +80,7 @@ def simulate(
         workers: Processes of this machine.
         tick: Called for each system, batch size and number of drives.
         ray: Address of a Ray cluster that simulates instead.
-        kept: Results of an earlier run that was killed, and where new ones go.
+        results: Results of an earlier run that was killed, and where new ones go.
     """
     fills = sorted(plan(setup, cases), key=lambda fill: -fill.sequences * fill.share.kv_heads)
 
@@ -92,7 +92,7 @@ def simulate(
         else:
             sweep(run, left, workers, tick, done)
 
-    outcomes = sweep_rest(fills, kept or ResultCache(None), compute, asdict, _decoded)
+    outcomes = sweep_rest(fills, results or ResultCache(None), compute, asdict, _decoded)
     return Runs(
         setup, {(fill.system, fill.batch, fill.drives): done for fill, done in zip(fills, outcomes, strict=True)}
     )
