@@ -84,7 +84,7 @@ def test_terms_of_command_equal_oracle(small_drive):
     plain, _ = Bench(small_drive, LENGTHS).attend("dense")
     assert done.link_bytes == plain.link_bytes + TERMS.nbytes
     for b, h in np.ndindex(3, H):
-        args = (each.astype(np.float64) for each in (sent[-1].q[b, h], bench.K[b][:, h], bench.V[b][:, h], TERMS[h]))
+        args = (array.astype(np.float64) for array in (sent[-1].q[b, h], bench.K[b][:, h], bench.V[b][:, h], TERMS[h]))
         np.testing.assert_allclose(done.data[0][b, h], reference.dense(*args), rtol=2e-3, atol=2e-3)
 
 

@@ -55,8 +55,8 @@ class Twins:
 
     def some(self):
         """A few of the sequences, in any order."""
-        known = list(self.lengths)
-        return tuple(self.generator.permutation(known)[: self.generator.integers(1, len(known) + 1)].tolist())
+        handles = list(self.lengths)
+        return tuple(self.generator.permutation(handles)[: self.generator.integers(1, len(handles) + 1)].tolist())
 
     def append(self, seqs, layer, most):
         lengths = self.generator.integers(0, most, len(seqs))
@@ -97,9 +97,9 @@ class Twins:
             assert (seq.v_sums == theirs.v_sums).all() and (seq.lengths == theirs.lengths).all()
             for name, mapped in seq.maps.items():
                 assert (mapped.slots == theirs.maps[name].slots).all()
-                for mine, its in zip(mapped.buffers.ravel(), theirs.maps[name].buffers.ravel(), strict=True):
-                    assert (mine < 0) == (its < 0)
-                    assert mine < 0 or (one.buffers.content[mine] == other.buffers.content[its]).all()
+                for own, its in zip(mapped.buffers.ravel(), theirs.maps[name].buffers.ravel(), strict=True):
+                    assert (own < 0) == (its < 0)
+                    assert own < 0 or (one.buffers.content[own] == other.buffers.content[its]).all()
 
 
 def decode(twins, seqs, methods, steps):

@@ -39,11 +39,11 @@ def raise_in(monkeypatch, owner, name, error, calls=1):
     """Make a function raise in one of its calls."""
     real, left = getattr(owner, name), [calls]
 
-    def failing(*given, **named):
+    def failing(*arguments, **named):
         left[0] -= 1
         if not left[0]:
             raise error
-        return real(*given, **named)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(owner, name, failing)
 

@@ -171,10 +171,10 @@ def test_bit_flip_in_description_or_secret_is_corrected(tmp_path, small_drive):
     (tmp_path / "drive.json").write_bytes(text[:100] + bytes([text[100] ^ 3]) + text[101:])
     with pytest.raises(ValueError, match=r"no drive in .* drive.json"):
         InProcessDrive(small_drive, tmp_path)
-    kept = (tmp_path / "secret.bin").read_bytes()
-    (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 1]) + kept[1:])
-    assert secret_of(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == kept
-    (tmp_path / "secret.bin").write_bytes(bytes([kept[0] ^ 3]) + kept[1:])
+    secret_before = (tmp_path / "secret.bin").read_bytes()
+    (tmp_path / "secret.bin").write_bytes(bytes([secret_before[0] ^ 1]) + secret_before[1:])
+    assert secret_of(tmp_path) == secret and (tmp_path / "secret.bin").read_bytes() == secret_before
+    (tmp_path / "secret.bin").write_bytes(bytes([secret_before[0] ^ 3]) + secret_before[1:])
     with pytest.raises(ValueError, match=r"secret.bin is damaged"):
         secret_of(tmp_path)
 
@@ -251,7 +251,7 @@ def test_nothing_waits_for_what_is_not_a_file(small_drive, tmp_path, kind):
     with closing(InProcessDrive(small_drive, path)) as drive:
         drive.submit(Flush(), 0).result()
     for file in ("drive.json", "lock", *nand_files(small_drive.geometry)):
-        kept = (path / file).read_bytes()
+        content = (path / file).read_bytes()
         replaced(path / file, kind)
         for use in (partial(InProcessDrive, small_drive, path), partial(InProcessDrive.reopen, path)):
             with pytest.raises((ValueError, OSError)) as error:
@@ -260,6 +260,6 @@ def test_nothing_waits_for_what_is_not_a_file(small_drive, tmp_path, kind):
         with pytest.raises((ValueError, OSError)):
             fsck(path, dry_run=False)
         (path / file).rmdir() if kind == "folder" else (path / file).unlink()
-        (path / file).write_bytes(kept)
+        (path / file).write_bytes(content)
     replaced(path / "power.json", kind)
     InProcessDrive(small_drive, path).close()

@@ -49,9 +49,9 @@ def contents(folder):
 
 def undone(folder):
     """The files as they were before the last run."""
-    files, kept = contents(folder), max(folder.glob("fsck-*"))
-    old = (kept / OLD).read_bytes()
-    for line in reversed((kept / INDEX).read_text().splitlines()):
+    files, log = contents(folder), max(folder.glob("fsck-*"))
+    old = (log / OLD).read_bytes()
+    for line in reversed((log / INDEX).read_text().splitlines()):
         entry = json.loads(line)
         size = entry["bytes"] or 0
         data, old = old[len(old) - size :], old[: len(old) - size]
@@ -82,11 +82,11 @@ def test_bit_flip_is_repaired_and_old_bytes_saved(say, kept, before):
     for name, at in (("spare.bin", programmed), ("secret.bin", 7), ("drive.json", 40)):
         change(kept.folder / name, at, bytes([before[name][at] ^ 4]))
     damaged = contents(kept.folder)
-    code, found = say("--dry-run")
-    assert (code, [each["where"] for each in found["findings"]]) == (1, ["drive.json", "secret.bin", "flash"])
+    code, report = say("--dry-run")
+    assert (code, [finding["where"] for finding in report["findings"]]) == (1, ["drive.json", "secret.bin", "flash"])
     assert contents(kept.folder) == damaged
-    code, found = say()
-    assert (code, found["lost"], len(found["findings"])) == (1, 0, 3)
+    code, report = say()
+    assert (code, report["lost"], len(report["findings"])) == (1, 0, 3)
     assert contents(kept.folder) == before
     assert undone(kept.folder) == damaged
     assert say()[1]["clean"] and judge(kept) == "harmless"
@@ -100,8 +100,8 @@ def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monke
     code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(kept.folder), "-o", "json")
     smart = json.loads(out)
     assert code == 0 and smart["critical_warning"] & 4 and smart["media_errors"] > 0
-    code, found = say()
-    assert code == 4 and found["findings"][0]["what"] == "is missing"
+    code, report = say()
+    assert code == 4 and report["findings"][0]["what"] == "is missing"
     assert name not in undone(kept.folder)
     assert say()[0] == 0
     with closing(InProcessDrive.reopen(kept.folder)) as device:
@@ -119,8 +119,8 @@ def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monke
 def test_truncated_file_keeps_remaining_data(say, kept, before):
     size = len(before["spare.bin"])
     (kept.folder / "spare.bin").write_bytes(before["spare.bin"][: size // 2])
-    code, found = say()
-    assert code == 4 and f"has {size // 2:,} bytes instead of {size:,}" in found["findings"][0]["what"]
+    code, report = say()
+    assert code == 4 and f"has {size // 2:,} bytes instead of {size:,}" in report["findings"][0]["what"]
     with closing(InProcessDrive.reopen(kept.folder)) as device:
         assert all(seq.failed for seq in device.firmware.ftl.sequences.values())
 
@@ -128,8 +128,8 @@ def test_truncated_file_keeps_remaining_data(say, kept, before):
 def test_lost_data_is_reported_once(say, kept, before):
     change(kept.folder / "content.bin", 0, bytes(len(before["content.bin"])))
     assert judge(kept) == "reported"
-    code, found = say()
-    assert code == 4 and any("checkpoint" in each["what"] for each in found["findings"])
+    code, report = say()
+    assert code == 4 and any("checkpoint" in finding["what"] for finding in report["findings"])
     assert say()[0] == 0
 
 
@@ -143,6 +143,6 @@ def test_missing_description_is_restored_from_config(kept, before, capsys, monke
 
 def test_finding_names_place_and_loss(say, kept):
     change(kept.folder / "content.bin", 0, bytes((kept.folder / "content.bin").stat().st_size))
-    _, found = say()
-    lost = [(each["where"], each["what"]) for each in found["findings"] if each["action"] == "lost"]
+    _, report = say()
+    lost = [(finding["where"], finding["what"]) for finding in report["findings"] if finding["action"] == "lost"]
     assert lost and all(where != "flash" and where and ": " not in what for where, what in lost)

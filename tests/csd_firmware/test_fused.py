@@ -53,7 +53,7 @@ def step_of(twins, seqs, **fields):
 
 def test_steps_are_fused_until_a_group_is_full(small_drive, taken):
     twins, seqs = twins_of(small_drive)
-    per_group = min(each.per_group for each in twins.both[0].ftl.sequences[seqs[0]].maps.values())
+    per_group = min(mapped.per_group for mapped in twins.both[0].ftl.sequences[seqs[0]].maps.values())
     for _ in range(per_group):
         assert twins.attend(seqs, 0, "dense").status is Status.SUCCESS
     assert len(taken) == per_group - 2  # not the one that fills the group, not the one that begins the next
@@ -133,7 +133,7 @@ def test_invalid_step_of_other_methods_is_refused(small_drive, taken, what):
 
 def test_a_plan_is_built_once_an_epoch(small_drive, monkeypatch):
     built, build = [], attend.fused_step
-    monkeypatch.setattr(attend, "fused_step", lambda *given: built.append(given) or build(*given))
+    monkeypatch.setattr(attend, "fused_step", lambda *arguments: built.append(arguments) or build(*arguments))
     twins, seqs = twins_of(small_drive)
     for method in ("dense", "dense", "sparf", "sparf", "dense", "sparf"):
         twins.both[0].step(step_of(twins, seqs, method=method), 0)
@@ -222,9 +222,9 @@ def test_read_only_arrays_compile_no_new_signature(small_drive, taken):
     twins, seqs = twins_of(small_drive)
     for _ in range(2):
         twins.attend(seqs, 0, "dense")
-    known = list(fused._store_and_attend.signatures)
+    before = list(fused._store_and_attend.signatures)
     command = step_of(twins, seqs)
     for array in (command.q, command.k, command.v, command.top_k, command.recent):
         array.setflags(write=False)
     assert twins.do(command).status is Status.SUCCESS
-    assert len(taken) == 3 and fused._store_and_attend.signatures == known
+    assert len(taken) == 3 and fused._store_and_attend.signatures == before

@@ -108,8 +108,8 @@ def test_call_in_own_thread_runs_after_queued_commands(small_drive, monkeypatch)
     Timer(0.1, go.set).start()
     device.carry_out(3, 0)
     device.carry_out(4, 0)
-    assert [number for number, _ in order] == [0, 1, 2, 3, 4] and all(each.done() for each in queued)
-    assert [mine for _, mine in order] == [False] * 4 + [True], "only where nothing waits is it worth it"
+    assert [number for number, _ in order] == [0, 1, 2, 3, 4] and all(future.done() for future in queued)
+    assert [is_own for _, is_own in order] == [False] * 4 + [True], "only where nothing waits is it worth it"
     device.close()
     for ask in (device.submit, device.carry_out):
         with pytest.raises(RuntimeError, match="shutdown"):

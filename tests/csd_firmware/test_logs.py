@@ -52,11 +52,11 @@ def test_wear_log_equals_nand_counters(small_drive):
 
 def test_namespace_log_reports_size_before_first_use(small_drive):
     firmware = Firmware(small_drive)
-    found = read(firmware, LogPage.NAMESPACE)
+    page = read(firmware, LogPage.NAMESPACE)
     pages = small_drive.geometry.pages // 4
-    assert found == {"nsze": pages, "ncap": pages, "nuse": 0, "lba_bytes": small_drive.geometry.page_bytes}
+    assert page == {"nsze": pages, "ncap": pages, "nuse": 0, "lba_bytes": small_drive.geometry.page_bytes}
     assert Namespace(firmware, threading.Lock()).size_bytes == pages * small_drive.geometry.page_bytes
-    assert read(firmware, LogPage.NAMESPACE) == found
+    assert read(firmware, LogPage.NAMESPACE) == page
 
 
 def test_health_counts_block_requests_too(small_drive):
@@ -66,7 +66,7 @@ def test_health_counts_block_requests_too(small_drive):
         namespace.write(at * 512, bytes(512))
     assert len(namespace.read(0, 5120)[0]) == 5120
     namespace.flush()
-    assert firmware.ftl.counters.busy_ns == sum(each.total_ns for each in namespace.latency.values()) > 0
+    assert firmware.ftl.counters.busy_ns == sum(latency.total_ns for latency in namespace.latency.values()) > 0
     smart = read(firmware, LogPage.SMART)
     assert (smart["host_write_commands"], smart["host_read_commands"]) == (20, 1)
     namespace.discard(0, 10240)

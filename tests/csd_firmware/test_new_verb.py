@@ -77,9 +77,9 @@ def tailed(seqs, tokens=5):
 def device(request, small_drive, tmp_path):
     """A drive in this process, and one behind a window."""
     if request.param == "inproc":
-        made = InProcessDrive(small_drive)
-        yield made
-        made.close()
+        drive = InProcessDrive(small_drive)
+        yield drive
+        drive.close()
         return
     layout = WindowLayout(depth=2, slot_blocks=4)
     MappedMedium.create(tmp_path / "window", layout.blocks * BLOCK_BYTES)
@@ -89,9 +89,9 @@ def device(request, small_drive, tmp_path):
     server = WindowServer(end, Polling())
     server.start()
     medium = MappedMedium(tmp_path / "window")
-    made = WindowDrive(medium) if request.param == "window" else RecoveringDrive(lambda: WindowDrive(medium))
-    yield made
-    made.close()
+    drive = WindowDrive(medium) if request.param == "window" else RecoveringDrive(lambda: WindowDrive(medium))
+    yield drive
+    drive.close()
     server.stop()
 
 
@@ -151,6 +151,8 @@ def test_new_verb_is_fuzzed(monkeypatch):
     monkeypatch.setitem(HANDLERS, KvTail, CommandHandler(lambda *args: runs.append(1) or tail(*args)))
     # among the inputs of all verbs it gets too few, so the result would depend on chance
     monkeypatch.setattr(fuzz, "VERBS", {KvTail: ROW})
-    found = fuzz.bench_fuzz(12_000, 3, lambda _: None)
-    assert (found["crashes"], found["hangs"], found["leaks"], found["state_changes"]) == (0, 0, 0, 0), found["notes"]
+    result = fuzz.bench_fuzz(12_000, 3, lambda _: None)
+    assert (result["crashes"], result["hangs"], result["leaks"], result["state_changes"]) == (0, 0, 0, 0), result[
+        "notes"
+    ]
     assert len(runs) > 50

@@ -78,8 +78,8 @@ class Drive:
         read = [self.do(KvRead((seq,), layer)).data for layer in range(LAYERS)]
         return all(
             np.array_equal(a, b)
-            for found, wanted in zip(read, rows, strict=True)
-            for a, b in zip(found, wanted, strict=True)
+            for array, wanted in zip(read, rows, strict=True)
+            for a, b in zip(array, wanted, strict=True)
         )
 
     def lose_power(self) -> None:
@@ -96,18 +96,18 @@ def drive(small_drive: DriveSpec) -> Drive:
 def test_fork_shares_prefix_then_diverges(drive: Drive, length: int) -> None:
     seq, rows = drive.make(40)
     child = int(drive.do(SeqFork((seq,), one(length))).data[0][0])
-    kept = [(k[:length], v[:length]) for k, v in rows]
-    assert drive.holds(child, kept)
+    prefix = [(k[:length], v[:length]) for k, v in rows]
+    assert drive.holds(child, prefix)
     more = drive.rows(30)
     drive.do(KvAppend((child,), 0, one(30), more, more))
-    grown = [tuple(np.concatenate([part, more]) for part in kept[0]), kept[1]]
+    grown = [tuple(np.concatenate([part, more]) for part in prefix[0]), prefix[1]]
     assert drive.holds(child, grown) and drive.holds(seq, rows)
     drive.do(KvFree((seq,)))
     assert drive.holds(child, grown)
     q, k = np.ones((1, H, 2, D), np.float16), np.ones((1, H, D), np.float16)
     fresh = int(drive.do(SeqCreate(1, LAYERS, H, D, 512)).data[0][0])
     drive.do(KvAppend((fresh,), 0, one(len(grown[0][0])), *grown[0]))
-    both = [drive.do(Attend((each,), 0, q, k, k, "sparf", 4, one(8), one(2))).data for each in (child, fresh)]
+    both = [drive.do(Attend((handle,), 0, q, k, k, "sparf", 4, one(8), one(2))).data for handle in (child, fresh)]
     assert all(np.array_equal(a, b) for a, b in zip(*both, strict=True))  # the mean of V too
     drive.do(Flush())
     drive.lose_power()
@@ -162,17 +162,17 @@ def test_keys_are_invisible_to_other_tenants(drive: Drive) -> None:
 
 
 def test_gather_reads_ranges_of_sequences_and_layers(drive: Drive) -> None:
-    made = [drive.make(40), drive.make(30)]
+    sequences = [drive.make(40), drive.make(30)]
     ranges = [(3, 20), (10, 7)]
-    pairs = list(zip(made, ranges, strict=True))
-    command = KvGather(tuple(seq for seq, _ in made), *np.array(ranges).T.copy(), 0, LAYERS)
+    pairs = list(zip(sequences, ranges, strict=True))
+    command = KvGather(tuple(seq for seq, _ in sequences), *np.array(ranges).T.copy(), 0, LAYERS)
     k, v = drive.do(command).data
-    for i, found in enumerate((k, v)):
+    for i, gathered in enumerate((k, v)):
         wanted = [
             np.concatenate([rows[layer][i][first : first + count] for (_, rows), (first, count) in pairs])
             for layer in range(LAYERS)
         ]
-        assert np.array_equal(found, np.stack(wanted))
+        assert np.array_equal(gathered, np.stack(wanted))
     alone = drive.do(replace(command, layer=1, layers=1)).data
     assert np.array_equal(alone[0][0], k[1])
 
@@ -219,8 +219,8 @@ def test_opaque_values_round_trip_and_are_not_attended(drive: Drive) -> None:
     drive.do(KvAppend((child,), 0, one(9), rows[:9], rows[:9]))
     drive.do(Flush())
     drive.lose_power()
-    found = drive.do(KvGather((seq, child), np.array([0, 0]), np.array([50, 21]), 0, LAYERS)).data
-    for part in found:
+    gathered = drive.do(KvGather((seq, child), np.array([0, 0]), np.array([50, 21]), 0, LAYERS)).data
+    for part in gathered:
         assert np.array_equal(part.view(np.uint16)[1], np.concatenate([rows, rows[:21]]).view(np.uint16))
     assert np.array_equal(drive.do(KvRead((child,), 0)).data[0][21:].view(np.uint16), rows[:9].view(np.uint16))
     assert all(sequence.v_sums is None for sequence in drive.firmware.ftl.sequences.values())
@@ -228,13 +228,13 @@ def test_opaque_values_round_trip_and_are_not_attended(drive: Drive) -> None:
 
 def test_attention_without_copy_of_k_is_equal(drive: Drive) -> None:
     rows, q = drive.rows(60), drive.rows(4).reshape(1, H, 2, 2 * D)[..., :D].copy()
-    found = []
+    outputs = []
     for layout in (16, 1):
         seq = int(drive.do(SeqCreate(1, 1, H, D, 512, layout)).data[0][0])
         drive.do(KvAppend((seq,), 0, one(60), rows, rows))
-        found.append(drive.do(Attend((seq,), 0, q, rows[:1], rows[:1], "dense", 4, one(8), one(2))).data)
+        outputs.append(drive.do(Attend((seq,), 0, q, rows[:1], rows[:1], "dense", 4, one(8), one(2))).data)
         assert len([*drive.firmware.ftl.sequences.values()][-1].maps) == (3 if layout == 16 else 2)
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(*outputs, strict=True))
 
 
 def test_key_index_stays_sorted() -> None:
@@ -252,11 +252,11 @@ def test_key_index_stays_sorted() -> None:
                 alive.pop((seq.label, each), None)
         else:
             names.crop(seq, 4)  # type: ignore[arg-type]
-            alive = {at: found for at, found in alive.items() if found[0] != seq.handle or found[1] <= 4}
+            alive = {at: place for at, place in alive.items() if place[0] != seq.handle or place[1] <= 4}
         for label in range(2):
-            wanted = sorted((each, found) for (mine, each), found in alive.items() if mine == label)
+            wanted = sorted((each, place) for (owner, each), place in alive.items() if owner == label)
             assert names.list_after(label, b"", 99) == wanted
-            assert all(names.find(label, [each]) == [found] for each, found in wanted)
+            assert all(names.find(label, [each]) == [place] for each, place in wanted)
     assert names.count == len(alive)
 
 
@@ -281,18 +281,18 @@ class KilledDrive:
     def submit(self, command, submit_ns: int):  # type: ignore[no-untyped-def]
         done = Future[Completion]()
         self.killed_in -= not self.dead
-        found = (
+        completion = (
             None
             if self.dead or (self.killed_in == 0 and not self.executes_last)
             else self.firmware.step(command, submit_ns)
         )
-        if found and isinstance(command, Flush) and found.status is Status.SUCCESS:
+        if completion and isinstance(command, Flush) and completion.status is Status.SUCCESS:
             self.kept = self.firmware.ftl.nand.copy()
         if self.killed_in == 0 and not self.dead:
             self.firmware, self.dead = Firmware(self.spec, self.kept.copy()), True
         if self.dead:
-            found = Completion(status=Status.PATH_LOST, reason="died", submit_ns=submit_ns, finish_ns=submit_ns)
-        done.set_result(found)
+            completion = Completion(status=Status.PATH_LOST, reason="died", submit_ns=submit_ns, finish_ns=submit_ns)
+        done.set_result(completion)
         return done
 
     def close(self) -> None:

@@ -164,12 +164,12 @@ def test_refused_slice_undoes_earlier_slices(
 ) -> None:
     """Another tenant takes what the rest of the command needs while it has its turn."""
     seqs = shared.make()
-    kept = set(shared.firmware.ftl.sequences)
+    before = set(shared.firmware.ftl.sequences)
 
     def other_takes_the_rest() -> None:
         monkeypatch.setattr("ftl.flash.tag.MAX_OWNERS", 2 * len(shared.firmware.ftl.kv.owners.sharers) + 2)
 
     shared.turns.between = [lambda: None, other_takes_the_rest]
     done = shared.do(command(seqs), Status.CAPACITY_EXCEEDED)
-    assert "sequences" in done.reason and set(shared.firmware.ftl.sequences) == kept
+    assert "sequences" in done.reason and set(shared.firmware.ftl.sequences) == before
     assert shared.turns.count == 5, "three slices, and two that are taken back"

@@ -41,8 +41,8 @@ def added_anew(state):
 
 def assert_same(sums, others):
     assert set(sums) == set(others)
-    for handle, kept in sums.items():
-        np.testing.assert_array_equal(kept.view(np.uint32), others[handle].view(np.uint32))
+    for handle, stored in sums.items():
+        np.testing.assert_array_equal(stored.view(np.uint32), others[handle].view(np.uint32))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -101,7 +101,7 @@ def test_power_on_reads_no_rows_for_sums(monkeypatch):
 def test_journal_without_sums_recomputes_them(monkeypatch):
     firmware = filled(np.random.default_rng(1))
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "describe", lambda *each: {**record.describe(*each), "sums": False})
+        patch.setattr(journal, "describe", lambda *arguments: {**record.describe(*arguments), "sums": False})
         firmware.step(Flush(), firmware.free_ns)
     state = powered_on(firmware.ftl.nand)
     assert_same(state.v_sums, firmware.state.v_sums)
@@ -122,8 +122,8 @@ def test_power_on_findings_are_in_error_log(monkeypatch):
     finding = "block namespace: logical page 3 cannot be read"
     original = Ftl.__init__
 
-    def found(self, *given):
-        original(self, *given)
+    def found(self, *arguments):
+        original(self, *arguments)
         self.findings = (*self.findings, finding)
 
     monkeypatch.setattr(Ftl, "__init__", found)

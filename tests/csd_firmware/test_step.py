@@ -226,8 +226,8 @@ def test_range_read_fetches_only_its_pages(small_drive, first, tokens):
     bench = Bench(small_drive, [310, 90])
     done = bench.do(KvRead(bench.seqs, 1, first, tokens))
     cut = slice(first, first + tokens if tokens else None)
-    for found, rows in zip(done.data, (bench.K, bench.V), strict=True):
-        np.testing.assert_array_equal(found, np.concatenate([row[cut] for row in rows]))
+    for array, rows in zip(done.data, (bench.K, bench.V), strict=True):
+        np.testing.assert_array_equal(array, np.concatenate([row[cut] for row in rows]))
     per_page = small_drive.geometry.page_bytes // (2 * D)
     pages = 0
     for length in (310, 90):
@@ -244,14 +244,14 @@ def test_reads_of_same_time_share_flash_serialize_link(small_drive):
     alone = bench.do(KvRead(bench.seqs, 1, *chunks[0]), start_ns)
     busy = bench.firmware.ftl.counters.busy_ns
     done = [bench.do(KvRead(bench.seqs, 1, *chunk), 2 * start_ns) for chunk in chunks]
-    last_ns = max(each.finish_ns for each in done) - 2 * start_ns
+    last_ns = max(completion.finish_ns for completion in done) - 2 * start_ns
     assert last_ns < 0.7 * len(done) * alone.latency_ns
-    pages = sum(each.flash.pages_read for each in done)
+    pages = sum(completion.flash.pages_read for completion in done)
     lanes = small_drive.geometry.lanes
     assert last_ns > pages / lanes * spec.timing.read_ns, "a lane senses one page at a time"
-    assert last_ns > sum(spec.link.transfer_ns(each.link_bytes - 64) for each in done)
+    assert last_ns > sum(spec.link.transfer_ns(completion.link_bytes - 64) for completion in done)
     assert bench.firmware.ftl.counters.busy_ns - busy <= last_ns
-    ends = sorted(each.finish_ns for each in done)
+    ends = sorted(completion.finish_ns for completion in done)
     gaps = np.diff(ends)
     assert (gaps >= spec.link.transfer_ns(done[0].link_bytes - 64)).all()
 

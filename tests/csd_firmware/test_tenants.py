@@ -19,12 +19,12 @@ def test_handle_decrypts_to_its_number(secret, tenant, number):
 
 
 def test_handles_differ_between_tenants_and_drives():
-    each = [HandleCipher(secret, name) for secret in (b"one", b"two") for name in ("alice", "bob")]
-    handles = [maker.encrypt(number) for maker in each for number in range(1, 2001)]
+    ciphers = [HandleCipher(secret, name) for secret in (b"one", b"two") for name in ("alice", "bob")]
+    handles = [maker.encrypt(number) for maker in ciphers for number in range(1, 2001)]
     assert len(set(handles)) == len(handles)
     ones = np.unpackbits(np.array(handles, np.uint64).view(np.uint8)).mean()
     assert abs(ones - 0.5) < 0.01
-    near = sum(each[0].decrypt(handle ^ 1 << bit) <= 2000 for handle in handles[:50] for bit in range(64))
+    near = sum(ciphers[0].decrypt(handle ^ 1 << bit) <= 2000 for handle in handles[:50] for bit in range(64))
     assert near == 0
 
 

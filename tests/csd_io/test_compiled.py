@@ -54,7 +54,7 @@ def package(tmp_path):
         command = [sys.executable, "-c", "import made.caller"]
         environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return [int(each) for each in done.stdout.split()]
+        return [int(word) for word in done.stdout.split()]
 
     return write, run
 
@@ -91,9 +91,9 @@ def test_change_of_module_attribute_recompiles(package, way):
     write, run = package
     body = {"TABLE": "IT[0] * x", "made import": "third.BASE * x", "as it": "it.BASE * x"}
     body = next(text for key, text in body.items() if key in way)
-    for base, kept in ((3, 0), (3, 1), (5, 0)):
+    for base, hits in ((3, 0), (3, 1), (5, 0)):
         write(base=base, body=body, more=way)
-        assert run() == [2 * base, kept]
+        assert run() == [2 * base, hits]
 
 
 def test_order_of_a_tuples_fields_is_seen(package):
@@ -105,9 +105,9 @@ def test_order_of_a_tuples_fields_is_seen(package):
 
 def test_key_of_function_tuple_has_no_address(package):
     write, run = package
-    for kept in (0, 1):
+    for hits in (0, 1):
         write(more="STEPS = (times, len)")
-        assert run() == [7, kept]
+        assert run() == [7, hits]
 
 
 def test_functions_of_plain_file_are_cached(tmp_path):

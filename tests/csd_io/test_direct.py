@@ -50,10 +50,10 @@ def loop(file):
     """A loop device over a file, with direct I/O of its own."""
     if os.geteuid() or not Path("/dev/loop-control").exists():
         missing("loop", "loop devices are root's")
-    made = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True, check=False)
-    if made.returncode:
-        missing("loop", made.stderr.strip())
-    device = made.stdout.strip()
+    done = subprocess.run(["losetup", "--find", "--show", file], capture_output=True, text=True, check=False)
+    if done.returncode:
+        missing("loop", done.stderr.strip())
+    device = done.stdout.strip()
     try:
         yield device
     finally:
@@ -62,9 +62,9 @@ def loop(file):
 
 def make(program, disk):
     """Format a disk with a program such as mkfs."""
-    if not (found := shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")):
+    if not (path := shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")):
         missing("mkfs", f"there is no {program}")
-    subprocess.run([found, disk], check=True, capture_output=True)
+    subprocess.run([path, disk], check=True, capture_output=True)
 
 
 def there_and_back(queue, size=4 * MIB, request=MIB // 4):
@@ -74,9 +74,9 @@ def there_and_back(queue, size=4 * MIB, request=MIB // 4):
     for number, buffer in enumerate(sources):
         buffer[:] = np.random.default_rng(number).bytes(request)
     at = [number * request for number in range(size // request)]
-    carry_out(queue, [IoRequest("write", *each) for each in zip(at, sources, strict=True)])
+    carry_out(queue, [IoRequest("write", *pair) for pair in zip(at, sources, strict=True)])
     queue.sync()
-    carry_out(queue, [IoRequest("read", *each) for each in zip(at, sinks, strict=True)][::-1])
+    carry_out(queue, [IoRequest("read", *pair) for pair in zip(at, sinks, strict=True)][::-1])
     return sinks == sources
 
 

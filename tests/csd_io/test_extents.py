@@ -26,8 +26,8 @@ def sim_queue(seed=0, blocks=BLOCKS):
 
 def test_tensors_are_packed_in_given_order():
     extents = Extents(sim_queue())
-    found = [extents.bind((layer, kind), 3 * SECTOR - 1) for layer in range(3) for kind in "kv"]
-    assert found == [Extent(3 * number, 3) for number in range(6)]
+    packed = [extents.bind((layer, kind), 3 * SECTOR - 1) for layer in range(3) for kind in "kv"]
+    assert packed == [Extent(3 * number, 3) for number in range(6)]
     assert extents[1, "v"] == Extent(9, 3) and (1, "v") in extents and (3, "k") not in extents
 
 
@@ -84,13 +84,13 @@ def test_unsupported_discard_is_ignored_failed_one_raises(monkeypatch):
 )
 def test_requests_cover_part_in_order_within_size_limit(block, first, at, count, rest, limit):
     extent = Extent(first, at + count + rest)
-    found = list(translate(extent, block, at * block, count * block, limit))
+    requests = list(translate(extent, block, at * block, count * block, limit))
     end = (first + at) * block
-    for offset, size in found:
+    for offset, size in requests:
         assert offset == end and 0 < size <= limit and size % block == 0
         end += size
     assert end == (first + at + count) * block
-    assert len(found) == -(-count // (limit // block))
+    assert len(requests) == -(-count // (limit // block))
 
 
 @pytest.mark.parametrize(("at", "size"), [(1, 4096), (0, 4095), (4096 * 3, 4096 * 2), (-4096, 4096)])
@@ -112,7 +112,7 @@ class Tensors(RuleBasedStateMachine):
     def bind(self, key, blocks):
         if key in self.bytes:
             return
-        used = sum(len(each) for each in self.bytes.values())
+        used = sum(len(content) for content in self.bytes.values())
         try:
             self.extents.bind(key, blocks * SECTOR)
         except OSError:
@@ -151,9 +151,9 @@ class Tensors(RuleBasedStateMachine):
 
     @invariant()
     def extents_are_disjoint(self):
-        found = sorted((self.extents[key].first_block, self.extents[key].end_block) for key in self.bytes)
-        assert all(end <= first for (_, end), (first, _) in pairwise(found))
-        assert not found or found[-1][1] <= BLOCKS
+        ranges = sorted((self.extents[key].first_block, self.extents[key].end_block) for key in self.bytes)
+        assert all(end <= first for (_, end), (first, _) in pairwise(ranges))
+        assert not ranges or ranges[-1][1] <= BLOCKS
 
 
 TestTensors = Tensors.TestCase

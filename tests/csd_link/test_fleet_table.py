@@ -34,8 +34,8 @@ def member(name, **fields):
 
 
 def content(*members, nodes=("a",), names=None, **more):
-    fleet = {"id": "f", "host_nqn": "nqn.h", "names": names or [each.name for each in members]}
-    rows = {f"drive/{each.name}": json.dumps(asdict(each)) for each in members}
+    fleet = {"id": "f", "host_nqn": "nqn.h", "names": names or [entry.name for entry in members]}
+    rows = {f"drive/{entry.name}": json.dumps(asdict(entry)) for entry in members}
     return {"keys": {"fleet": json.dumps(fleet)} | rows | more, "nodes": list(nodes)}
 
 
@@ -46,15 +46,15 @@ def test_plan_names_drives_then_spares():
 def test_state_lost_with_node_draining_per_generation():
     rows = member("drive0"), member("drive1", node="b"), member("drive2", generation=2), member("spare0")
     drains = {"drain/drive0": "1", "drain/drive2": "1", "drain/drive1": "1"}
-    found = parse_table(content(*rows, names=["drive0", "drive1", "drive2", "drive3", "spare0"], **drains))
-    assert [each.state for each in found.members] == ["draining", "lost", "up", "starting", "up"]
-    assert found.members[1].reason == "its node is gone"
-    assert [each.name for each in found.usable(spares=False)] == ["drive2"]
-    assert [each.name for each in found.usable(spares=True)] == ["spare0"]
-    assert found.find("nqn.x:drive1.1").name == "drive1"
-    assert found.find("drive0").endpoint == Endpoint("10.0.0.1", 4000, "nqn.x:drive0.1")
+    table = parse_table(content(*rows, names=["drive0", "drive1", "drive2", "drive3", "spare0"], **drains))
+    assert [entry.state for entry in table.members] == ["draining", "lost", "up", "starting", "up"]
+    assert table.members[1].reason == "its node is gone"
+    assert [entry.name for entry in table.usable(spares=False)] == ["drive2"]
+    assert [entry.name for entry in table.usable(spares=True)] == ["spare0"]
+    assert table.find("nqn.x:drive1.1").name == "drive1"
+    assert table.find("drive0").endpoint == Endpoint("10.0.0.1", 4000, "nqn.x:drive0.1")
     with pytest.raises(ValueError, match=r"no drive 'x' in the fleet: there are drive0, drive1"):
-        found.find("x")
+        table.find("x")
     assert parse_table({"keys": {}, "nodes": ["a"]}) is None
 
 
@@ -91,15 +91,15 @@ def test_missing_ray_error_has_install_command(monkeypatch):
 def store(monkeypatch):
     """Replaces the process that talks to Ray with a command, and returns the arguments that it was given."""
     monkeypatch.setattr(fleet_table, "missing_ray", lambda: None)
-    given, real = [], subprocess.run
+    commands, real = [], subprocess.run
 
     def answer(script, timeout=HANG_S):
         def run(command, **options):
-            given.append(command[3:])
+            commands.append(command[3:])
             return real([sys.executable, "-c", script], **options | {"timeout": timeout})
 
         monkeypatch.setattr(fleet_table.subprocess, "run", run)
-        return given
+        return commands
 
     return answer
 
@@ -117,11 +117,11 @@ def test_failing_or_silent_cluster_is_one_line_error(store):
 
 
 def test_table_is_read_and_drain_names_generation(store):
-    given = store(f"print({json.dumps(json.dumps(content(member('drive0'))))})")
-    found = read_table(ClusterAddress("10.0.0.1:1"))
-    assert (found.fleet, found.host_nqn, found.members) == ("f", "nqn.h", (member("drive0"),))
+    commands = store(f"print({json.dumps(json.dumps(content(member('drive0'))))})")
+    table = read_table(ClusterAddress("10.0.0.1:1"))
+    assert (table.fleet, table.host_nqn, table.members) == ("f", "nqn.h", (member("drive0"),))
     mark_draining(ClusterAddress("10.0.0.1:1"), member("drive0", generation=3))
-    assert given == [["10.0.0.1:1"], ["10.0.0.1:1", "drain/drive0", "3"]]
+    assert commands == [["10.0.0.1:1"], ["10.0.0.1:1", "drain/drive0", "3"]]
 
 
 def test_dump_of_table_lists_live_nodes():

@@ -298,8 +298,8 @@ def test_either_end_may_die_before_any_block_is_written(steps):
         world.act("host", None)
         world.act("host", None)
     assert len(world.ended) > before
-    known = set(world.ended) | set(world.lost) | set(range(world.first + world.host.ended, world.asked))
-    assert known == set(range(world.asked)), "a request without an end"
+    numbers = set(world.ended) | set(world.lost) | set(range(world.first + world.host.ended, world.asked))
+    assert numbers == set(range(world.asked)), "a request without an end"
 
 
 def test_torn_header_is_not_a_lost_drive():

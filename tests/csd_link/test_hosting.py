@@ -23,8 +23,8 @@ def test_drives_share_cores_unless_threads_are_given(way):
     plain = {"durability": "process", "medium": IN_MEMORY}
     assert make().hosting_fields(1) == plain | {"threads": cores}
     assert make().hosting_fields(2 * cores) == plain | {"threads": 1}
-    asked = {"durability": "host", "medium": Medium("direct", 4096), "threads": 3}
-    assert make(**asked, **{folder: Path("kept")}).hosting_fields(64) == asked
+    options = {"durability": "host", "medium": Medium("direct", 4096), "threads": 3}
+    assert make(**options, **{folder: Path("kept")}).hosting_fields(64) == options
 
 
 @pytest.mark.parametrize("way", WAYS)

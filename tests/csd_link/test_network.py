@@ -70,7 +70,7 @@ def test_a_completion_has_the_time_of_both_messages(small_drive):
     network_ns = COMMAND_BYTES + payload + COMPLETION_BYTES + reply + 2 * SLOW.message_ns
     assert distant.breakdown_ns["network"] == network_ns
     assert distant.latency_ns == near.latency_ns + network_ns == sum(distant.breakdown_ns.values())
-    assert all(np.array_equal(mine, theirs) for mine, theirs in zip(near.data, distant.data, strict=True))
+    assert all(np.array_equal(own, theirs) for own, theirs in zip(near.data, distant.data, strict=True))
     for device in (plain, far):
         device.close()
 

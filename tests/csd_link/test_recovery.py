@@ -32,8 +32,8 @@ def test_layer_keeps_rows_not_yet_flushed(steps):
         else:
             layer, least = UnflushedLayer(layer.length), len(tokens)
     assert (layer.length, layer.kept) == (len(tokens), least)
-    kept = [int(value) for k, _ in layer.rows for value in k.ravel()]
-    assert kept == tokens[least:]
+    numbers = [int(value) for k, _ in layer.rows for value in k.ravel()]
+    assert numbers == tokens[least:]
     assert all(np.array_equal(k, -v) for k, v in layer.rows)
 
 
@@ -86,13 +86,13 @@ def test_crop_keeps_rounded_rows_after_any_kill(tmp_path, dies_in):
     def run(device):
         seqs = tuple(device.submit(create, 0).result().data[0].tolist())
         done = [device.submit(command, 0).result() for command in commands(seqs)]
-        assert [each.status for each in done] == [Status.SUCCESS] * len(done), done
+        assert [completion.status for completion in done] == [Status.SUCCESS] * len(done), done
         device.close()
         return done[-1].data
 
     wanted = run(InProcessDrive(INSTCSD_ZYNQ7045_8CH))
     assert not np.array_equal(wanted[0], rows[:150])
     connect = Reborn(INSTCSD_ZYNQ7045_8CH, tmp_path, dies_in)
-    for mine, theirs in zip(run(RecoveringDrive(connect)), wanted, strict=True):
-        assert np.array_equal(mine, theirs)
+    for own, theirs in zip(run(RecoveringDrive(connect)), wanted, strict=True):
+        assert np.array_equal(own, theirs)
     assert len(connect.seen) > dies_in

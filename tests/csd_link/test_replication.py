@@ -40,12 +40,12 @@ class Twin:
         return done
 
     def same(self, make) -> None:
-        for mine, theirs in zip(*(each.data for each in self.both(make)), strict=True):
-            assert np.array_equal(mine, theirs)
+        for own, theirs in zip(*(completion.data for completion in self.both(make)), strict=True):
+            assert np.array_equal(own, theirs)
 
     def create(self, bits: int = 16) -> None:
         done = self.both(lambda _: SeqCreate(1, LAYERS, H, D, 512, bits))
-        self.seqs.append(tuple(int(each.data[0][0]) for each in done))
+        self.seqs.append(tuple(int(completion.data[0][0]) for completion in done))
 
     def values(self, *shape: int) -> np.ndarray:
         return self.rows.standard_normal(shape).astype(np.float16)
@@ -61,21 +61,21 @@ class Twin:
             q, k, v = self.values(rows, H, G, D), self.values(rows, H, D), self.values(rows, H, D)
             top, recent = np.full(rows, 12), np.full(rows, 3)
             self.same(
-                lambda of, layer=layer, given=(q, k, v), budget=(top, recent): Attend(
-                    tuple(seq[of] for seq in self.seqs), layer, *given, method, 4, *budget
+                lambda of, layer=layer, arrays=(q, k, v), budget=(top, recent): Attend(
+                    tuple(seq[of] for seq in self.seqs), layer, *arrays, method, 4, *budget
                 )
             )
 
     def crop(self) -> None:
         seq = self.draw.choice(self.seqs)
         layer, length = self.draw.randrange(LAYERS), self.draw.randrange(1, 60)
-        for each in (layer, 1 - layer):
-            self.same(lambda of, each=each: KvCrop((seq[of],), each, np.array([length])))
+        for number in (layer, 1 - layer):
+            self.same(lambda of, number=number: KvCrop((seq[of],), number, np.array([length])))
 
     def fork(self) -> None:
         seq, length = self.draw.choice(self.seqs), self.draw.randrange(1, 60)
         done = self.both(lambda of: SeqFork((seq[of],), np.array([length])))
-        self.seqs.append(tuple(int(each.data[0][0]) for each in done))
+        self.seqs.append(tuple(int(completion.data[0][0]) for completion in done))
 
     def free(self) -> None:
         seq = self.seqs.pop(self.draw.randrange(len(self.seqs)))
@@ -104,8 +104,8 @@ class Twin:
 def drives(small_drive) -> Iterator[list[FailingDevice]]:
     made = [FailingDevice(small_drive, name) for name in "abcdefg"]
     yield made
-    for each in made:
-        each.close()
+    for drive in made:
+        drive.close()
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ def test_all_run_files_are_in_drives_run_folder(monkeypatch, tmp_path):
 
 
 def test_run_folder_is_private_to_owner(tmp_path):
-    made = private_dir(tmp_path / "new" / "folder")
-    assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    made.chmod(0o750)
+    folder = private_dir(tmp_path / "new" / "folder")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o750)
     with pytest.raises(PermissionError, match="only you own"):
-        private_dir(made)
+        private_dir(folder)

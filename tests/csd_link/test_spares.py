@@ -28,17 +28,17 @@ def test_search_order_is_spare_same_drive_others():
 
 def test_added_drive_is_used_if_no_spare_is_left():
     a, b, spare, added = (Drive(name) for name in ("a", "b", "spare", "added"))
-    asked = []
+    names = []
 
     def more(known):
-        asked.append(known)
-        return added if len(asked) == 1 else None
+        names.append(known)
+        return added if len(names) == 1 else None
 
     spares = Spares([a, b], [spare], more)
     assert spares(a, [b]) is spare
     assert spares(b, [spare]) is added
     assert spares(spare, [added]) is None
-    assert asked == [["a", "b", "spare"], ["a", "b", "added", "spare"]]
+    assert names == [["a", "b", "spare"], ["a", "b", "added", "spare"]]
 
 
 def test_unreachable_drives_are_skipped():

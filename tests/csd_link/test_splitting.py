@@ -182,17 +182,17 @@ def test_drive_with_small_slots_gives_equal_results(drives):
         for layer in range(LAYERS):
             ask(replace(append(lengths, layer), seqs=seqs))
         step = replace(attend(4), seqs=seqs, top_k=np.ones(4, np.int64), recent=np.ones(4, np.int64))
-        found = [*ask(step).data]
+        outputs = [*ask(step).data]
         stored = [length + 1 for length in lengths]
         for first, tokens in ((0, 0), (3, 0), (5, 20)):
             read = SplitRead(device, KvRead(seqs, 1, first, tokens), TOKEN, stored)
-            found += submit_reads([read], 0)[0].result().data
+            outputs += submit_reads([read], 0)[0].result().data
         for layers in (1, 2, 3):
             gather = KvGather(seqs[::2], np.array([2, 1]), np.array([20, 15]), LAYERS - layers, layers)
-            found += submit_reads([SplitRead(device, gather, TOKEN)], 0)[0].result().data
+            outputs += submit_reads([SplitRead(device, gather, TOKEN)], 0)[0].result().data
         ask(KvCrop(seqs, 1, np.array([4, 0, 3, 1])))
-        found += ask(KvRead(seqs, 1)).data if device is drives[0] else device.firmware.step(KvRead(seqs, 1), 0).data
-        data.append(found)
+        outputs += ask(KvRead(seqs, 1)).data if device is drives[0] else device.firmware.step(KvRead(seqs, 1), 0).data
+        data.append(outputs)
         ask(KvFree(seqs))
     for whole, cut in zip(*data, strict=True):
         np.testing.assert_array_equal(whole, cut)
@@ -202,7 +202,7 @@ def test_all_parts_are_submitted_before_waiting(drives):
     device, under_way = drives[1], []
     (seq,) = device.submit(SeqCreate(1, LAYERS, HEADS, DIM, 64), 0).result().data[0].tolist()
     one_by_one = device._submit
-    device._submit = lambda *given: under_way.append(given) or one_by_one(*given)
+    device._submit = lambda *arguments: under_way.append(arguments) or one_by_one(*arguments)
     with device._works:  # the drive stands still
         future = device.submit(replace(append([40]), seqs=(seq,)), 0)
         assert len(under_way) == 14 and not future.done()

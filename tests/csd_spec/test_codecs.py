@@ -15,9 +15,9 @@ def test_codec_round_trip_is_idempotent(codec):
     bits = values.astype(np.float16).view(np.uint16) if codec.value == "fp16" else (values.view(np.uint32) >> 16)
     vectors = codec.encode(bits.astype(np.uint16))
     assert vectors.dtype == np.uint8 and vectors.shape == (3, 5, codec.row_bytes(24))
-    kept = codec.decode(vectors, 24)
-    assert kept.shape == bits.shape and codec.exact == bool((kept == bits).all())
-    np.testing.assert_array_equal(codec.encode(kept), vectors)
+    decoded = codec.decode(vectors, 24)
+    assert decoded.shape == bits.shape and codec.exact == bool((decoded == bits).all())
+    np.testing.assert_array_equal(codec.encode(decoded), vectors)
 
 
 def test_codec_tags_are_distinct():

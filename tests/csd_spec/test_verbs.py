@@ -53,8 +53,8 @@ def test_an_example_has_the_shapes_of_its_row(row):
 
 def test_sizes_of_replies():
     sizes = {"B": 2, "H": 3, "G": 4, "d": 8, "N": 6, "count": 5, "stored": 100, "layers": 7, "sum(tokens)": 9}
-    found = {row.name: row.reply_bytes(sizes) for row in ROWS if row.reply}
-    assert found == {
+    replies = {row.name: row.reply_bytes(sizes) for row in ROWS if row.reply}
+    assert replies == {
         "SeqCreate": 40,
         "SeqFork": 16,
         "SeqSweep": 8,

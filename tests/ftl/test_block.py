@@ -200,9 +200,9 @@ def test_blocks_for_overwrites_grow_with_the_mapped_pages(small_drive):
 def test_single_page_read_equals_batched_read(small_drive):
     ftl, other = (Ftl(small_drive) for _ in range(2))
     page = np.arange(small_drive.geometry.page_bytes, dtype=np.uint32).astype(np.uint8)
-    for each in (ftl, other):
-        each.blocks.resize(8)
-        each.blocks.write(np.array([3]), page[None], 0)
+    for drive in (ftl, other):
+        drive.blocks.resize(8)
+        drive.blocks.write(np.array([3]), page[None], 0)
     now_ns = ftl.timing.idle_ns()
     for lpn in (3, 4):
         data, finish_ns = other.blocks.read(np.array([lpn]), now_ns)

@@ -81,8 +81,14 @@ def test_tags_name_the_group(small_drive):
     k = rows(np.random.default_rng(0), 100)
     append(ftl, handle, 1, k, k)
     v_map = ftl.sequence(handle).maps["v"]
-    found = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
-    fields = found >> 59, found >> 42 & 0x1FFFF, found >> 34 & 0xFF, found >> 20 & 0x3FFF, found & 0xFFFFF
+    page_tag = int(ftl.nand.tags[v_map.slots[1, 1, 2]])
+    fields = (
+        page_tag >> 59,
+        page_tag >> 42 & 0x1FFFF,
+        page_tag >> 34 & 0xFF,
+        page_tag >> 20 & 0x3FFF,
+        page_tag & 0xFFFFF,
+    )
     assert fields == (PageKind.V, ftl.sequence(handle).newest, 1, 1, 2)
 
 

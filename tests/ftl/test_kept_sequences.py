@@ -60,50 +60,50 @@ def churn(ftl, times):
 def mixed(small_drive, theirs):
     """A drive with two sequences of the layout, one of them a fork, between others."""
     ftl = Ftl(small_drive)
-    before, mine, after = filled(ftl, LAYOUTS["fp16"], 0), filled(ftl, theirs, 10), filled(ftl, LAYOUTS["bf16"], 20)
-    copy = ftl.fork(mine)
+    before, unknown, after = filled(ftl, LAYOUTS["fp16"], 0), filled(ftl, theirs, 10), filled(ftl, LAYOUTS["bf16"], 20)
+    copy = ftl.fork(unknown)
     ftl.flush(0)
-    return ftl, before, mine, copy, after
+    return ftl, before, unknown, copy, after
 
 
 def test_sequences_of_a_missing_layout_survive_whatever_the_drive_does(mixed, theirs):
-    ftl, before, mine, copy, after = mixed
+    ftl, before, unknown, copy, after = mixed
     table._OF_FILES.clear()
     for _ in range(3):
         ftl = restarted(ftl)
         assert not ftl.findings
         check(ftl, before, 0)
         check(ftl, after, 20)
-        for handle in (mine, copy):
+        for handle in (unknown, copy):
             with pytest.raises(UncorrectableReadError, match="its layout is not loaded"):
                 ftl.read_back(handle, 0)
         churn(ftl, 300)
     assert ftl.counters.moved > 0
     table._OF_FILES["theirs"] = theirs
     ftl = restarted(ftl)
-    for handle, seed in ((before, 0), (mine, 10), (copy, 10), (after, 20)):
+    for handle, seed in ((before, 0), (unknown, 10), (copy, 10), (after, 20)):
         check(ftl, handle, seed)
 
 
 def test_sequences_of_a_missing_layout_can_be_freed(mixed):
-    ftl, before, mine, copy, _ = mixed
+    ftl, before, unknown, copy, _ = mixed
     table._OF_FILES.clear()
     ftl = restarted(ftl)
     used = int(ftl.placement.valid.sum())
     ftl.free([copy], 0)
     assert int(ftl.placement.valid.sum()) == used  # the pages are shared
-    ftl.free([mine], 0)
+    ftl.free([unknown], 0)
     assert int(ftl.placement.valid.sum()) < used
     churn(ftl, 100)
     ftl = restarted(ftl)
-    assert mine not in ftl.sequences and copy not in ftl.sequences
+    assert unknown not in ftl.sequences and copy not in ftl.sequences
     check(ftl, before, 0)
 
 
 def test_a_key_that_moves_away_does_not_come_back(mixed, theirs):
     """Two sequences would have it once the layout is loaded again."""
-    ftl, before, mine, _, _ = mixed
-    ftl.name(mine, [b"k" * 16, b"l" * 16], [16, 16])
+    ftl, before, unknown, _, _ = mixed
+    ftl.name(unknown, [b"k" * 16, b"l" * 16], [16, 16])
     ftl.flush(0)
     table._OF_FILES.clear()
     ftl = restarted(ftl)
@@ -111,25 +111,25 @@ def test_a_key_that_moves_away_does_not_come_back(mixed, theirs):
     ftl.flush(0)
     table._OF_FILES["theirs"] = theirs
     ftl = restarted(ftl)
-    assert (list(ftl.sequences[before].names), list(ftl.sequences[mine].names)) == ([b"k" * 16], [b"l" * 16])
-    check(ftl, mine, 10)
+    assert (list(ftl.sequences[before].names), list(ftl.sequences[unknown].names)) == ([b"k" * 16], [b"l" * 16])
+    check(ftl, unknown, 10)
 
 
 def test_served_drive_and_fsck_leave_the_sequence_alone(small_drive, theirs, tmp_path):
     path = tmp_path / "drive"
     drive = InProcessDrive(small_drive, path)
-    mine, other = filled(drive.firmware.ftl, theirs, 0), filled(drive.firmware.ftl, LAYOUTS["fp16"], 10)
-    for handle in (mine, other):
+    unknown, other = filled(drive.firmware.ftl, theirs, 0), filled(drive.firmware.ftl, LAYOUTS["fp16"], 10)
+    for handle in (unknown, other):
         drive.firmware.state.open(handle)
     drive.submit(Flush(), 0).result()
     drive.close()
     table._OF_FILES.clear()
     for dry_run in (True, False, True):
         (finding,) = fsck(path, dry_run).findings
-        assert f"sequence {mine}: its layout is not loaded" in finding["what"]
+        assert f"sequence {unknown}: its layout is not loaded" in finding["what"]
     drive = InProcessDrive.reopen(path)
-    read = [drive.submit(KvRead((handle,), 0), 0).result() for handle in (mine, other)]
-    assert [each.status for each in read] == [Status.UNRECOVERED_READ_ERROR, Status.SUCCESS]
+    read = [drive.submit(KvRead((handle,), 0), 0).result() for handle in (unknown, other)]
+    assert [completion.status for completion in read] == [Status.UNRECOVERED_READ_ERROR, Status.SUCCESS]
     assert "layout is not loaded" in read[0].reason
-    assert drive.submit(KvFree((mine,)), 0).result().status is Status.SUCCESS
+    assert drive.submit(KvFree((unknown,)), 0).result().status is Status.SUCCESS
     drive.close()

@@ -138,25 +138,25 @@ def test_judge_detects_accepted_torn_pages(monkeypatch):
     monkeypatch.setattr(Nand, "intact", lambda self, ppns: self.write_numbers[ppns] > 0)
     try:
         result = bench_crash(1500, 0)
-        found = result["lost"] + result["wrong"]
+        findings = result["lost"] + result["wrong"]
     except (ValueError, KeyError, zlib.error):  # recovery took garbage for a record
-        found = 1
-    assert found
+        findings = 1
+    assert findings
 
 
 def test_power_loss_keeps_exactly_flushed_rows():
     ftl, generator = Ftl(DRIVE), np.random.default_rng(0)
-    kept, later = ftl.create(2, 2, 2, LAYOUT)
+    flushed, later = ftl.create(2, 2, 2, LAYOUT)
     k = rows(generator, 75)
     for layer in range(2):
-        ftl.append([kept], layer, np.array([75]), k, k, 0)
+        ftl.append([flushed], layer, np.array([75]), k, k, 0)
     ftl.flush(0)
-    ftl.append([kept], 0, np.array([75]), k, k, 0)
+    ftl.append([flushed], 0, np.array([75]), k, k, 0)
     ftl.append([later], 0, np.array([75]), k, k, 0)
     again = restarted(ftl)
-    assert again.sequence(kept).lengths.tolist() == [75, 75]
+    assert again.sequence(flushed).lengths.tolist() == [75, 75]
     assert again.sequence(later).lengths.tolist() == [0, 0]
-    np.testing.assert_array_equal(again.read_back(kept, 1)[0], k)
+    np.testing.assert_array_equal(again.read_back(flushed, 1)[0], k)
 
 
 def test_pages_of_earlier_owner_not_found():
@@ -278,8 +278,10 @@ def test_newest_intact_page_of_same_tag_found():
     wanted = np.concatenate([tags[:1] - np.uint64(1), np.unique(tags), tags[-1:] + np.uint64(1)])
     for after in (0, 5, 49, 50):
         expected = []
-        for each in wanted:
-            fit = [i for i, p in enumerate(pages.tolist()) if tags[p] == each and numbers[p] > after and p != ppns[-1]]
+        for page_tag in wanted:
+            fit = [
+                i for i, p in enumerate(pages.tolist()) if tags[p] == page_tag and numbers[p] > after and p != ppns[-1]
+            ]
             best = max(fit, key=lambda i: (numbers[pages[i]], i), default=None)
             expected.append(UNMAPPED if best is None else pages[best])
         for order in (slice(None), slice(None, None, -1)):
@@ -306,8 +308,8 @@ def test_fork_in_another_layout_survives_restart(m):
     assert (ftl.sequence(handle).layout.m, ftl.sequence(child).layout.m) == (4, m)
     ftl.flush(0)
     ftl = restarted(ftl)
-    for each in (handle, child):
-        np.testing.assert_array_equal(ftl.read_back(each, 1)[0], k)
+    for sequence in (handle, child):
+        np.testing.assert_array_equal(ftl.read_back(sequence, 1)[0], k)
     assert ftl.sequence(child).layout.m == m
 
 

@@ -23,9 +23,9 @@ def test_event_is_text_line_or_json_object(capsys):
     events.emit("drive_error", "one line\nand another", "error", "csd0", code=1)
     line = capsys.readouterr().err
     assert line.count("\n") == 1
-    found = json.loads(line)
-    assert found.pop("time").endswith("Z")
-    assert found == {
+    event = json.loads(line)
+    assert event.pop("time").endswith("Z")
+    assert event == {
         "level": "error",
         "event": "drive_error",
         "message": "one line\nand another",

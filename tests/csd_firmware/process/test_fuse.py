@@ -203,9 +203,9 @@ def test_an_unmount_under_load_is_clean(mount):
     until(lambda: not is_running(process))  # it unmounts, flushes, and closes its folder
     assert not drive_dir("csd0").exists() and not os.path.ismount(mount)
     device = InProcessDrive.reopen(mount.parent / "flash" / "csd0")
-    kept = Namespace(device.firmware, threading.Lock())
+    namespace = Namespace(device.firmware, threading.Lock())
     for number, count in enumerate(written):
-        block = kept.read(number * 4096, 4096)[0]
+        block = namespace.read(number * 4096, 4096)[0]
         assert block[0] == number
         assert int.from_bytes(block[1:]) in (count, count + 1)  # the last may have been written and not acknowledged
     device.close()

@@ -143,12 +143,12 @@ def test_hosts_of_different_tenants_share_nothing(tmp_path, small_drive):
         done(devices[0], KvAppend((handles[0],), 0, np.array([4]), rows, rows))
         done(devices[0], KvName((handles[0],), np.array([4]), keys_of([b"k" * 16])))
         for device, count in zip(devices, (1, 0), strict=True):
-            found = done(device, KvList(keys_of([bytes(16)]), 3))
-            assert np.count_nonzero(found[1]) == count
+            listed = done(device, KvList(keys_of([bytes(16)]), 3))
+            assert np.count_nonzero(listed[1]) == count
             device.close()
         assert (alice.listed(), bob.listed()) == ([b"key"], [b"big", b"key", b"more"])
-        for each in (alice, bob):
-            each.host.close()
+        for tenant in (alice, bob):
+            tenant.host.close()
 
 
 def done(device, command):
@@ -162,6 +162,8 @@ def test_identifiers_of_namespaces_are_uuids_of_the_drives_secret():
     """Of version 8; all other bits are drawn, and they stay the same."""
     drawn = [uuid_of(secret.to_bytes(4, "little"), nsid) for secret in range(300) for nsid in (1, 2)]
     assert len(set(drawn)) == len(drawn) and uuid_of(bytes(4), 1) == drawn[0]
-    assert {uuid.UUID(bytes=each).version for each in drawn} == {8}
-    assert {uuid.UUID(bytes=each).variant for each in drawn} == {uuid.RFC_4122}
-    assert {each[6] & 0x0F for each in drawn} == {*range(16)} and {each[8] & 0x3F for each in drawn} == {*range(64)}
+    assert {uuid.UUID(bytes=identifier).version for identifier in drawn} == {8}
+    assert {uuid.UUID(bytes=identifier).variant for identifier in drawn} == {uuid.RFC_4122}
+    assert {identifier[6] & 0x0F for identifier in drawn} == {*range(16)} and {
+        identifier[8] & 0x3F for identifier in drawn
+    } == {*range(64)}

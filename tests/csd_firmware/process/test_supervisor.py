@@ -65,8 +65,8 @@ def test_decode_continues_after_drives_are_killed(tmp_path):
 
 
 def test_served_drive_uses_configured_medium_and_threads(tmp_path):
-    given = {"path": tmp_path, "medium": Medium("direct"), "threads": 3}
-    drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **given)
+    options = {"path": tmp_path, "medium": Medium("direct"), "threads": 3}
+    drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **options)
     folder = DriveFolder(drive.spec, tmp_path)
     firmware = open_firmware(drive, folder)
     assert firmware.state.threads == 3
@@ -278,7 +278,7 @@ def supervised(monkeypatch, child, meanwhile=lambda pid: None):
 
 
 def test_restart_limit_of_drive_that_dies_at_once(monkeypatch):
-    code, lines = supervised(monkeypatch, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+    code, lines = supervised(monkeypatch, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     again = ["drive csd0 was killed (SIGKILL); it is restarted"] * (MAX_CRASH_LOOP - 1)
     assert lines == [*again, "drive csd0 was killed (SIGKILL); it is not restarted"]
     assert code == 1
@@ -288,7 +288,7 @@ def test_restart_limit_of_drive_that_dies_at_once(monkeypatch):
 def test_sigterm_stops_supervisor_and_drives(monkeypatch, number):
     begun, begins = os.pipe()
 
-    def child(*given):
+    def child(*arguments):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
         os.write(begins, os.getpid().to_bytes(4, "little"))
         time.sleep(60)

@@ -30,10 +30,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(connection_module, "time", made)
+    simulated = Clock()
+    monkeypatch.setattr(connection_module, "time", simulated)
     monkeypatch.setattr(controllers_module, "ROOM_S", 0.0)
-    return made
+    return simulated
 
 
 @pytest.fixture

@@ -319,18 +319,18 @@ def test_ranges_beyond_the_end_change_nothing(controller, blocks):
 
 def test_docs_table_equals_supported_commands(controller):
     effects = struct.unpack("<512I", log(controller, 5)[:2048])
-    assert {each for each, yes in docs_table("Admin commands").items() if yes} == {
+    assert {opcode for opcode, yes in docs_table("Admin commands").items() if yes} == {
         number for number in range(256) if effects[number] & 1
     }
-    assert {each for each, yes in docs_table("NVM command set").items() if yes} == {
+    assert {opcode for opcode, yes in docs_table("NVM command set").items() if yes} == {
         number for number in range(256) if effects[256 + number] & 1
     }
     for number, yes in docs_table("Admin commands").items():
         if not yes:
             assert refused(controller.admin, Sqe(number)) == Code.INVALID_OPCODE
     pages = struct.unpack("<256I", log(controller, 0, 1024))
-    assert {each for each, yes in docs_table("Log pages").items() if yes} == {
+    assert {opcode for opcode, yes in docs_table("Log pages").items() if yes} == {
         number for number in range(256) if pages[number] & 1
     } | {0x70}
     features = docs_table("Features")
-    assert {each for each, yes in features.items() if yes} == set(Feature)
+    assert {opcode for opcode, yes in features.items() if yes} == set(Feature)

@@ -82,58 +82,58 @@ def test_shares_of_hosts(steps):
     controllers, model, hung_up = controllers_of(), Model(), set()
     owners = [(HOST, "a"), (HOST, "b"), (f"{HOST}2", "a")]
     for step, number, queue in steps:
-        known = list(model.found)
+        open_ids = list(model.found)
         if step == "c":
             owner = owners[number % 3]
             line = {}
             held = Counter(other for other, _ in model.found.values())
             admitted = model.admit(owner, held, LIMITS.host_controllers, LIMITS.controllers)
             if admitted and model.admit_connection(owner):
-                made = connect(controllers, *owner, hang_up=lambda line=line: hung_up.add((line["cntlid"], 0)))
-                line["cntlid"] = made.cntlid
-                made.set_property(0x14, 1)
-                model.found[made.cntlid] = owner, {0}
+                connection = connect(controllers, *owner, hang_up=lambda line=line: hung_up.add((line["cntlid"], 0)))
+                line["cntlid"] = connection.cntlid
+                connection.set_property(0x14, 1)
+                model.found[connection.cntlid] = owner, {0}
             else:
                 assert refused(connect, controllers, *owner)[0] == Code.CONTROLLER_BUSY
-        elif known and step == "j":
-            cntlid = known[number % len(known)]
+        elif open_ids and step == "j":
+            cntlid = open_ids[number % len(open_ids)]
             owner, queues = model.found[cntlid]
-            asked, hang_up = ConnectData(ID, cntlid, NQN, owner[0]), lambda at=(cntlid, queue): hung_up.add(at)
+            request, hang_up = ConnectData(ID, cntlid, NQN, owner[0]), lambda at=(cntlid, queue): hung_up.add(at)
             if queue in queues:
-                assert refused(controllers.join, asked, queue, hang_up) == (Code.CONNECT_PARAMETERS, 42)
+                assert refused(controllers.join, request, queue, hang_up) == (Code.CONNECT_PARAMETERS, 42)
             elif model.admit_connection(owner):
-                assert controllers.join(asked, queue, hang_up).cntlid == cntlid
+                assert controllers.join(request, queue, hang_up).cntlid == cntlid
                 queues.add(queue)
             else:
-                assert refused(controllers.join, asked, queue, hang_up)[0] == Code.CONTROLLER_BUSY
-        elif known:
-            cntlid = known[number % len(known)]
+                assert refused(controllers.join, request, queue, hang_up)[0] == Code.CONTROLLER_BUSY
+        elif open_ids:
+            cntlid = open_ids[number % len(open_ids)]
             queue = 0 if number % 2 else queue
             controllers.disconnect(controllers._found[cntlid], queue)
             model.found[cntlid][1].discard(queue)
             if queue == 0:
                 model.end(cntlid)
-        assert {each: controllers._found[each].owner for each in controllers._found} == {
-            each: owner for each, (owner, _) in model.found.items()
+        assert {cntlid: controllers._found[cntlid].owner for cntlid in controllers._found} == {
+            cntlid: owner for cntlid, (owner, _) in model.found.items()
         }
-        assert {each: set(queues) for each, queues in controllers._hang_ups.items()} == {
-            each: queues for each, (_, queues) in model.found.items()
+        assert {cntlid: set(queues) for cntlid, queues in controllers._hang_ups.items()} == {
+            cntlid: queues for cntlid, (_, queues) in model.found.items()
         }
         assert hung_up == model.hung_up and len(controllers) == len(model.found)
 
 
 def test_a_joining_queue_matches_its_controller():
     controllers = controllers_of()
-    made = connect(controllers)
+    connection = connect(controllers)
 
     def join(queue=1, **other):
-        fields = {"host_id": ID, "cntlid": made.cntlid, "subnqn": NQN, "hostnqn": HOST} | other
+        fields = {"host_id": ID, "cntlid": connection.cntlid, "subnqn": NQN, "hostnqn": HOST} | other
         return controllers.join(ConnectData(**fields), queue, lambda: None)
 
     assert refused(join) == (Code.SEQUENCE_ERROR, 0), "it is not enabled"
-    made.set_property(0x14, 1)
+    connection.set_property(0x14, 1)
     for other, status in (
-        ({"cntlid": made.cntlid + 1}, AT_CNTLID),
+        ({"cntlid": connection.cntlid + 1}, AT_CNTLID),
         ({"cntlid": connect(controllers, subnqn=DISCOVERY_NQN).cntlid}, AT_CNTLID),
         ({"host_id": bytes(16)}, AT_HOSTNQN),
         ({"hostnqn": f"{HOST}2"}, AT_HOSTNQN),
@@ -142,7 +142,7 @@ def test_a_joining_queue_matches_its_controller():
         ({"queue": LIMITS.io_queues + 1}, 42),
     ):
         assert refused(join, **other) == (Code.CONNECT_PARAMETERS, status)
-    assert join(LIMITS.io_queues) is made
+    assert join(LIMITS.io_queues) is connection
 
 
 def test_a_controller_is_of_a_known_subsystem_and_an_allowed_host():
@@ -153,9 +153,9 @@ def test_a_controller_is_of_a_known_subsystem_and_an_allowed_host():
         assert refused(connect, controllers, cntlid=cntlid) == (Code.CONNECT_PARAMETERS, AT_CNTLID)
     assert not said and refused(connect, controllers, host=f"{HOST}2") == (Code.INVALID_HOST, 0)
     assert len(said) == 1 and f"{HOST}2" in said[0]
-    made = connect(controllers, address="10.0.0.9")
-    assert (made.is_discovery, made.host, made.owner) == (False, (ID, HOST), (HOST, "10.0.0.9"))
-    assert made.subsystem is controllers.subsystem
+    connection = connect(controllers, address="10.0.0.9")
+    assert (connection.is_discovery, connection.host, connection.owner) == (False, (ID, HOST), (HOST, "10.0.0.9"))
+    assert connection.subsystem is controllers.subsystem
     discovery = connect(controllers, subnqn=DISCOVERY_NQN)
     assert discovery.is_discovery and discovery.subsystem.discovers == controllers.subsystem.discovers
 

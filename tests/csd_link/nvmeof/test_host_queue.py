@@ -53,11 +53,11 @@ class FakeController:
         line, _ = server.accept()
         self.stream = PduStream(line, FROM_HOST, PATIENCE_S)
         self.stream.max_data_bytes = 1 << 20
-        _, asked = self.stream.receive()
-        assert isinstance(asked, IcReq)
-        digests = self.answer.digests if any(self.answer.digests) else asked.digests
+        _, request = self.stream.receive()
+        assert isinstance(request, IcReq)
+        digests = self.answer.digests if any(self.answer.digests) else request.digests
         self.stream.send([pack_ic(self.answer._replace(digests=digests))])
-        self.stream.digests = asked.digests
+        self.stream.digests = request.digests
 
     def receive(self):
         """The next PDU of the host: its flags, the PDU and its data."""

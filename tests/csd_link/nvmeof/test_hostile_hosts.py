@@ -137,9 +137,9 @@ def test_silent_transfer_ends_and_others_go_on(target):
         head, _ = io.stream.receive()
         assert head.kind is PduType.R2T
         honest.capsule(Sqe(WRITE, nsid=1, cdw12=3), sgl_type=0x5A, sgl_bytes=16384)
-        head, asked = honest.stream.receive()
+        head, transfer = honest.stream.receive()
         assert head.kind is PduType.R2T
-        data = Data(asked.cid, asked.tag, 0, 16384)
+        data = Data(transfer.cid, transfer.tag, 0, 16384)
         honest.send(*pack(PduType.H2C_DATA, pack_data(data), [bytes(16384)], Digests(), Flag.LAST))
         assert honest.completion().status == 0
         assert io.ended() is None  # otherwise it would wait for ever

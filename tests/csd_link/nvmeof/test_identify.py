@@ -142,7 +142,7 @@ def test_logs_of_what_is_supported():
     assert identify.supported_logs([0, 0x70]) == page_of(1024, {0: (1, 4), 4 * 0x70: (1, 4)})
     for is_discovery in (False, True):
         admin = {2, 6, 9, 0x0A, 0x0C, 0x18} | (set() if is_discovery else {8})
-        expected = {4 * each: (1, 4) for each in admin} | {1024: (1, 4), 1028: (3, 4)}
+        expected = {4 * opcode: (1, 4) for opcode in admin} | {1024: (1, 4), 1028: (3, 4)}
         assert identify.effects_log({0: 1, 1: 3}, is_discovery) == page_of(4096, expected)
 
 

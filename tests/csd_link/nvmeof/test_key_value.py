@@ -36,8 +36,8 @@ def hosts(tenants):
     with target_of(subsystem_of(MemoryBlocks(), namespaces=namespaces)) as target:
         made = [KeyValueHost(NvmeHost("127.0.0.1", target.port, NQN, name)) for name in tenants]
         yield made
-        for each in made:
-            each.host.close()
+        for host in made:
+            host.host.close()
 
 
 def refused(action, *args, **more):
@@ -81,8 +81,8 @@ def test_store_options(hosts, option, of_new, of_known, compression):
             assert refused(one.store, key, b"after", option | compression) == status
         else:
             one.store(key, b"after", option | compression)
-        found = [one.retrieve(key)[0]] if key in one.listed() else []
-        assert found == (before if status else [b"after"])
+        values = [one.retrieve(key)[0]] if key in one.listed() else []
+        assert values == (before if status else [b"after"])
 
 
 def test_invalid_key_and_value_sizes_are_refused(hosts, tenants):
@@ -141,7 +141,7 @@ def test_docs_list_the_commands(hosts):
     one, _ = hosts
     effects = struct.unpack("<256I", one.host.log_page(5, 4096, csi=1)[1024:2048])
     table = docs_table("Key Value command set")
-    assert {each for each, yes in table.items() if yes} == {number for number in range(256) if effects[number] & 1}
+    assert {opcode for opcode, yes in table.items() if yes} == {number for number in range(256) if effects[number] & 1}
     for number, yes in table.items():
         if not yes:
             assert refused(one.host.io.command, Sqe(number, nsid=2)) == Code.INVALID_OPCODE

@@ -31,8 +31,8 @@ MIB = 1 << 20
 
 def row(resource):
     """Cells of a row, after its resource."""
-    (found,) = re.findall(rf"^\| {re.escape(resource)} \|(.*)\|$", PAGE, re.MULTILINE)
-    return [cell.strip() for cell in found.split("|")]
+    (cells,) = re.findall(rf"^\| {re.escape(resource)} \|(.*)\|$", PAGE, re.MULTILINE)
+    return [cell.strip() for cell in cells.split("|")]
 
 
 def target(**limits):
@@ -60,7 +60,7 @@ def test_figures_are_those_of_the_code():
     assert row("controllers")[:2] == [str(limits.host_controllers), str(limits.controllers)]
     assert row("connections of known hosts")[:2] == [str(limits.host_connections), str(named)]
     assert row("connections before Connect")[:2] == ["", str(limits.unnamed_connections)]
-    in_flight = [f"{each // MIB} MiB" for each in (limits.host_in_flight_bytes, limits.in_flight_bytes)]
+    in_flight = [f"{nbytes // MIB} MiB" for nbytes in (limits.host_in_flight_bytes, limits.in_flight_bytes)]
     assert row("data in flight outside capsules")[:2] == in_flight
     assert f"waiting for {controllers_module.ROOM_S} s" in row("data in flight outside capsules")[2]
     own, every, _ = row("sessions")
@@ -82,13 +82,13 @@ def test_controllers_of_a_host_and_of_all(hosts):
 
 def test_connections_of_a_host_and_of_all(hosts):
     with target(connections=8, unnamed_connections=2, host_connections=4) as busy:
-        mine = [hosts(busy) for _ in range(5)]
-        assert [status for _, status in mine] == [0, 0, 0, 0, Code.CONTROLLER_BUSY]
-        mine[4][0].close()
+        own = [hosts(busy) for _ in range(5)]
+        assert [status for _, status in own] == [0, 0, 0, 0, Code.CONTROLLER_BUSY]
+        own[4][0].close()
         assert [hosts(busy, OTHER)[1] for _ in range(2)] == [0, 0]
         assert hosts(busy, THIRD)[1] == 0  # that is one more than all may have
-        assert mine[3][0].ended() is None
-        assert mine[0][0].enable().status == 0
+        assert own[3][0].ended() is None
+        assert own[0][0].enable().status == 0
 
 
 def test_connections_before_connect_make_room_for_new_ones():

@@ -48,15 +48,15 @@ class Kernel:
         assert self.namespace.data_bytes(sqe) == len(command.buffer)
         to_drive = bytes(command.buffer) if command.opcode & 3 == 1 else b""
         try:
-            found = b"".join(self.namespace.execute(sqe, to_drive, "host").data)
+            data = b"".join(self.namespace.execute(sqe, to_drive, "host").data)
         except CommandError as error:
             return fault or error.status | DO_NOT_RETRY * (error.status not in RETRIED)
-        command.buffer[: len(found)] = found
+        command.buffer[: len(data)] = data
         return fault
 
     def wait(self):
-        found, self.begun = self.begun, []
-        return found
+        ended, self.begun = self.begun, []
+        return ended
 
     def close(self):
         self.is_closed = True

@@ -72,8 +72,8 @@ def test_data_pdu_round_trips_with_digests_and_alignment(data, digests, align, c
     value = Data(cid, 3, 16, len(data))
     parts = pack(PduType.C2H_DATA, pack_data(value), [data[:7], data[7:]], digests, Flag.LAST, align)
     raw = b"".join(parts)
-    head, found, back = read(raw, digests)
-    assert (found, back) == (value, data)
+    head, pdu, back = read(raw, digests)
+    assert (pdu, back) == (value, data)
     assert head.flags & Flag.LAST and len(raw) == COMMON.unpack_from(raw)[4]
     if data:
         assert (COMMON.size + head.header_bytes) % (4 * (align + 1)) == 0

@@ -104,7 +104,7 @@ def refused(action, *args):
 def test_sequence_numbers_execute_once_in_order(submitted):
     service = Counting()
     session = Session(service, HOST, depth=4, slot_bytes=1 << 20)
-    executed, kept = 0, set()
+    executed, answers = 0, set()
     for number, wanted in submitted:
         if number > executed or (number == executed and wanted >= 4):
             assert refused(session.submit, number, wanted, flush_entry(number)) == Code.SEQUENCE_ERROR
@@ -112,14 +112,14 @@ def test_sequence_numbers_execute_once_in_order(submitted):
         session.submit(number, wanted, flush_entry(number))
         if number == executed:
             executed += 1
-            kept = {each for each in kept if each >= number - wanted} | {number}
+            answers = {earlier for earlier in answers if earlier >= number - wanted} | {number}
         assert service.seen == list(range(executed))
-        for each in range(14):
-            if each in kept:
-                assert decode_frame(bytearray(b"".join(session.fetch(each)))).status is Status.SUCCESS
+        for earlier in range(14):
+            if earlier in answers:
+                assert decode_frame(bytearray(b"".join(session.fetch(earlier)))).status is Status.SUCCESS
             else:
-                assert refused(session.fetch, each) == Code.SEQUENCE_ERROR
-    assert session.kept_bytes == sum(len(part) for each in kept for part in session.fetch(each))
+                assert refused(session.fetch, earlier) == Code.SEQUENCE_ERROR
+    assert session.kept_bytes == sum(len(part) for earlier in answers for part in session.fetch(earlier))
 
 
 def test_session_belongs_to_host_and_ends_with_firmware(namespace, service):
@@ -150,10 +150,10 @@ def test_sessions_end_as_their_hosts_share_them(steps):
 
     def expire(host):
         left.pop(host, None)
-        gone = {each for each, since in left.items() if now - since >= kept_s}
+        gone = {owner for owner, since in left.items() if now - since >= kept_s}
         sessions[:] = [session for session in sessions if session[1] not in gone]
-        for each in gone:
-            del left[each]
+        for owner in gone:
+            del left[owner]
 
     with (
         mock.patch.object(sequences_module, "LEFT_S", kept_s),
@@ -168,14 +168,14 @@ def test_sessions_end_as_their_hosts_share_them(steps):
                 expire(host)
                 sessions.append((made, host))
                 while True:
-                    counts = Counter(each for _, each in sessions)
+                    counts = Counter(owner for _, owner in sessions)
                     largest = max(counts, key=lambda count: (counts[count], count in left))
                     if counts[largest] <= own and len(sessions) <= most:
                         break
                     sessions.remove(next(session for session in sessions if session[1] == largest))
             elif step == "leave":
                 namespace.host_left(host)
-                if host in {each for _, each in sessions}:
+                if host in {owner for _, owner in sessions}:
                     left[host] = now
             elif step == "wait":
                 now += number
@@ -188,7 +188,7 @@ def test_sessions_end_as_their_hosts_share_them(steps):
                     sessions.append(used)
                 else:
                     namespace.execute(sqe(Op.DETACH, 0, used[0]), b"", used[1])
-            assert list(namespace._sessions) == [each for each, _ in sessions]
+            assert list(namespace._sessions) == [owner for owner, _ in sessions]
             assert len(namespace) == len(sessions)
 
 
@@ -262,9 +262,9 @@ def test_cut_connections_lose_and_repeat_nothing(seed):
         proxy.is_active = True
         sizes = [draw.choice((0, 10, 5000, 100_000)) for _ in range(120)]
         futures = [device.submit(KvFree((size,)), number) for number, size in enumerate(sizes)]
-        found = [future.result() for future in futures]
-        assert [done.data[0].size for done in found] == sizes, [done.reason for done in found]
-        assert [done.data[0][0] for done in found if done.data[0].size] == [
+        completions = [future.result() for future in futures]
+        assert [done.data[0].size for done in completions] == sizes, [done.reason for done in completions]
+        assert [done.data[0][0] for done in completions if done.data[0].size] == [
             (number + 1) % 251 for number, size in enumerate(sizes) if size
         ]
         assert service.seen == list(range(len(sizes)))
@@ -297,7 +297,7 @@ def test_closed_drive_has_completed_its_commands_and_leaves_no_session(namespace
         device = device_of(target.port)
         sent = [device.submit(KvFree((size,)), 0) for size in (9, 2_000_000, 0)]
         device.close()
-        assert [each.done() and each.result().status for each in sent] == [Status.SUCCESS] * 3
+        assert [future.done() and future.result().status for future in sent] == [Status.SUCCESS] * 3
         until(lambda: len(namespace) == 0)
 
 

@@ -60,9 +60,9 @@ def works(target):
     host = NvmeHost("127.0.0.1", target.port, NQN)
     data = random.randbytes(4096)
     host.io.command(Sqe(WRITE, nsid=1, cdw10=9), [data])
-    found = host.io.command(Sqe(READ, nsid=1, cdw10=9), (), 4096).data
+    content = host.io.command(Sqe(READ, nsid=1, cdw10=9), (), 4096).data
     host.close()
-    return found == data
+    return content == data
 
 
 def write(lba, count):
@@ -83,8 +83,8 @@ def test_commands_in_flight_on_queues_of_several_hosts(target, blocks):
     def work(number):
         host = NvmeHost("127.0.0.1", target.port, NQN)
         data = {lba: bytes([number, lba]) * (4 << 10) for lba in range(0, 32, 2)}
-        for lba, each in data.items():
-            host.io.begin(write(100 * number + lba, 2), [each])
+        for lba, content in data.items():
+            host.io.begin(write(100 * number + lba, 2), [content])
         for _ in data:
             assert host.io.next().status == 0
         cids = {host.io.begin(Sqe(READ, nsid=1, cdw10=100 * number + lba, cdw12=1), (), 8192): lba for lba in data}
@@ -203,8 +203,8 @@ def test_data_above_in_flight_limit_refused_retryable(target):
         first.close()
         until(lambda: target.controllers.in_flight_bytes == 0)
         second.capsule(write(0, 3), sgl_type=0x5A, sgl_bytes=12288)
-        head, asked = second.stream.receive()
-        assert asked.length == 12288
+        head, transfer = second.stream.receive()
+        assert transfer.length == 12288
 
 
 @pytest.mark.parametrize("wrong", [0, 1, 2, None])
@@ -218,10 +218,10 @@ def test_the_digest_of_each_data_pdu_counts(target, blocks, wrong):
         admin.enable()
         assert io.connect(queue=1, cntlid=cntlid).status == 0
         io.capsule(Sqe(WRITE, nsid=1, cdw12=2), sgl_type=0x5A, sgl_bytes=len(content))
-        _, asked = io.stream.receive()
+        _, transfer = io.stream.receive()
         for number in range(3):
             part = content[4096 * number : 4096 * (number + 1)]
-            data = Data(asked.cid, asked.tag, 4096 * number, 4096)
+            data = Data(transfer.cid, transfer.tag, 4096 * number, 4096)
             *parts, digest = pack(PduType.H2C_DATA, pack_data(data), [part], digests, Flag.LAST * (number == 2))
             io.send(*parts, b"bad!" if number == wrong else digest)
         assert io.completion().status == (0 if wrong is None else Code.TRANSIENT)
@@ -292,7 +292,7 @@ def test_stalled_host_is_dropped_and_delays_no_other(blocks):
             slow.send(pack_ic(IcReq())[:100])
             no_connect.initialize()
             assert works(target)
-            assert [each.ended() for each in (silent, slow, no_connect)] == [None] * 3
+            assert [host.ended() for host in (silent, slow, no_connect)] == [None] * 3
         with raw_queues(target) as (_, io):
             io.capsule(write(0, 3), sgl_type=0x5A, sgl_bytes=12288)
             assert io.stream.receive()[0].kind is PduType.R2T
@@ -367,15 +367,15 @@ def session():
 def test_mutated_pdus_in_every_state_change_nothing(random, changes):
     blocks = MemoryBlocks()
     with target_of(subsystem_of(blocks), SMALL) as target:
-        sent = [bytearray(each) for each in session()]
+        sent = [bytearray(pdu) for pdu in session()]
         for _ in range(changes):
             victim = random.choice(sent)
             at = random.randrange(len(victim)) if random.random() < 0.3 else random.randrange(COMMON.size + 64)
             victim[at] = random.choice((0, 1, 2, 0x7F, 0xFF, random.randrange(256)))
         with raw(target) as host:
-            for each in sent:
+            for pdu in sent:
                 try:
-                    host.send(bytes(each))
+                    host.send(bytes(pdu))
                 except OSError:
                     break
             host.stream.shut()

@@ -85,8 +85,8 @@ def test_commands_are_executed_once_if_tls_records_are_damaged(files, kind):
         device = served.device(files["host"], proxy.port)
         proxy.is_active = True
         sizes = [10, 5000, 50_000, 0] * 20
-        found = [device.submit(KvFree((size,)), number).result() for number, size in enumerate(sizes)]
-        assert [done.data[0].size for done in found] == sizes
+        completions = [device.submit(KvFree((size,)), number).result() for number, size in enumerate(sizes)]
+        assert [done.data[0].size for done in completions] == sizes
         assert served.service.seen == list(range(len(sizes))) and proxy.count > 0
         proxy.is_active = False
         device.close()
@@ -113,7 +113,7 @@ def test_tls_peer_without_valid_certificate_is_refused(files, drive, host, said,
         until(lambda: not served.target.connections)
         assert served.service.attached == 0 and not served.service.seen
         assert len(served.refused) == (counted is not None)
-        assert all(counted in each for each in served.refused)
+        assert all(counted in reason for reason in served.refused)
         if drive == "drive":
             served.device(files["host"]).close()
 
@@ -127,10 +127,10 @@ def test_drive_without_ca_accepts_host_without_certificate(files):
         target.controllers.subsystem.discovers = (DiscoveryRecord(NQN, target.port),)
         credentials = Credentials(ca=files["drive"].ca)
         assert discover("127.0.0.1", target.port, tls=credentials)[0].nqn == NQN
-        found = NvmeHost("127.0.0.1", target.port, DISCOVERY_NQN, tls=credentials)
-        entry = found.log_page(0x70, 1024, 1024)
+        names = NvmeHost("127.0.0.1", target.port, DISCOVERY_NQN, tls=credentials)
+        entry = names.log_page(0x70, 1024, 1024)
         assert (entry[3] & 3, entry[768]) == (1, 2), "a secure channel is required, by TLS 1.3"
-        found.close()
+        names.close()
 
 
 def test_certificate_with_nqn_is_valid_for_that_host_only(files):

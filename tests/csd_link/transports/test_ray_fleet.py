@@ -28,8 +28,8 @@ def table(monkeypatch):
     reads = []
 
     def put(*members):
-        found = FleetTable("f", HOST, members) if members else None
-        monkeypatch.setattr(ray_fleet, "read_table", lambda cluster: reads.append(cluster) or found)
+        table = FleetTable("f", HOST, members) if members else None
+        monkeypatch.setattr(ray_fleet, "read_table", lambda cluster: reads.append(cluster) or table)
         transport_of(DriveSetConfig(transport="ray"))._kept.clear()
         return reads
 

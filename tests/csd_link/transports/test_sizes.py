@@ -42,7 +42,7 @@ def half(generator, *shape):
 
 def turns(devices, lengths, attention):
     """Two turns of sequences that are opened together: their results, and the host's counters."""
-    driver, generator, found = Driver(devices, SHAPE, attention), np.random.default_rng(0), []
+    driver, generator, outputs = Driver(devices, SHAPE, attention), np.random.default_rng(0), []
     batch, count, every = driver.create(len(lengths), 2 * max(lengths) + 9), len(lengths), slice(None)
     for _ in range(2):
         for layer in range(SHAPE.layers):
@@ -50,10 +50,10 @@ def turns(devices, lengths, attention):
             driver.append(batch, every, layer, np.array(lengths), lambda rows=rows: rows)
         with driver.step(1) as (part,):
             q, k, v = (half(generator, count, 4, 16) for _ in range(3))
-            found += [driver.decode(batch, every, part, layer, q, k, v) for layer in range(SHAPE.layers)]
-        found += [*driver.read(batch, every, 1), *driver.read(batch, every, 0, 5, FITS + 1)]
+            outputs += [driver.decode(batch, every, part, layer, q, k, v) for layer in range(SHAPE.layers)]
+        outputs += [*driver.read(batch, every, 1), *driver.read(batch, every, 0, 5, FITS + 1)]
     driver.free(batch)
-    return found, (Report.of(driver).to_dict(), driver.now_ns)
+    return outputs, (Report.of(driver).to_dict(), driver.now_ns)
 
 
 def all_turns(devices):
@@ -81,8 +81,8 @@ def test_payload_sizes_equal_on_all_transports(way, expected, small_slots, tmp_p
     with open_drives(DriveSetConfig(transport=way.format(tmp_path))) as devices:
         found = all_turns(devices)
     for (outputs, figures), (whole, _), (cut, same) in zip(found, *expected, strict=True):
-        for each in zip(outputs, whole, cut, strict=True):
-            assert np.array_equal(each[0], each[1]) and np.array_equal(each[0], each[2])
+        for triple in zip(outputs, whole, cut, strict=True):
+            assert np.array_equal(triple[0], triple[1]) and np.array_equal(triple[0], triple[2])
         assert figures == same, "times and bytes are those of parts of the same size in this process"
 
 
@@ -91,8 +91,8 @@ def test_command_with_more_parts_than_ring_entries(small_slots):
         window, under_way = devices[0]._device, []
         submit = window._end.submit
 
-        def counted(*given):
-            sequence = submit(*given)
+        def counted(*arguments):
+            sequence = submit(*arguments)
             under_way.append(window._end.begun - window._end.ended)
             return sequence
 
@@ -129,11 +129,11 @@ def kill_before_request(device, number):
     end, counted = device._device._end, []
     submit = end.submit
 
-    def submit_after_a_kill(*given):
-        counted.append(given)
+    def submit_after_a_kill(*arguments):
+        counted.append(arguments)
         if len(counted) == number:
             kill("csd0")
-        return submit(*given)
+        return submit(*arguments)
 
     end.submit = submit_after_a_kill
 
@@ -147,10 +147,10 @@ def test_prefix_commands_are_split_to_slot_size(tmp_path):
             with closing(window_of("csd0")()) as device:
                 store = PrefixStore([device], names)
                 assert host or store.store(names.keys(tokens), k, -k) == FITS
-                found = store.load(names.keys(tokens))
-                assert found is not None
-                np.testing.assert_array_equal(found[0], k)
-                np.testing.assert_array_equal(found[1], -k)
+                loaded = store.load(names.keys(tokens))
+                assert loaded is not None
+                np.testing.assert_array_equal(loaded[0], k)
+                np.testing.assert_array_equal(loaded[1], -k)
 
 
 def test_indivisible_command_is_refused_before_storing(tmp_path):

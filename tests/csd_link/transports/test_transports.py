@@ -68,10 +68,10 @@ def pigeon(tmp_path, monkeypatch):
 
 
 def test_every_transport_describes_form_and_needs():
-    assert [each.name for each in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray"]
-    for each in OURS:
-        assert each.form.startswith(each.name)
-        lack = each.missing()
+    assert [transport.name for transport in OURS] == ["inproc", "process", "fuse", "window", "nvme+tcp", "nvme", "ray"]
+    for transport in OURS:
+        assert transport.form.startswith(transport.name)
+        lack = transport.missing()
         assert lack is None or (lack.found and lack.fix)
 
 
@@ -162,8 +162,8 @@ def test_simulated_time_ignores_stopped_process(transport, stalled_s, tmp_path, 
             Timer(stalled_s, os.kill, (pid, signal.SIGCONT)).start()
 
     expected, *figures = decode("inproc", lambda: None)
-    found, *stalled = decode(transport.format(tmp_path), stall)
-    np.testing.assert_array_equal(found, expected)
+    undisturbed, *stalled = decode(transport.format(tmp_path), stall)
+    np.testing.assert_array_equal(undisturbed, expected)
     assert stalled == figures
 
 

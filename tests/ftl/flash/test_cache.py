@@ -40,9 +40,9 @@ def test_cache_never_exceeds_its_capacity():
     for _ in range(200):
         cache.touch(generator.integers(0, 40, 8).astype(np.uint32))
         cache.forget(generator.integers(0, 40, 1).astype(np.uint32))
-        kept = np.flatnonzero(cache._state & 0x80)
-        assert kept.size <= 10
-        assert np.isin(kept, cache._ring).all()
+        resident = np.flatnonzero(cache._state & 0x80)
+        assert resident.size <= 10
+        assert np.isin(resident, cache._ring).all()
 
 
 def test_cache_of_zero_pages_misses_always():

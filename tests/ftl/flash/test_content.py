@@ -43,7 +43,7 @@ def asked(device, layout, seed=0):
     """Run random commands of all kinds; returns their results."""
     generator, answers = np.random.default_rng(seed), []
     create = SeqCreate(count=2, layers=2, kv_heads=HEADS, head_dim=DIM, max_tokens=400, layout=LAYOUTS[layout].code)
-    handles = [int(each) for each in run(device, create).data[0]]
+    handles = [int(handle) for handle in run(device, create).data[0]]
     k, v = rows(generator, 500), rows(generator, 500)
     for layer in range(2):
         run(device, KvAppend(seqs=tuple(handles), layer=layer, lengths=np.array([300, 200]), k=k, v=v))
@@ -93,9 +93,9 @@ def test_attention_bits_and_times_equal_on_all_media(small_drive, tmp_path, medi
     device.close()
     for name in ("memory", "files"):
         folder, answers = tmp_path / name, []
-        for each in (Medium(), medium):
-            shutil.copytree(folder, tmp_path / f"{name}-{each.kind}")
-            device = opened(drive, tmp_path / f"{name}-{each.kind}", each)
+        for kind in (Medium(), medium):
+            shutil.copytree(folder, tmp_path / f"{name}-{kind.kind}")
+            device = opened(drive, tmp_path / f"{name}-{kind.kind}", kind)
             answers.append(asked(device, layout, seed=1))
             device.close()
         assert_same(*answers)
@@ -131,12 +131,12 @@ def state_of(folder, medium):
     """Content of a drive after power-on: rows of every sequence, None if it has failed; and logical pages."""
     nand = Nand(DRIVE.geometry, folder=DiskFolder(folder), medium=medium)
     ftl = Ftl(DRIVE, nand)
-    found = {}
+    state = {}
     for handle, seq in list(ftl.sequences.items()):
         try:
-            found[handle] = [ftl.read_back(handle, layer)[:2] for layer in range(seq.layers)]
+            state[handle] = [ftl.read_back(handle, layer)[:2] for layer in range(seq.layers)]
         except UncorrectableReadError:
-            found[handle] = None
+            state[handle] = None
     pages = []
     for lpn in range(ftl.blocks.pages):
         try:
@@ -144,18 +144,18 @@ def state_of(folder, medium):
         except UncorrectableReadError:
             pages.append(None)
     nand.page_store.close()
-    return found, pages
+    return state, pages
 
 
 def values_of(folder):
     """Values of a drive that can be read, by the handle of their sequence."""
     nand = Nand(DRIVE.geometry, folder=DiskFolder(folder))
-    ftl, found = Ftl(DRIVE, nand), {}
+    ftl, values = Ftl(DRIVE, nand), {}
     for handle, seq in ftl.sequences.items():
         if is_value(seq.label) and not seq.failed:
-            found[handle] = ftl.read_value(handle, max(seq.names.values()), 0)[0]
+            values[handle] = ftl.read_value(handle, max(seq.names.values()), 0)[0]
     nand.page_store.close()
-    return found
+    return values
 
 
 def assert_same_state(one, other):
@@ -194,7 +194,7 @@ def test_power_cut_leaves_same_drive_on_all_media(tmp_path, medium, seed):
 
 @pytest.mark.parametrize("medium", FILES[:2])
 def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
-    found = set()
+    damaged = set()
     for seed in range(10):
         folder, generator = tmp_path / f"{medium.kind}{medium.cache_bytes}-{seed}", np.random.default_rng(seed)
         folder.mkdir()
@@ -218,7 +218,7 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
         values = values_of(folder)
         for handle, stored in host.model.items():
             if sequences[handle] is None:
-                found.add("failed")
+                damaged.add("failed")
                 continue
             layers = stored.layers if stored.value is None else sequences[handle]
             for layer, theirs in zip(layers, sequences[handle], strict=True):
@@ -227,7 +227,7 @@ def test_damage_found_at_read_and_not_moved_as_valid(tmp_path, medium):
             assert stored.value is None or values[handle] == stored.value
         for lpn, page in enumerate(pages):
             assert page is None or page == host.blocks[lpn].tobytes()
-    assert "failed" in found
+    assert "failed" in damaged
 
 
 def test_invalid_medium_is_refused(small_drive, tmp_path):

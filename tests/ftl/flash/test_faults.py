@@ -40,9 +40,9 @@ def test_bad_blocks_cost_space_and_no_data(small_drive, faults):
 def test_worn_out_drive_is_read_only_and_keeps_data(small_drive):
     ftl, layout = make(small_drive, seed=1, erase_fail=0.3)
     generator = np.random.default_rng(0)
-    kept, moving = ftl.create(2, 1, 2, layout)
+    resting, moving = ftl.create(2, 1, 2, layout)
     k = rows(generator, 200)
-    ftl.append([kept], 0, np.array([200]), k, k, 0)
+    ftl.append([resting], 0, np.array([200]), k, k, 0)
     with pytest.raises((ReadOnlyError, OutOfSpaceError)):
         for _ in range(1000):
             ftl.append([moving], 0, np.array([200]), k, k, 0)
@@ -50,7 +50,7 @@ def test_worn_out_drive_is_read_only_and_keeps_data(small_drive):
             ftl.flush(0)
             (moving,) = ftl.create(1, 1, 2, layout)
     assert ftl.nand.bad.sum() > 10
-    np.testing.assert_array_equal(ftl.read_back(kept, 0)[0], k)
+    np.testing.assert_array_equal(ftl.read_back(resting, 0)[0], k)
 
 
 def test_corrected_reads_slow_uncorrectable_fail(small_drive):

@@ -75,15 +75,15 @@ def test_array_reopens_from_files(written, tmp_path):
 @pytest.mark.parametrize("name", [CONTENT, SPARES, COPY, BLOCKS])
 def test_every_flipped_bit_is_corrected_or_harmless(written, tmp_path, name):
     file, size = tmp_path / name, sizes(written.geometry)[name]
-    found = set()
+    outcomes = set()
     for bit in np.random.default_rng(0).integers(0, 8 * size, 150).tolist():
         raw = file.read_bytes()
         file.write_bytes(raw[: bit // 8] + bytes([raw[bit // 8] ^ 1 << bit % 8]) + raw[bit // 8 + 1 :])
         again = opened(written, tmp_path)
         assert same(written, again)
-        found.add(again.damage.corrected)
+        outcomes.add(again.damage.corrected)
         file.write_bytes(raw)
-    assert found == {0} if name == COPY else 1 in found and found <= {0, 1}
+    assert outcomes == {0} if name == COPY else 1 in outcomes and outcomes <= {0, 1}
 
 
 def test_corrected_spare_area_is_written_back(written, tmp_path):
@@ -113,9 +113,11 @@ def test_pages_of_earlier_generations_are_erased():
     before, lives, next_page = spare.copy(), np.array([1, 2, 5, 0], np.int32), np.full(lanes, 7, np.int32)
     assert keep_present_life(spare, [26, 3], lives, next_page) == 16
     assert (lives.tolist(), next_page.tolist()) == ([1, 3, 5, 1], [4, 2, 7, 4])  # lane 2: its last page is lost
-    kept = np.flatnonzero(spare["write_number"])
-    assert kept.tolist() == [0, 1, 4, 5, 7, 8, 11, 12, 15]
-    assert (spare[kept] == before[kept]).all() and not rows(spare)[np.setdiff1d(np.arange(32), kept)].any()
+    programmed = np.flatnonzero(spare["write_number"])
+    assert programmed.tolist() == [0, 1, 4, 5, 7, 8, 11, 12, 15]
+    assert (spare[programmed] == before[programmed]).all() and not rows(spare)[
+        np.setdiff1d(np.arange(32), programmed)
+    ].any()
 
 
 def test_ranges_are_clipped_to_part():

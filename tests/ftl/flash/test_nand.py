@@ -109,8 +109,8 @@ def test_pages_of_erased_blocks_are_released_and_no_others(nand, monkeypatch, se
     nand._erased += generator.permutation(list(blocks)).tolist()
     nand.release_erased()
     pages = np.arange(g.pages)
-    mine = pages[np.isin(pages // g.superblock_pages * g.lanes + pages % g.lanes, list(blocks))]
-    assert sorted(page for each in released for page in each) == mine.tolist()
+    erased = pages[np.isin(pages // g.superblock_pages * g.lanes + pages % g.lanes, list(blocks))]
+    assert sorted(page for run in released for page in run) == erased.tolist()
     assert range(2 * g.superblock_pages, 3 * g.superblock_pages) in released
     nand.release_erased()
-    assert sum(map(len, released)) == mine.size
+    assert sum(map(len, released)) == erased.size

@@ -45,13 +45,13 @@ def plain(store, stages, pools, start_ns):
             part = each.plan.part(int(each.bounds[job]), int(each.bounds[job + 1]))
             end = Done(CriticalStage(number, False, store.read(part, now_ns)), cause)
         else:
-            mine = users[each.pool]
-            free = min(range(len(mine)), key=lambda one: mine[one].ns)
-            cause = max(cause, mine[free], key=lambda one: one.ns)
+            pool = users[each.pool]
+            free = min(range(len(pool)), key=lambda one: pool[one].ns)
+            cause = max(cause, pool[free], key=lambda one: one.ns)
             end = Done(CriticalStage(number, False, cause.ns + int(each.ns[job])), cause)
             if each.tail_ns[job]:
                 end = Done(CriticalStage(number, True, end.ns + int(each.tail_ns[job])), end)
-            mine[free] = end
+            pool[free] = end
         done[job, number] = end
         for later in range(number + 1, len(stages)):
             after = stages[later].after

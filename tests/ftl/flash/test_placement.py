@@ -220,11 +220,11 @@ def test_unused_blocks_are_taken_first_then_least_worn(seed, used):
     empty = [block for block in range(64) if not nand.next_page[block] and not nand.bad[block]]
     assert placement.free_blocks == len(empty)
     for lane in range(4):
-        mine = [block for block in empty if block % 4 == lane]
+        of_lane = [block for block in empty if block % 4 == lane]
         worn = sorted(
-            (block for block in mine if block // 4 < rows), key=lambda block: (nand.erase_count[block], block)
+            (block for block in of_lane if block // 4 < rows), key=lambda block: (nand.erase_count[block], block)
         )
-        assert [placement._take(lane) for _ in mine] == [block for block in mine if block // 4 >= rows] + worn
+        assert [placement._take(lane) for _ in of_lane] == [block for block in of_lane if block // 4 >= rows] + worn
         with pytest.raises(AssertionError):
             placement._take(lane)
     assert placement.free_blocks == 0
@@ -371,7 +371,7 @@ def test_blocks_of_a_channel_are_sealed_if_they_have_pages(small):
     program(small, allocate(small, writer, [0, 1]))
     small.seal_open_blocks(writer, 1)
     sealed = small.claimed == small.geometry.pages_per_block
-    assert np.flatnonzero(sealed).tolist() == [each for each in writer.blocks[:, 1] if small.nand.next_page[each]]
+    assert np.flatnonzero(sealed).tolist() == [block for block in writer.blocks[:, 1] if small.nand.next_page[block]]
     assert sealed.sum() == 1
 
 

@@ -139,9 +139,9 @@ def test_part_of_plan_has_pages_of_its_streams():
         for last in range(first, 5):
             part = plan.part(first, last)
             begins = [0, *plan.ends.tolist()]
-            mine = slice(begins[first], begins[last])
+            of_streams = slice(begins[first], begins[last])
             for name in ("ppns", "useful", "nbytes"):
-                assert getattr(part, name).tolist() == getattr(plan, name)[mine].tolist()
+                assert getattr(part, name).tolist() == getattr(plan, name)[of_streams].tolist()
             assert part.ends.tolist() == (plan.ends[first:last] - begins[first]).tolist()
     assert (plan.useful_bytes, plan.fetched_bytes) == (15, 150)
     whole = PagePlan.all_of(plan.ppns, 512)
@@ -161,7 +161,7 @@ def test_gc_records_loss_before_moving(small_drive, monkeypatch):
     seen, program = [], store.program
     monkeypatch.setattr(store, "find_lost", lambda ppns: [7])
     monkeypatch.setattr(table, "record", lambda start_ns, everything: seen.append(("record", everything)))
-    monkeypatch.setattr(store, "program", lambda *given: (seen.append("move"), program(*given))[1])
+    monkeypatch.setattr(store, "program", lambda *arguments: (seen.append("move"), program(*arguments))[1])
     assert store.reclaim._move(int(block), store.reclaim.writer, 0) > 0
     assert seen == [("record", False), "move"]
 

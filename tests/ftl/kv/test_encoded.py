@@ -73,9 +73,9 @@ def test_extreme_values_encode_without_error():
 
 def test_encoded_value_within_half_step():
     bits = drawn(2)
-    given, stored = floats(bits).double(), floats(decoded(compiled(bits))).double()
+    exact, stored = floats(bits).double(), floats(decoded(compiled(bits))).double()
     least = stored.abs().amax(1, True) * 2.0**-17
-    assert ((stored - given).abs() <= torch.maximum(given.abs() * 2.0**-4, least)).all()
+    assert ((stored - exact).abs() <= torch.maximum(exact.abs() * 2.0**-4, least)).all()
 
 
 def test_fp8_page_holds_63_rows():

@@ -165,11 +165,11 @@ def test_custom_layout_passes_all_operations(small_drive, signs):
     ftl.flush(0)
     ftl.nand.power_on()
     ftl = Ftl(small_drive, ftl.nand)
-    for each, length in ((handle, 70), (child, 150)):
-        stored_k, stored_v, _ = ftl.read_back(each, 0)
+    for sequence, length in ((handle, 70), (child, 150)):
+        stored_k, stored_v, _ = ftl.read_back(sequence, 0)
         np.testing.assert_array_equal(stored_k, k[:length])
         np.testing.assert_array_equal(stored_v, v[:length])
-        view = ftl.view([each], 0)
+        view = ftl.view([sequence], 0)
         full = length // form.n
         pages = ftl.nand.content[view.maps["signs"][:, 0, :full]][..., : form.n * D // 8]
         bits = np.unpackbits(pages, axis=2).reshape(H, full * form.n, D)
@@ -196,8 +196,8 @@ def test_other_layouts_survive_power_loss(small_drive, layout):
     ftl.flush(0)
     ftl.nand.power_on()
     ftl = Ftl(small_drive, ftl.nand)
-    for each, length in ((handle, 70), (child, 150)):
-        stored_k, stored_v, plan = ftl.read_back(each, 0)
+    for sequence, length in ((handle, 70), (child, 150)):
+        stored_k, stored_v, plan = ftl.read_back(sequence, 0)
         kept_k, kept_v = round_to_codec(form, k), round_to_codec(form, k if form.latent else v)
         np.testing.assert_array_equal(stored_k.view(np.uint16), kept_k[:length].view(np.uint16))
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))

@@ -18,10 +18,10 @@ def test_journal_reserve_fits_a_full_checkpoint(small_drive, tokens):
     rows = np.ones((6 * tokens, HEADS, DIM), np.float16)
     for layer in range(LAYERS):
         ftl.append(handles, layer, np.full(6, tokens), rows, rows, 0)
-    kept, before = ftl.kv.checkpoint_pages(), ftl.counters.journal
+    reserve, before = ftl.kv.checkpoint_pages(), ftl.counters.journal
     ftl.journal.record(0, everything=True)
     recorded = ftl.counters.journal - before
-    assert 0 < recorded <= kept
+    assert 0 < recorded <= reserve
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 2), (2, 1), (1, 1)])

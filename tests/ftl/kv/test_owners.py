@@ -19,9 +19,9 @@ def test_owner_number_is_freed_by_last_sharer():
 
 def test_owner_numbers_wrap_and_skip_used_ones():
     owners = Owners()
-    kept = owners.new(1, 0)
+    first = owners.new(1, 0)
     owners.next = MAX_OWNERS - 1
-    assert [owners.new(2, 0), owners.new(3, 0)] == [MAX_OWNERS - 1, kept + 1]
+    assert [owners.new(2, 0), owners.new(3, 0)] == [MAX_OWNERS - 1, first + 1]
 
 
 def test_exhausted_owner_numbers_are_refused(monkeypatch):

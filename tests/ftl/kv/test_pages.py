@@ -10,9 +10,9 @@ from ftl.kv.pages import stack
 @pytest.mark.parametrize("capacities", [(4,), (4, 2), (2, 7), (7, 7, 1)])
 def test_stacked_tables_have_requested_width(capacities):
     tables = [np.arange(3 * capacity, dtype=np.uint32).reshape(3, capacity) for capacity in capacities]
-    found = stack(tables, 3 if len(tables) > 1 else 2)
-    assert found.shape == (3 * len(tables), 3 if len(tables) > 1 else 2) and found.flags.c_contiguous
-    for rows, table in zip(np.split(found, len(tables)), tables, strict=True):
-        width = min(found.shape[1], table.shape[1])
+    stacked = stack(tables, 3 if len(tables) > 1 else 2)
+    assert stacked.shape == (3 * len(tables), 3 if len(tables) > 1 else 2) and stacked.flags.c_contiguous
+    for rows, table in zip(np.split(stacked, len(tables)), tables, strict=True):
+        width = min(stacked.shape[1], table.shape[1])
         np.testing.assert_array_equal(rows[:, :width], table[:, :width])
         assert (rows[:, width:] == UNMAPPED).all()

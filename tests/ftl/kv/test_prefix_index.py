@@ -17,7 +17,7 @@ def test_keys_stay_in_order_over_many_runs():
     left = sorted(alive - gone)
     assert list(keys.iterate_after(b"")) == left
     for key in (*left, *gone, b"\xff\xff\xff"):
-        assert list(keys.iterate_after(key)) == [each for each in left if each > key]
+        assert list(keys.iterate_after(key)) == [other for other in left if other > key]
     for key in left:
         keys.remove(key)
     assert not list(keys.iterate_after(b""))

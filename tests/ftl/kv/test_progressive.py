@@ -90,13 +90,13 @@ def test_full_pages_depend_on_rows_not_on_append_sizes(small_drive, layout):
         for name, rows in (("scores", k), ("values", k if form.latent else v)):
             slots = ftl.sequence(seq).maps[name].slots[0]
             for group in range(130 // per_group[name]):
-                mine = rows[group * per_group[name] :][: per_group[name]].transpose(1, 0, 2).view(np.uint16)
+                own = rows[group * per_group[name] :][: per_group[name]].transpose(1, 0, 2).view(np.uint16)
                 pages = np.zeros((H, 512), np.uint8)
                 if name == "scores":
-                    begin_scores(pages, codes, mine)
-                    put_scores(pages, codes, 0, mine)
+                    begin_scores(pages, codes, own)
+                    put_scores(pages, codes, 0, own)
                 else:
-                    put_values(pages, codes, 0, mine)
+                    put_values(pages, codes, 0, own)
                 np.testing.assert_array_equal(ftl.nand.content[slots[:, group]].view(np.uint8), pages)
 
 
@@ -132,10 +132,10 @@ def test_codes_of_cropped_tokens_are_overwritten(small_drive, name):
     """A group under construction, cropped and filled again, decodes as if the cropped tokens had never existed."""
     form = LAYOUTS["progressive4"].form(512, D, 128)
     T, ftl = form.T if name == "scores" else form.progressive.value_tokens, Ftl(small_drive)
-    kept, cropped, more = (rows_of(form, count, seed) for seed, count in enumerate((T + 10, 8, 8)))
+    rest, cropped, more = (rows_of(form, count, seed) for seed, count in enumerate((T + 10, 8, 8)))
     seqs = ftl.create(2, 1, H, form)
     for seq, behind in ((seqs[0], [more]), (seqs[1], [cropped, more])):
-        for number, rows in enumerate((kept, *behind)):
+        for number, rows in enumerate((rest, *behind)):
             if number == 2:
                 ftl.crop(seq, 0, T + 10, 0)
             ftl.append([seq], 0, np.array([len(rows)]), rows, rows, 0)

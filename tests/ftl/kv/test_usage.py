@@ -23,21 +23,21 @@ LAYERS, HEADS = 2, 2
 
 def counted(ftl: Ftl) -> dict[int, Usage]:
     """By label, from slots, buffers and lengths."""
-    found: dict[int, Usage] = defaultdict(Usage)
+    usage: dict[int, Usage] = defaultdict(Usage)
     for seq in ftl.sequences.values():
         use = Usage(1, table_bytes(seq.layers, seq.heads, seq.layout))
         use.pages = sum(mapped.flash_slots().size for mapped in seq.maps.values())
         use.buffers = sum(int((mapped.buffers >= 0).sum()) for mapped in seq.primary.values())
         use.tails = 2 * seq.heads * int((seq.lengths > 0).sum()) * (seq.layout.n > 1)
-        found[seq.label].add(use)
-    return found
+        usage[seq.label].add(use)
+    return usage
 
 
 def assert_counted(ftl: Ftl) -> None:
-    found, total = counted(ftl), Usage()
+    expected, total = counted(ftl), Usage()
     for label in range(3):
-        assert ftl.kv.usage.of(label) == found[label]
-        total.add(found[label])
+        assert ftl.kv.usage.of(label) == expected[label]
+        total.add(expected[label])
     assert ftl.kv.usage.total == total
 
 
@@ -93,7 +93,7 @@ def test_table_bytes_cover_a_slot_and_a_buffer_of_each_stream_and_the_sums_of_v(
     layout, layers, heads = LAYOUTS[name].paged(4096, 64, 4), 2, 3
     streams = sum(mapped.streams for mapped in maps_of(layout, layers, heads).values())
     used = layers * (4 * heads * 64 * (not layout.opaque) + 12 * streams)
-    found = table_bytes(layers, heads, layout)
-    assert found >= used
+    nbytes = table_bytes(layers, heads, layout)
+    assert nbytes >= used
     counted_as_if_all_were_copied = name.startswith(("plain", "opaque", "latent"))
-    assert found == used or counted_as_if_all_were_copied
+    assert nbytes == used or counted_as_if_all_were_copied
