@@ -23,9 +23,9 @@ _ONE = np.ones(1, np.int64)
 
 def check_attend(state: DriveState, command: Attend) -> None:
     """Raise InvalidFieldError for an unknown method, or for more tokens than the sequence will have."""
-    known = state.methods
-    if not isinstance(command.method, str) or command.method not in known:
-        raise InvalidFieldError(f"method = {command.method!r}: this drive knows {', '.join(known)}")
+    methods = state.methods
+    if not isinstance(command.method, str) or command.method not in methods:
+        raise InvalidFieldError(f"method = {command.method!r}: this drive knows {', '.join(methods)}")
     if state.ftl.sequence(command.seqs[0]).layout.opaque:
         raise InvalidFieldError("seqs: their layout is opaque: attention is not supported")
     if command.terms is not None:

@@ -224,16 +224,16 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
         ValueError: It is damaged.
     """
     try:
-        kept = folder.read(SECRET)
+        content = folder.read(SECRET)
     except FileNotFoundError:
         return b"", False
-    secret = kept[:_SECRET_BYTES]
-    if len(kept) == _SECRET_BYTES:
+    secret = content[:_SECRET_BYTES]
+    if len(content) == _SECRET_BYTES:
         return secret, False  # format version 1
-    found = correct_single_bit(secret, int.from_bytes(kept[_SECRET_BYTES:], "little"))
-    if found is None or len(kept) != _SECRET_BYTES + 4:
+    corrected = correct_single_bit(secret, int.from_bytes(content[_SECRET_BYTES:], "little"))
+    if corrected is None or len(content) != _SECRET_BYTES + 4:
         raise ValueError(f"{folder.name}/{SECRET} is damaged: replace it with vcsd fsck {folder.name}")
-    return found[0], found == (secret, crc32(secret))
+    return corrected[0], corrected == (secret, crc32(secret))
 
 
 def repair_secret(folder: Folder) -> bytes:
@@ -245,10 +245,10 @@ def repair_secret(folder: Folder) -> bytes:
     return secret
 
 
-def _check_geometry(there: Geometry, asked: Geometry, path: Path) -> None:
-    for name, value in asdict(asked).items():
-        if value != (found := getattr(there, name)):
+def _check_geometry(there: Geometry, requested: Geometry, path: Path) -> None:
+    for name, value in asdict(requested).items():
+        if value != (stored := getattr(there, name)):
             raise ValueError(
-                f"{path}: holds a drive with {name} = {found}, but {name} = {value} is requested: "
+                f"{path}: holds a drive with {name} = {stored}, but {name} = {value} is requested: "
                 f"use the original description, or another folder"
             )

@@ -75,30 +75,30 @@ def fsck(path: Path, dry_run: bool, spec: DriveSpec | None = None) -> CheckRepor
 def _changing(path: Path, dry_run: bool) -> Iterator[UndoLogFolder | None]:
     """Lock the folder; yields it with an undo log for changes, or None for a dry run."""
     held = FolderLock(path, shared=dry_run)
-    disk, kept = DiskFolder(path, "host"), DiskFolder(_kept_in(path, 0), "host")
+    disk, undo = DiskFolder(path, "host"), DiskFolder(_kept_in(path, 0), "host")
     try:
-        yield None if dry_run else UndoLogFolder(disk, kept)
+        yield None if dry_run else UndoLogFolder(disk, undo)
     finally:
         disk.close()
-        kept.close()
+        undo.close()
         held.close()
 
 
 def _kept_in(path: Path, which: int) -> Path:
     """Folder for the overwritten bytes of the next run (0) or the last one (-1)."""
-    number = sum(1 for each in path.iterdir() if each.name.startswith("fsck-"))
+    number = sum(1 for entry in path.iterdir() if entry.name.startswith("fsck-"))
     return path / f"fsck-{number + 1 + which}"
 
 
 def _check_description(
-    path: Path, folder: UndoLogFolder | None, report: CheckReport, mended: str, asked: DriveSpec | None
+    path: Path, folder: UndoLogFolder | None, report: CheckReport, mended: str, requested: DriveSpec | None
 ) -> DriveSpec:
     try:
         spec, whole = read_description(path)
     except ValueError as error:
-        if asked is None:
+        if requested is None:
             raise ValueError(f"{error}: specify the drive (--drive-config FILE)") from error
-        spec, whole = asked, False
+        spec, whole = requested, False
     if not whole:
         report.add(DESCRIPTION, "does not match its checksum", mended)
         if folder:
@@ -150,11 +150,11 @@ def _check_flash(folder: Folder, spec: DriveSpec, report: CheckReport, mended: s
     """Open the drive to correct and find errors; losses are journaled, so that they are reported only once."""
     dry_run = not isinstance(folder, UndoLogFolder)
     nand = Nand(spec.geometry, folder=folder, private=dry_run)
-    nand.damage.files += [each["where"] for each in report.findings if each["where"] in sizes(spec.geometry)]
+    nand.damage.files += [finding["where"] for finding in report.findings if finding["where"] in sizes(spec.geometry)]
     ftl = Ftl(spec, nand)
     if nand.damage.corrected:
         report.add("flash", f"{nand.damage.corrected} pages, spare areas or blocks had a wrong bit", mended)
-    for finding in (each for each in ftl.findings if dry_run or each not in nand.damage.files):
+    for finding in (finding for finding in ftl.findings if dry_run or finding not in nand.damage.files):
         where, _, what = finding.rpartition(": ") if ": " in finding else ("flash", "", finding)
         report.add(where, what, "lost", lost=True)
     for handle in (handle for handle, seq in ftl.sequences.items() if seq.kept):

@@ -78,10 +78,10 @@ class FusedStep:
         plan, seqs = self.plan, command.seqs
         stored, sums = np.array(plan.stored()), state.sums(seqs, plan.layer)
         out, rows = np.empty(command.q.shape, np.float16), np.empty((*command.q.shape[:3], 2), np.float32)
-        given: Any = command.q, command.k, command.v, command.top_k, command.recent
+        arrays: Any = command.q, command.k, command.v, command.top_k, command.recent
         # copies of read-only and unaligned arrays, for which the call would be compiled again
-        q, k, v, top_k, recent = [each if each.flags.behaved else each.copy() for each in given]
-        q, k, v, bits = [each.view(np.uint16) for each in (q, k, v, out)]
+        q, k, v, top_k, recent = [array if array.flags.behaved else array.copy() for array in arrays]
+        q, k, v, bits = [array.view(np.uint16) for array in (q, k, v, out)]
         if not _store_and_attend(q, k, v, top_k, recent, stored, *self.planned, sums, bits, rows):
             return None
         plan.count_token()

@@ -140,8 +140,8 @@ def programs(methods: Methods, attended: Mapping[str, AttentionLoss]) -> dict[st
     """
     texts = {name: (getattr(method, "func", method).__doc__ or "").strip() for name, method in methods.items()}
     described = enumerate((name, text.partition("\n")[0]) for name, text in texts.items())
-    found = [{"pind": number, "name": name, "does": text} for number, (name, text) in described]
-    return {"programs": [each | attended.get(str(each["name"]), AttentionLoss()).figures() for each in found]}
+    rows = [{"pind": number, "name": name, "does": text} for number, (name, text) in described]
+    return {"programs": [row | attended.get(str(row["name"]), AttentionLoss()).figures() for row in rows]}
 
 
 def namespace_pages(ftl: Ftl) -> int:

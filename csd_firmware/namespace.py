@@ -162,8 +162,8 @@ class Namespace:
             if len(flash) == last - first:
                 content = rows.tobytes()
             else:
-                found = dict(zip(flash, rows, strict=True))
-                content = b"".join(buffer.get(number) or found[number].tobytes() for number in range(first, last))
+                by_number = dict(zip(flash, rows, strict=True))
+                content = b"".join(buffer.get(number) or by_number[number].tobytes() for number in range(first, last))
         assert len(content) == (last - first) * self.page_bytes and ready_ns >= start_ns
         return content, ready_ns
 

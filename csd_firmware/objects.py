@@ -124,14 +124,14 @@ def free_unnamed(state: DriveState, command: SeqSweep, watch: LatencyBreakdown) 
 
 def names(state: DriveState, command: KvList, watch: LatencyBreakdown) -> Completion:
     """List keys."""
-    found = state.ftl.kv.names.list_after(state.tenant, key_list(command.after)[0], command.count)
-    keys = np.frombuffer(b"".join(key for key, _ in found).ljust(KEY.itemsize * command.count, b"\0"), KEY)
-    return Completion(status=Status.SUCCESS, data=(keys, *_table([each for _, each in found], command.count)))
+    entries = state.ftl.kv.names.list_after(state.tenant, key_list(command.after)[0], command.count)
+    keys = np.frombuffer(b"".join(key for key, _ in entries).ljust(KEY.itemsize * command.count, b"\0"), KEY)
+    return Completion(status=Status.SUCCESS, data=(keys, *_table([place for _, place in entries], command.count)))
 
 
-def _table(found: list[tuple[int, int]], count: int) -> tuple[U64, I64]:
+def _table(places: list[tuple[int, int]], count: int) -> tuple[U64, I64]:
     """Handles and tokens as arrays, padded with zeros."""
     handles, tokens = np.zeros(count, np.uint64), np.zeros(count, np.int64)
-    if found:
-        handles[: len(found)], tokens[: len(found)] = zip(*found, strict=True)
+    if places:
+        handles[: len(places)], tokens[: len(places)] = zip(*places, strict=True)
     return handles, tokens

@@ -66,9 +66,9 @@ def join_slices(command: Command, cut: list[Any], parts: list[Completion]) -> Co
             spent[unit] = spent.get(unit, 0) + ns
     data = [np.concatenate(arrays) for arrays in zip(*(part.data for part in parts), strict=True)]
     if isinstance(command, SeqSweep):
-        data = [np.array([sum(len(each.seqs) for each in cut)])]
+        data = [np.array([sum(len(piece.seqs) for piece in cut)])]
     if isinstance(command, KvExist):
-        data = [np.concatenate([each, np.zeros(command.keys.size - each.size, each.dtype)]) for each in data]
+        data = [np.concatenate([array, np.zeros(command.keys.size - array.size, array.dtype)]) for array in data]
     return replace(
         parts[-1],
         submit_ns=parts[0].submit_ns,

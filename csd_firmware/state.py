@@ -45,10 +45,10 @@ class DriveState:
         self.v_sums: dict[int, F32] = {}
         self.memory: dict[tuple[int, int], Memory] = {}
         for handle, seq in self.ftl.sequences.items():  # sequences restored from an existing Nand
-            known = seq.v_sums is not None or seq.layout.opaque
+            has_sums = seq.v_sums is not None or seq.layout.opaque
             self.open(handle)
             with suppress(UncorrectableReadError):  # the sequence is then marked as failed
-                for layer in np.flatnonzero([] if known or seq.failed else seq.lengths).tolist():
+                for layer in np.flatnonzero([] if has_sums or seq.failed else seq.lengths).tolist():
                     self.add_v(handle, layer, self.ftl.read_back(handle, layer)[1])
 
     def open(self, handle: int) -> None:

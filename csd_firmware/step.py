@@ -91,8 +91,10 @@ class Firmware:
         self.trace: DriveTrace | None = None
         self.failure = ""
         self.on_failure: Callable[[], None] | None = None
-        kept = self.ftl.nand.name != "memory"
-        self.remedy = "open its folder again" if kept else "read what is still needed, then create another drive"
+        is_persistent = self.ftl.nand.name != "memory"
+        self.remedy = (
+            "open its folder again" if is_persistent else "read what is still needed, then create another drive"
+        )
 
     def step(self, command: Command, submit_ns: int, tenant: int = 0, max_bytes: int = NO_LIMIT) -> Completion:
         """Check and carry out a command; returns its completion with times and breakdown.
@@ -164,10 +166,10 @@ class Firmware:
             error: The exception.
             command: The command; the sequences that it was changing become unreadable.
         """
-        known = self.ftl.nand.failed
-        self.ftl.nand.failed = known or _FAILED  # first: formatting the reason may run out of memory, too
+        reason = self.ftl.nand.failed
+        self.ftl.nand.failed = reason or _FAILED  # first: formatting the reason may run out of memory, too
         self._half_changed |= frozenset(self._changed_by(command))
-        if known:
+        if reason:
             return
         self.failure = "".join(traceback.format_exception(error))
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")

@@ -119,7 +119,7 @@ class Tenant:
         done = self._run(command, parts, submit_ns + self._epoch_ns, max_bytes)
         data = done.data
         if done.status is Status.SUCCESS:
-            data = tuple(self._encrypt_handles(each, found) for each, found in zip(verb.reply, data, strict=True))
+            data = tuple(self._encrypt_handles(array, values) for array, values in zip(verb.reply, data, strict=True))
         return replace(done, submit_ns=submit_ns, finish_ns=done.finish_ns - self._epoch_ns, data=data)
 
     def _parts(self, command: Command, max_bytes: int) -> list[Command]:

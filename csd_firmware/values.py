@@ -134,10 +134,10 @@ class Values:
             self._now_ns = self._ftl.flush(self._now_ns)
 
     def _holder(self, key: bytes) -> Sequence:
-        found = self._ftl.kv.names.holder(self._label, key)
-        if found is None:
+        sequence = self._ftl.kv.names.holder(self._label, key)
+        if sequence is None:
             raise UnknownKeyError(f"no value is stored under key {key.hex()}")
-        return found
+        return sequence
 
     def _free(self, seq: Sequence) -> None:
         self._ftl.free([seq.handle], self._now_ns)

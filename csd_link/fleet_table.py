@@ -140,10 +140,10 @@ def local_file() -> Path:
 def read_local() -> dict[str, Any] | None:
     """Return the content of the local fleet's file; None if there is no local fleet."""
     try:
-        found: dict[str, Any] = json.loads(local_file().read_text())
+        content: dict[str, Any] = json.loads(local_file().read_text())
     except FileNotFoundError:
         return None
-    return found
+    return content
 
 
 def find_cluster(address: str = "") -> ClusterAddress:
@@ -159,11 +159,11 @@ def find_cluster(address: str = "") -> ClusterAddress:
                 "the process of the local fleet has exited, and its drives with it: vcsd fleet down removes it"
             )
         return ClusterAddress(local["address"], local["token"])
-    found = (address or os.environ.get("RAY_ADDRESS") or "auto").removeprefix("//")
-    host, _, port = found.rpartition(":")
-    if found != "auto" and not (host and "/" not in host and port.isascii() and port.isdigit()):
-        raise ValueError(f"Ray address {found!r}: must be HOST:PORT of the cluster's GCS, as 10.0.0.1:6379")
-    return ClusterAddress(found)
+    gcs_address = (address or os.environ.get("RAY_ADDRESS") or "auto").removeprefix("//")
+    host, _, port = gcs_address.rpartition(":")
+    if gcs_address != "auto" and not (host and "/" not in host and port.isascii() and port.isdigit()):
+        raise ValueError(f"Ray address {gcs_address!r}: must be HOST:PORT of the cluster's GCS, as 10.0.0.1:6379")
+    return ClusterAddress(gcs_address)
 
 
 def missing_ray() -> MissingDependency | None:
@@ -171,10 +171,10 @@ def missing_ray() -> MissingDependency | None:
     from importlib.util import find_spec
 
     try:
-        found = find_spec("ray")
+        spec = find_spec("ray")
     except ValueError:  # sys.modules has None for it
-        found = None
-    return None if found else MissingDependency("Ray is not installed", HOW_TO_GET_RAY)
+        spec = None
+    return None if spec else MissingDependency("Ray is not installed", HOW_TO_GET_RAY)
 
 
 def read_table(cluster: ClusterAddress) -> FleetTable | None:
@@ -187,9 +187,9 @@ def mark_draining(cluster: ClusterAddress, member: Member) -> None:
     _run(cluster, [f"{DRAIN}{member.name}", str(member.generation)])
 
 
-def parse_table(found: dict[str, Any]) -> FleetTable | None:
+def parse_table(store: dict[str, Any]) -> FleetTable | None:
     """Parse the store's content: keys with their texts, and identifiers of nodes that are alive."""
-    keys, alive = found["keys"], set(found["nodes"])
+    keys, alive = store["keys"], set(store["nodes"])
     if FLEET not in keys:
         return None
     fleet = json.loads(keys[FLEET])

@@ -116,9 +116,9 @@ class WindowHost:
             if identity.layout.blocks > self.medium.blocks:
                 raise ValueError(f"window of {identity.layout.blocks} blocks: the medium has {self.medium.blocks}")
             before = unpack(self.medium.read(HOST_HEADER))
-            mine = before.host if before and before.kind is BlockKind.HOST else 0
+            generation = before.host if before and before.kind is BlockKind.HOST else 0
             self.identity, self.drive = identity, header.drive
-            self.host = next_generation(mine, header.host)
+            self.host = next_generation(generation, header.host)
             self.medium.write(
                 HOST_HEADER, ControlBlock(BlockKind.HOST, self.host, self.drive, 0, describe_process()).pack()
             )

@@ -110,5 +110,5 @@ def holder(raw: bytes | bytearray) -> str:
     except (AssertionError, ValueError, KeyError, TypeError):
         return "another host"
     where = "" if machine == platform.node() else f" on {machine}"
-    printable = "".join(each if each.isprintable() else " " for each in command)
+    printable = "".join(character if character.isprintable() else " " for character in command)
     return f"process {pid}{where} ({' '.join(printable.split())[:MAX_WORDS]})"

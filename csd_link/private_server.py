@@ -73,7 +73,7 @@ def own_drives(drives: DriveSetConfig, server: Sequence[str], place: Place) -> I
             )
             for number, path in enumerate(drives.folders)
         ]
-        connects = [each.connect for each in placed]
+        connects = [endpoint.connect for endpoint in placed]
         with own_server(placed, scratch, server), open_devices(connects, drives.recovery_s) as devices:
             yield devices
 
@@ -90,14 +90,14 @@ def own_server(
         server: Command. The configuration file and this process's PID are appended as arguments: the server stops and
             removes `scratch` when this process exits for any reason.
     """
-    drives = ServedDrives(tuple(each.drive for each in placed))
+    drives = ServedDrives(tuple(endpoint.drive for endpoint in placed))
     file, log = scratch / "serve.json", scratch / "serve.log"
     file.write_text(drives.to_json())
     with log.open("w") as errors:
         process = subprocess.Popen([*server, str(file), str(os.getpid())], stderr=errors, text=True)
     try:
-        for each in placed:
-            _await(each.connect, process, log)
+        for endpoint in placed:
+            _await(endpoint.connect, process, log)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)

@@ -195,16 +195,16 @@ class RecoveringDrive:
                     self._unname(held, [key for key, tokens in held.names.items() if tokens > length])
             case FreesSequences():
                 gone = [self._held.pop(handle) for handle in c.seqs]
-                self._freed += [each.handle for each in gone if each.flushed]
-                for each in gone:
-                    self._unname(each, list(each.names))
+                self._freed += [journal.handle for journal in gone if journal.flushed]
+                for journal in gone:
+                    self._unname(journal, list(journal.names))
             case FreesUnnamed():
                 self._held.clear()  # sequences with keys are found again by key
             case MakesDurable():
-                for each in self._held.values():
-                    each.flushed = True
-                    each.layers = [UnflushedLayer(layer.length) for layer in each.layers]
-                    each.names.clear()
+                for journal in self._held.values():
+                    journal.flushed = True
+                    journal.layers = [UnflushedLayer(layer.length) for layer in journal.layers]
+                    journal.names.clear()
                 self._freed.clear()
                 self._dropped.clear()
             case None:
@@ -219,7 +219,7 @@ class RecoveringDrive:
         effect = VERBS[type(command)].effect
         seqs: Sequence[int] = getattr(command, "seqs", ())
         held = [self._held[handle] for handle in seqs if handle in self._held]
-        unknown = any(not each.layers for each in held)
+        unknown = any(not journal.layers for journal in held)
         return isinstance(effect, ForksSequences | FreesUnnamed) or (
             unknown and isinstance(effect, TruncatesSequences | AppendsRows)
         )
@@ -229,7 +229,9 @@ class RecoveringDrive:
         if not isinstance(command, KvCrop):
             return False
         held = [self._held[handle] for handle in command.seqs if handle in self._held]
-        return any(each.lossy and (not each.flushed or any(layer.rows for layer in each.layers)) for each in held)
+        return any(
+            journal.lossy and (not journal.flushed or any(layer.rows for layer in journal.layers)) for journal in held
+        )
 
     def _after_flush(self, command: Command, submit_ns: int) -> Completion:
         """Carry out a command after a flush."""
@@ -288,8 +290,8 @@ class RecoveringDrive:
         """Assign handles to forks."""
         ours = np.arange(self._created + 1, self._created + 1 + len(fork.seqs), dtype=np.uint64)
         self._created += len(fork.seqs)
-        each = zip(fork.seqs, fork.lengths.tolist(), ours.tolist(), done.data[0].tolist(), strict=True)
-        for parent, length, handle, theirs in each:
+        forks = zip(fork.seqs, fork.lengths.tolist(), ours.tolist(), done.data[0].tolist(), strict=True)
+        for parent, length, handle, theirs in forks:
             layers = [UnflushedLayer(min(layer.length, length)) for layer in self._held[parent].layers]
             self._held[handle] = SequenceJournal((parent, length), theirs, layers, lossy=self._held[parent].lossy)
         return ours
@@ -308,9 +310,9 @@ class RecoveringDrive:
         """Complete a free that was in flight when the drive died: the replay frees the sequences in any case."""
         seqs: Sequence[int] = command.seqs  # type: ignore[union-attr]  # those whose verb frees sequences name them
         gone = [self._held.pop(handle) for handle in seqs if handle in self._held]
-        self._freed += [each.handle for each in gone]
-        for each in gone:
-            self._unname(each, list(each.names))
+        self._freed += [journal.handle for journal in gone]
+        for journal in gone:
+            self._unname(journal, list(journal.names))
         self._recover(reason, submit_ns)
         return Completion(status=Status.SUCCESS, submit_ns=submit_ns, finish_ns=submit_ns)
 

@@ -193,14 +193,14 @@ class ReplicatedDrive:
             return done
         others = [replica for replica in self._live if replica is not reader]
         if isinstance(effect, verbs.MakesDurable):
-            return max([done, *self._flushed(others, done.submit_ns)], key=lambda each: each.finish_ns)
+            return max([done, *self._flushed(others, done.submit_ns)], key=lambda completion: completion.finish_ns)
         created = self._note(command)
         if created:
             reader.know(created, done)
             done = replace(done, data=(np.array(created, np.uint64),))
         reader.remember(stored_part(command), created)
         for replica in others:
-            self._guarded(replica, lambda each: each.follow(command, created, done.finish_ns))
+            self._guarded(replica, lambda follower: follower.follow(command, created, done.finish_ns))
         if others:
             part = stored_part(command)
             copied_bytes = len(others) * VERBS[type(part)].bytes_in(part)
@@ -211,8 +211,8 @@ class ReplicatedDrive:
 
     def _flushed(self, replicas: Sequence[Replica], submit_ns: int) -> list[Completion]:
         """Flush replicas; returns the completions of successful flushes."""
-        done = [self._guarded(replica, lambda each: each.flush(submit_ns)) for replica in replicas]
-        return [each for each in done if each]
+        done = [self._guarded(replica, lambda follower: follower.flush(submit_ns)) for replica in replicas]
+        return [completion for completion in done if completion]
 
     def _guarded(self, replica: Replica, act: Callable[[Replica], Completion | None]) -> Completion | None:
         """Call a function with a replica; drop the replica if it fails."""
@@ -234,7 +234,7 @@ class ReplicatedDrive:
                 created = self._new_handles(len(command.seqs))
                 for handle, parent, length in zip(created, command.seqs, command.lengths.tolist(), strict=True):
                     stored = self._sequences[parent]
-                    self._sequences[handle] = Stored(stored.create, [min(each, length) for each in stored.lengths])
+                    self._sequences[handle] = Stored(stored.create, [min(tokens, length) for tokens in stored.lengths])
             case verbs.AppendsRows():
                 part: Any = stored_part(command)
                 for seq, count in zip(part.seqs, part.lengths.tolist(), strict=True):
@@ -273,8 +273,8 @@ class ReplicatedDrive:
             self._note(command)
             return not_executed(Status.SUCCESS, submit_ns)
         if not self._live and not self._closed and (rebuilt := self.rebuild()):
-            for each in self.recent or ():
-                rebuilt.follow(each, [], self._now_ns)
+            for part in self.recent or ():
+                rebuilt.follow(part, [], self._now_ns)
             rebuilt.settle()
             self._live.append(rebuilt)
         return None if self._live else not_executed(Status.PATH_LOST, submit_ns, "no drive is left that stores it")
@@ -289,15 +289,13 @@ class ReplicatedDrive:
         """Fill a drive in place of a lost one, in a thread of its own."""
         assert self._filling is None, "two drives are filled at a time"
         source, backlog = self._live[0], deque[tuple[Command, list[int], int]]()
-        snapshot = {
-            handle: Stored(sequence.create, list(sequence.lengths)) for handle, sequence in self._sequences.items()
-        }
+        snapshot = {handle: Stored(stored.create, list(stored.lengths)) for handle, stored in self._sequences.items()}
         if source.history is not None:
             snapshot.clear()
             backlog.extend((command, created, self._now_ns) for command, created in source.history)
         self._filling = filling = Filling(backlog)
-        given = filling, lost, snapshot
-        filling.thread = Thread(target=self._run_filling, args=given, name=f"fill {self.name}", daemon=True)
+        arguments = filling, lost, snapshot
+        filling.thread = Thread(target=self._run_filling, args=arguments, name=f"fill {self.name}", daemon=True)
         filling.thread.start()
 
     def _run_filling(self, filling: Filling, lost: Replica, snapshot: dict[int, Stored]) -> None:
@@ -391,7 +389,7 @@ class ReplicatedDrive:
     def _join(self, target: Replica) -> None:
         """Add a filled drive to the replicas; those that were only needed until now leave."""
         assert target not in self._live and not target.pending, f"{target.device.name} joins before it is filled"
-        for replica in [each for each in self._live if each.is_temporary or each.is_leaving]:
+        for replica in [replica for replica in self._live if replica.is_temporary or replica.is_leaving]:
             self._live.remove(replica)
             if replica.is_temporary:
                 replica.device.close()

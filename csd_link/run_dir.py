@@ -41,7 +41,7 @@ def port_path(name: str) -> Path:
 def private_dir(path: Path) -> Path:
     """Create a folder that only its owner can access; raises PermissionError if another user owns or can access it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = path.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"{path}: must be a folder that only you own and can access: chmod 700 it")
     return path

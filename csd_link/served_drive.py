@@ -88,7 +88,7 @@ class ServedDrive(HostingOptions):
     def from_dict(cls, values: dict[str, Any]) -> ServedDrive:
         """Read the output of `to_dict`."""
         paths = {name: Path(values[name]) for name in _PATHS if values[name]}
-        made = {
+        nested = {
             "spec": DriveSpec.from_dict(values["spec"]),
             "layout": WindowLayout(**values["layout"]),
             "medium": Medium(**values["medium"]),
@@ -96,7 +96,7 @@ class ServedDrive(HostingOptions):
             "shares": tuple(values["shares"]),
             "listen": values["listen"] and Listen.from_dict(values["listen"]),
         }
-        return cls(**values | paths | made)
+        return cls(**values | paths | nested)
 
 
 def is_within(path: Path, folder: Path) -> bool:

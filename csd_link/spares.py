@@ -12,7 +12,7 @@ from csd_spec import Drive
 More = Callable[[Collection[str]], Drive | None]
 
 
-def _no_more(known: Collection[str]) -> Drive | None:
+def _no_more(names: Collection[str]) -> Drive | None:
     return None
 
 
@@ -42,23 +42,23 @@ class Spares:
         with self._lock:
             if not _contains(self._lost, lost):
                 self._lost.append(lost)
-            known = self._substitutes.get(id(lost))
-            found = known if known and self._is_free(known, in_use) else self._find(lost, in_use)
-            if found:
-                self._substitutes[id(lost)] = found
-                self._added[id(found)] += 1
-            return found
+            substitute = self._substitutes.get(id(lost))
+            drive = substitute if substitute and self._is_free(substitute, in_use) else self._find(lost, in_use)
+            if drive:
+                self._substitutes[id(lost)] = drive
+                self._added[id(drive)] += 1
+            return drive
 
     def _find(self, lost: Drive, in_use: Sequence[Drive]) -> Drive | None:
         for spare in self._spares:
             if not self._added[id(spare)] and self._is_free(spare, in_use):
                 return spare
-        known = [drive.name for drive in (*self._drives, *self._spares)]
-        for find in (lambda: self._more(known), getattr(lost, "reconnect", None)):
+        names = [drive.name for drive in (*self._drives, *self._spares)]
+        for find in (lambda: self._more(names), getattr(lost, "reconnect", None)):
             with suppress(OSError, ValueError):  # no answer: try the next candidate
-                if find and (found := find()):
-                    self._drives.append(found)
-                    return found
+                if find and (candidate := find()):
+                    self._drives.append(candidate)
+                    return candidate
         others = [drive for drive in (*self._drives, *self._spares) if self._is_free(drive, in_use)]
         return min(others, key=lambda drive: self._added[id(drive)], default=None)
 
@@ -67,4 +67,4 @@ class Spares:
 
 
 def _contains(drives: Sequence[Drive], drive: Drive) -> bool:
-    return any(each is drive for each in drives)
+    return any(member is drive for member in drives)

@@ -101,8 +101,8 @@ def submit_reads(reads: Sequence[SplitRead], submit_ns: int) -> list[Future[Comp
     parts = [read_parts(read) for read in reads]
     submitted = [list[Future[Completion]]() for _ in reads]
     for number in range(max(map(len, parts))):
-        for read, mine, futures in zip(reads, parts, submitted, strict=True):
-            futures += [read.device.submit(part, submit_ns) for part in mine[number : number + 1]]
+        for read, own_parts, futures in zip(reads, parts, submitted, strict=True):
+            futures += [read.device.submit(part, submit_ns) for part in own_parts[number : number + 1]]
     return [_join_parts(read.command, futures) for read, futures in zip(reads, submitted, strict=True)]
 
 
@@ -231,8 +231,8 @@ def read_parts(read: SplitRead) -> list[Command]:
             seqs.append(seq)
             taken += len(tokens)
         else:
-            each = (tokens[at : at + most] for at in range(0, len(tokens), most))
-            parts += [KvRead((seq,), command.layer, some.start, len(some)) for some in each]
+            chunks = (tokens[at : at + most] for at in range(0, len(tokens), most))
+            parts += [KvRead((seq,), command.layer, some.start, len(some)) for some in chunks]
     end_part()
     return parts
 
@@ -260,21 +260,21 @@ def _gathers(command: KvGather, most: int) -> list[Command]:
 
 def join_completions(whole: Command, done: Sequence[Completion]) -> Completion:
     """Join the completions of a command's parts; a lost drive takes precedence over a rejected part."""
-    failed = [each for each in done if each.status is not Status.SUCCESS]
+    failed = [completion for completion in done if completion.status is not Status.SUCCESS]
     if failed:
-        lost = [each for each in failed if each.status is Status.PATH_LOST]
+        lost = [completion for completion in failed if completion.status is Status.PATH_LOST]
         first = (lost or failed)[0]
         where = f" (part {done.index(first) + 1} of {len(done)} of this command)"
         return first if lost else replace(first, reason=first.reason + where)
-    last = max(done, key=lambda each: each.finish_ns)
+    last = max(done, key=lambda completion: completion.finish_ns)
     return Completion(
         status=Status.SUCCESS,
         submit_ns=last.submit_ns,
         finish_ns=last.finish_ns,
         breakdown_ns=_sum_breakdowns(done),
-        flash=reduce(add, (each.flash for each in done), FlashCounters()),
-        link_bytes=sum(each.link_bytes for each in done),
-        data=tuple(_data(whole, parts) for parts in zip(*(each.data for each in done), strict=True)),
+        flash=reduce(add, (completion.flash for completion in done), FlashCounters()),
+        link_bytes=sum(completion.link_bytes for completion in done),
+        data=tuple(_data(whole, parts) for parts in zip(*(completion.data for completion in done), strict=True)),
     )
 
 
@@ -289,7 +289,7 @@ def _data(whole: Command, parts: Sequence[Any]) -> Any:
 def _sum_breakdowns(done: Sequence[Completion]) -> dict[str, int]:
     """Breakdown of the whole: of each part, the time after the end of the earlier parts. Sums to the total latency."""
     sums, before_ns = dict[str, int](), done[0].submit_ns
-    for part in sorted(done, key=lambda each: each.finish_ns):
+    for part in sorted(done, key=lambda completion: completion.finish_ns):
         over_ns = before_ns - part.submit_ns  # overlapped with earlier parts; queueing is overlapped first
         for unit, ns in sorted(part.breakdown_ns.items(), key=lambda item: item[0] != "queue"):
             under_ns = min(ns, over_ns)

@@ -286,7 +286,7 @@ def decode_completion(body: Buffer) -> CompletionHead:
             shapes.append((_DTYPES[code], tuple(shape[:ndim])))
             at += _ARRAY.size
         reason = bytes(body[at : at + reason_bytes]).decode("utf-8", "replace")
-        known = Status(status)
+        checked_status = Status(status)
     except (struct.error, KeyError, ValueError) as error:
         raise WireError(f"invalid completion: {error}") from error
     read, programmed, fetched, useful, link_bytes, data_bytes, data_crc = rest
@@ -294,7 +294,7 @@ def decode_completion(body: Buffer) -> CompletionHead:
         raise WireError(f"invalid completion: its arrays do not have {data_bytes} bytes")
     flash = FlashCounters(pages_read=read, pages_programmed=programmed, fetched_bytes=fetched, useful_bytes=useful)
     done = Completion(
-        status=known,
+        status=checked_status,
         reason=reason,
         submit_ns=submit_ns,
         finish_ns=finish_ns,

@@ -71,16 +71,16 @@ class AttentionConfig:
         kv_dtype: KvDtype | None = None,
     ) -> AttentionConfig:
         """Return a method, or an entry of `NAMED`, with the other arguments replacing its defaults."""
-        known = NAMED.get(name, cls(name))
-        assert isinstance(known.budget, CompressionBudget)
-        asked = CompressionBudget(
-            _first_given(compression, known.budget.c), _first_given(convention, known.budget.convention)
+        defaults = NAMED.get(name, cls(name))
+        assert isinstance(defaults.budget, CompressionBudget)
+        default_budget = CompressionBudget(
+            _first_given(compression, defaults.budget.c), _first_given(convention, defaults.budget.convention)
         )
-        return cls(known.method, budget or asked, _first_given(layout, known.layout), kv_dtype)
+        return cls(defaults.method, budget or default_budget, _first_given(layout, defaults.layout), kv_dtype)
 
 
-def _first_given(given: _T | None, else_: _T) -> _T:
-    return else_ if given is None else given
+def _first_given(argument: _T | None, else_: _T) -> _T:
+    return else_ if argument is None else argument
 
 
 _PROGRESSIVE = AttentionConfig("progressive", CompressionBudget(5, "bytes"), "progressive")

@@ -29,9 +29,9 @@ def frozen_value(kind: type[T]) -> type[T]:
 
     The constructor raises ValueError with the name of an invalid field.
     """
-    made: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)(kind)
-    made.__init__ = _with_short_errors(made.__init__, made)
-    return made  # type: ignore[no-any-return]  # mypy does not see that this is still the class
+    validated: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)(kind)
+    validated.__init__ = _with_short_errors(validated.__init__, validated)
+    return validated  # type: ignore[no-any-return]  # mypy does not see that this is still the class
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -40,13 +40,13 @@ def lenient_value(kind: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True, kw_only=True, config=_FOREIGN)(kind)  # type: ignore[return-value]
 
 
-def _with_short_errors(init: Callable[..., None], made: type) -> Callable[..., None]:
+def _with_short_errors(init: Callable[..., None], kind: type) -> Callable[..., None]:
     @wraps(init)
-    def checked(*args: Any, **given: Any) -> None:
+    def checked(*args: Any, **values: Any) -> None:
         try:
-            init(*args, **given)
+            init(*args, **values)
         except ValidationError as error:
-            raise ValueError(format_error(error, made)) from None
+            raise ValueError(format_error(error, kind)) from None
 
     return checked
 
@@ -75,8 +75,8 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 def format_error(error: ValidationError, kind: Any) -> str:
     """Format the first error in one line; unknown fields come before missing ones."""
-    found = error.errors(include_url=False)
-    first = min(found, key=lambda each: each["type"] not in _UNKNOWN)
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda entry: entry["type"] not in _UNKNOWN)
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     lead = f"{where}: " if where else ""
     if first["type"] in _UNKNOWN:

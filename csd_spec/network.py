@@ -40,13 +40,13 @@ TCP_MESSAGE_NS, RDMA_MESSAGE_NS = 12_000, 2_500
 
 
 def _networks() -> dict[str, Network]:
-    found = {}
+    networks = {}
     for gbits in (25, 100, 400):
         for suffix, share, message_ns in (("", TCP_PAYLOAD, TCP_MESSAGE_NS), ("-rdma", RDMA_PAYLOAD, RDMA_MESSAGE_NS)):
             name = f"{gbits}gbe{suffix}"
             rate = round(gbits * 1e9 / 8 * share)
-            found[name] = Network(name=name, bytes_per_s=rate, message_ns=message_ns)
-    return found
+            networks[name] = Network(name=name, bytes_per_s=rate, message_ns=message_ns)
+    return networks
 
 
 NETWORKS = _networks()

@@ -38,25 +38,25 @@ class Tables(Generic[F]):
         Raises:
             ValueError: A file or plug-in fails.
         """
-        found = self.ours | self.plugged_in()
+        table = self.ours | self.plugged_in()
         if file is None:
-            return found
+            return table
         try:
             changed_ns = file.stat().st_mtime_ns
         except OSError as error:
             raise ValueError(f"{file}: {error.strerror}") from None
-        return found | self._of_file(file, changed_ns)
+        return table | self._of_file(file, changed_ns)
 
     @cache  # noqa: B019  # there are as many tables as kinds of functions
     def plugged_in(self) -> dict[str, F]:
         """Objects of installed packages."""
-        found = {}
+        table = {}
         for entry in entry_points(group=self.group):
             try:
-                found[entry.name] = self.check(f"plug-in {entry.value}", entry.name, entry.load())
+                table[entry.name] = self.check(f"plug-in {entry.value}", entry.name, entry.load())
             except Exception as error:  # a third-party package may raise anything
                 raise ValueError(f"plug-in {entry.value}: {type(error).__name__}: {error}") from error
-        return found
+        return table
 
     @cache  # noqa: B019
     def _of_file(self, file: Path, changed_ns: int) -> dict[str, F]:
@@ -67,12 +67,12 @@ class Tables(Generic[F]):
         except Exception as error:  # a user's file may raise anything
             raise ValueError(f"{file}: {type(error).__name__}: {error}") from error
         else:
-            found = namespace.get(self.name)
-            table = dict(found) if isinstance(found, Mapping) else None
+            content = namespace.get(self.name)
+            table = dict(content) if isinstance(content, Mapping) else None
         finally:
             self.ours.clear()
             self.ours.update(before)
         if table is None:
             raise ValueError(f"{file}: has no {self.name}, a table from name to function ({self.doc})")
         namespace[self.name] = table
-        return {name: self.check(str(file), name, each) for name, each in table.items()}
+        return {name: self.check(str(file), name, entry) for name, entry in table.items()}

@@ -96,7 +96,7 @@ class Array:
     total: str = field(init=False)  # symbol of its sum
 
     def __post_init__(self) -> None:
-        symbols = tuple(int(each) if each.isdigit() else each for each in self.shape.split())
+        symbols = tuple(int(symbol) if symbol.isdigit() else symbol for symbol in self.shape.split())
         object.__setattr__(self, "symbols", symbols)
         object.__setattr__(self, "dtype", self.kind.value)
         object.__setattr__(self, "total", f"sum({self.name})")
@@ -191,10 +191,10 @@ class CommandSpec:
         object.__setattr__(self, "scalars", scalars)
         object.__setattr__(self, "modelled", tuple(array for array in self.arrays if array.kind.modelled))
         object.__setattr__(self, "counted", tuple(array for array in self.arrays if "sum(" in array.shape))
-        object.__setattr__(self, "reads", any(each.kind is ArrayType.VALUES for each in self.reply))
-        mine = {scalar.name for scalar in scalars} | {array.name for array in self.arrays}
-        if mine != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
-            raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {mine}, not its command's fields")
+        object.__setattr__(self, "reads", any(array.kind is ArrayType.VALUES for array in self.reply))
+        names = {scalar.name for scalar in scalars} | {array.name for array in self.arrays}
+        if names != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
+            raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {names}, not its command's fields")
 
     @property
     def name(self) -> str:
@@ -207,19 +207,19 @@ class CommandSpec:
 
     def sizes(self, command: Command) -> dict[str, int]:
         """Sizes of the symbols in a command, as given by its arrays."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for array in self.arrays:
             value = getattr(command, array.name)
             if array.presence_symbol:
-                found[array.presence_symbol] = int(value is not None)
+                sizes[array.presence_symbol] = int(value is not None)
                 continue
             shape = value.shape if isinstance(value, np.ndarray) else (len(value),)
             for symbol, size in zip(array.symbols, shape, strict=False):
                 if isinstance(symbol, str):
-                    found.setdefault(symbol, size)
-        if "dv" in found:
-            found[OMITTED] = found["d"] - found["dv"]
-        return found
+                    sizes.setdefault(symbol, size)
+        if "dv" in sizes:
+            sizes[OMITTED] = sizes["d"] - sizes["dv"]
+        return sizes
 
     def bytes_in(self, command: Command) -> int:
         """Bytes that the command sends over the link, including its entry."""
@@ -229,8 +229,8 @@ class CommandSpec:
 
     def reply_bytes(self, sizes: Mapping[str, int]) -> int:
         """Bytes of a completion's data with these sizes of the symbols; a log page has its own length field."""
-        known = (array for array in self.reply if array.shape != "bytes")
-        return sum(prod(array.sized(sizes)) * array.dtype.itemsize for array in known)
+        arrays = (array for array in self.reply if array.shape != "bytes")
+        return sum(prod(array.sized(sizes)) * array.dtype.itemsize for array in arrays)
 
     def example(self, seqs: tuple[int, ...] = (1,), **sizes: int) -> Any:
         """Return a valid command on sequences with B, H, G and d from `sizes`."""

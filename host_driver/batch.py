@@ -34,12 +34,16 @@ class MicroBatch:
 
     def params(self, attention: AttentionConfig, lengths: I64, head_dim: int) -> tuple[int, I64, I64]:
         """r, and k and l of each sequence, for `lengths` tokens; cached, since most layers of a step share them."""
-        each = lengths.tolist()
-        if self._params is None or self._params[0] != (attention, each):
-            known = {length: attention.at(length, head_dim) for length in set(each)}
-            found = [known[length] for length in each]
-            asked = found[0].r, np.array([each.k for each in found]), np.array([each.l for each in found])
-            self._params = (attention, each), asked
+        counts = lengths.tolist()
+        if self._params is None or self._params[0] != (attention, counts):
+            by_length = {length: attention.at(length, head_dim) for length in set(counts)}
+            configs = [by_length[length] for length in counts]
+            params = (
+                configs[0].r,
+                np.array([config.k for config in configs]),
+                np.array([config.l for config in configs]),
+            )
+            self._params = (attention, counts), params
         return self._params[1]
 
     def turn(self) -> AbstractContextManager[None]:

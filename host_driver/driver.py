@@ -175,8 +175,8 @@ class Driver:
             heads, grouped = share.kv_heads, (len(share.kv_heads), share.group)
             queries = _heads(q, share.q_heads).reshape(len(lengths), *grouped, shape.head_dim)
             told = None if terms is None else _heads(terms.reshape(1, -1, 4), share.q_heads).reshape(*grouped, 4)
-            given = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
-            commands.append(Attend(seqs, layer, *given, method, *params, told))
+            tensors = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
+            commands.append(Attend(seqs, layer, *tensors, method, *params, told))
         began_ns, done = micro_batch.now_ns, self._carry_out(micro_batch, commands)
         batch.lengths[rows, layer] = lengths
         self._account(micro_batch, done, lengths)
@@ -200,12 +200,12 @@ class Driver:
             Keys and values, (sum of tokens, kv_heads, d) each.
         """
         self.settle()
-        asked = 1 if self.shape.latent else len(self.devices)  # latent rows are replicated: read from the first drive
+        readers = 1 if self.shape.latent else len(self.devices)  # latent rows are replicated: read from the first drive
         lengths, head_bytes = batch.lengths[rows, layer].tolist(), 2 * FP16_BYTES * self.shape.head_dim
-        each = zip(self.devices[:asked], self.shares, self._handles(batch, rows), strict=False)
+        drives = zip(self.devices[:readers], self.shares, self._handles(batch, rows), strict=False)
         reads = [
-            SplitRead(device, KvRead(seqs, layer, first, tokens), head_bytes * len(mine.kv_heads), lengths)
-            for device, mine, seqs in each
+            SplitRead(device, KvRead(seqs, layer, first, tokens), head_bytes * len(share.kv_heads), lengths)
+            for device, share, seqs in drives
         ]
         k, v = zip(*(c.data for c in self._ended(submit_reads(reads, self.now_ns))), strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
@@ -246,9 +246,9 @@ class Driver:
         if self.observer:
             self.observer.begin_step(began_ns)
         order = CommandOrder(count) if count > 1 else None
-        each = [MicroBatch(began_ns, order=order, number=number) for number in range(count)]
-        yield each
-        last = max(each, key=lambda micro_batch: micro_batch.now_ns)
+        micro_batches = [MicroBatch(began_ns, order=order, number=number) for number in range(count)]
+        yield micro_batches
+        last = max(micro_batches, key=lambda micro_batch: micro_batch.now_ns)
         self.traffic.end_step(last.now_ns - began_ns, last.breakdown_ns)
         self.now_ns = max(self.now_ns, last.now_ns)  # copies to and from drives may have been in flight
         if self.observer:
@@ -265,8 +265,8 @@ class Driver:
             micro_batch.breakdown_ns[unit] += ns
         assert slowest.finish_ns >= micro_batch.now_ns, "a layer ended before it began"
         micro_batch.now_ns = slowest.finish_ns
-        each = lengths.tolist()
-        self.traffic.count_decode(done, sum(each) * self.shape.kv_bytes_per_token // self.shape.layers, max(each))
+        counts = lengths.tolist()
+        self.traffic.count_decode(done, sum(counts) * self.shape.kv_bytes_per_token // self.shape.layers, max(counts))
 
     def _sent_values(self, v: F16) -> F16:
         """Values as sent to drives: none for latent attention, where they are part of the keys."""
@@ -310,8 +310,8 @@ class Driver:
     def _lost_heads_message(self, drive: int, completion: Completion) -> str:
         if completion.status is not Status.PATH_LOST:
             return ""
-        mine = self.shares[drive]
-        kind, heads = ("query", mine.q_heads) if self.shape.latent else ("KV", mine.kv_heads)
+        share = self.shares[drive]
+        kind, heads = ("query", share.q_heads) if self.shape.latent else ("KV", share.kv_heads)
         return f"; {kind} heads {', '.join(map(str, heads))} of all sequences are lost, the other drives are unharmed"
 
     def _wait(self, commands: Sequence[Command]) -> list[Completion]:

@@ -88,11 +88,11 @@ class FirstSteps:
         for number, layer in self.layers.items():
             left, prompt = np.full(self.sequences, tokens), list[tuple[Rows, I64, F16, F16]]()
             for rows, lengths, k, v in layer.prompt:
-                kept = np.minimum(lengths, left[rows])
-                left[rows] -= kept
+                counts = np.minimum(lengths, left[rows])
+                left[rows] -= counts
                 starts = np.cumsum(lengths) - lengths
-                index = np.concatenate([start + np.arange(n) for start, n in zip(starts, kept, strict=True)])
-                prompt.append((rows, kept, k[index], v[index]))
+                index = np.concatenate([start + np.arange(n) for start, n in zip(starts, counts, strict=True)])
+                prompt.append((rows, counts, k[index], v[index]))
             layers[number] = replace(layer, prompt=prompt)
         return replace(self, layers=layers)
 

@@ -41,28 +41,31 @@ def arguments(command_line: str) -> dict[str, str]:
     return {name: value for name, _, value in words}
 
 
-def work(given: dict[str, str], libc: Any) -> dict[str, Any]:
+def work(options: dict[str, str], libc: Any) -> dict[str, Any]:
     """Load a module if one is given, find the drive, and decode over its block and its character device."""
     from csd_io.nvme import identify_controller
     from csd_link.connect import open_window
     from host_driver.in_guest_fabric import work_over_fabric
 
-    if given.get("ports"):
-        return work_over_fabric(given, partial(_insert, libc), libc)
-    if given.get("module"):
-        _insert(libc, Path("/module.ko"), given["module"].replace("/", " "))
-    name = _find(given["model"])
+    if options.get("ports"):
+        return work_over_fabric(options, partial(_insert, libc), libc)
+    if options.get("module"):
+        _insert(libc, Path("/module.ko"), options["module"].replace("/", " "))
+    name = _find(options["model"])
     controller = identify_controller(Path(f"/dev/{name}"))
-    drives = int(given["drives"])
+    drives = int(options["drives"])
     block, char = Path(f"/dev/{name}"), Path(f"/dev/{name.replace('nvme', 'ng', 1)}")
     # Each transport has its own drives: on used drives data is on other pages, and times differ
     ways: dict[str, Callable[[int], Any]] = {
         block.name: lambda number: open_window(block, number),
         char.name: lambda number: open_window(char, drives + number),
     }
-    answer = {"id_ctrl": controller, "decodes": {way: _decode(connect, drives, given) for way, connect in ways.items()}}
-    if "scratch" in given:
-        answer["passthrough"] = _pass_through(char.with_name(f"{char.name[:-1]}{given['scratch']}"))
+    answer = {
+        "id_ctrl": controller,
+        "decodes": {way: _decode(connect, drives, options) for way, connect in ways.items()},
+    }
+    if "scratch" in options:
+        answer["passthrough"] = _pass_through(char.with_name(f"{char.name[:-1]}{options['scratch']}"))
     return answer
 
 
@@ -74,20 +77,20 @@ def _pass_through(namespace: Path) -> dict[str, Any]:
     began = time.monotonic()
     queue = open_queue(namespace)
     try:
-        found = round_trip(queue, Layers.load(Path(__file__).parents[1] / LAYERS_FILE))
+        report = round_trip(queue, Layers.load(Path(__file__).parents[1] / LAYERS_FILE))
     finally:
         queue.close()
-    return found | {"namespace": namespace.name, "wall_s": time.monotonic() - began}
+    return report | {"namespace": namespace.name, "wall_s": time.monotonic() - began}
 
 
-def _decode(connect: Callable[[int], Any], drives: int, given: dict[str, str]) -> dict[str, Any]:
+def _decode(connect: Callable[[int], Any], drives: int, options: dict[str, str]) -> dict[str, Any]:
     from host_driver.driver import Driver
     from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 
     began = time.monotonic()
     devices = [connect(number) for number in range(drives)]
     driver = Driver(devices, SHIPPED_SHAPE)
-    result = random_decode(driver, int(given["prompt"]), int(given["tokens"]))
+    result = random_decode(driver, int(options["prompt"]), int(options["tokens"]))
     driver.close()
     for device in devices:
         device.close()

@@ -25,11 +25,11 @@ _PATIENCE_S = 60.0
 HOST = "nqn.2014-08.org.nvmexpress:uuid:6c7b3a52-0d6e-4d7f-9a0e-0f3b8f0a7c11"
 
 
-def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc: Any) -> dict[str, Any]:
+def work_over_fabric(options: dict[str, str], insert: Callable[[Path], None], libc: Any) -> dict[str, Any]:
     """Connect to the drives, and do the work named on the kernel's command line.
 
     Args:
-        given: Arguments of the command line: ports; then, a module whose `use` gets the connected drives.
+        options: Arguments of the command line: ports; then, a module whose `use` gets the connected drives.
         insert: Loads a kernel module.
         libc: C library, for mounts.
 
@@ -40,13 +40,13 @@ def work_over_fabric(given: dict[str, str], insert: Callable[[Path], None], libc
     for module in sorted(Path("/modules").iterdir()):
         insert(module)
     _network()
-    ports = [int(port) for port in given["ports"].split(",")]
-    found = nvme("discover", *_at(ports[0]), "-o", "json")["records"]
-    for port, record in zip(ports, found, strict=True):
+    ports = [int(port) for port in options["ports"].split(",")]
+    records = nvme("discover", *_at(ports[0]), "-o", "json")["records"]
+    for port, record in zip(ports, records, strict=True):
         nvme("connect", *_at(port), "-n", record["subnqn"], "--hostnqn", HOST, "--reconnect-delay", "1")
-    nodes = [_nodes(record["subnqn"]) for record in found]
-    used: dict[str, Any] = import_module(given["then"]).use(nodes, given, libc)
-    return {"discovered": [record["subnqn"] for record in found]} | used
+    nodes = [_nodes(record["subnqn"]) for record in records]
+    used: dict[str, Any] = import_module(options["then"]).use(nodes, options, libc)
+    return {"discovered": [record["subnqn"] for record in records]} | used
 
 
 def connect_again(port: int, nqn: str, host: str) -> None:
@@ -78,13 +78,13 @@ def _nodes(nqn: str) -> dict[int, Path]:
     """Character devices of a subsystem's namespaces by NSID; waits until Linux shows all three."""
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        found = {}
+        nodes = {}
         for entry in Path("/sys/class/nvme-generic").glob("ng*"):
             if (entry / "device/subsysnqn").read_text().strip() == nqn:
                 node = wait_for_node(Path("/dev") / entry.name)
-                found[_nsid(node)] = node
-        if {BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID} <= found.keys():
-            return found
+                nodes[_nsid(node)] = node
+        if {BLOCKS_NSID, VALUES_NSID, SEQUENCES_NSID} <= nodes.keys():
+            return nodes
         time.sleep(0.1)
     raise OSError(f"Linux shows no namespaces of {nqn} after {_PATIENCE_S:.0f} s")
 

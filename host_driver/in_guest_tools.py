@@ -30,25 +30,25 @@ _FIO = (
 )
 
 
-def use(nodes: Sequence[dict[int, Path]], given: dict[str, str], libc: Any) -> dict[str, Any]:
+def use(nodes: Sequence[dict[int, Path]], options: dict[str, str], libc: Any) -> dict[str, Any]:
     """Use the blocks of every drive, then decode in their sequences.
 
     Args:
         nodes: Character devices of the namespaces of each drive, by NSID.
-        given: Arguments on the kernel's command line: prompt, tokens.
+        options: Arguments on the kernel's command line: prompt, tokens.
         libc: C library, for mounts.
 
     """
     first = nodes[0][BLOCKS_NSID]
     # Decode first: on a drive that holds values, KV data is on other pages, and times differ
-    decoded = _decode([node[SEQUENCES_NSID] for node in nodes], given)
+    decoded = _decode([node[SEQUENCES_NSID] for node in nodes], options)
     return {
         "id_ctrl": nvme("id-ctrl", str(first), "-o", "json"),
         "commands": _commands(first),
         "values_equal": _values(nodes[0][VALUES_NSID]),
         "filesystem": [_filesystem(node[BLOCKS_NSID], libc) for node in nodes],
         "fio": _fio(first),
-        "paths": _paths(first, int(given["ports"].split(",")[0])),
+        "paths": _paths(first, int(options["ports"].split(",")[0])),
         "decodes": {"nvme+tcp": decoded},
     }
 
@@ -59,7 +59,7 @@ def _commands(node: Path) -> dict[str, Any]:
     for _ in range(3):  # so that the error log has entries
         subprocess.run(wrong, capture_output=True)
     smart = nvme("smart-log", str(node), "-o", "json")
-    errors = [each["error_count"] for each in nvme("error-log", str(node), "-e", "64", "-o", "json")["errors"]]
+    errors = [entry["error_count"] for entry in nvme("error-log", str(node), "-e", "64", "-o", "json")["errors"]]
     return {
         "list": len(nvme("list", "-o", "json")["Devices"]),
         "id_ns": {key: nvme("id-ns", str(node), "-o", "json")[key] for key in ("nsze", "ncap", "nuse")},
@@ -76,9 +76,11 @@ def _values(node: Path) -> bool:
         file.write_bytes(value)
         key = f"--cdw2={number + 1}", "--cdw11=4"
         _passthru(node, 0x01, *key, f"--cdw10={size}", f"--data-len={size}", "--write", f"--input-file={file}")
-        found = _passthru(node, 0x02, *key, f"--cdw10={size}", f"--data-len={size}", "--read", "--raw-binary")
+        retrieved = _passthru(node, 0x02, *key, f"--cdw10={size}", f"--data-len={size}", "--read", "--raw-binary")
         _passthru(node, 0x10, *key)
-        is_right &= found == value and subprocess.run(_command(node, 0x14, *key), capture_output=True).returncode != 0
+        is_right &= (
+            retrieved == value and subprocess.run(_command(node, 0x14, *key), capture_output=True).returncode != 0
+        )
     return is_right
 
 
@@ -184,7 +186,7 @@ def _unmount(libc: Any, where: str) -> None:
         raise OSError(f"cannot unmount {where}")
 
 
-def _decode(nodes: Sequence[Path], given: dict[str, str]) -> dict[str, Any]:
+def _decode(nodes: Sequence[Path], options: dict[str, str]) -> dict[str, Any]:
     from csd_link.nvmeof.node import NodeDrive
     from host_driver.driver import Driver
     from host_driver.random_decode import SHIPPED_SHAPE, random_decode
@@ -192,7 +194,7 @@ def _decode(nodes: Sequence[Path], given: dict[str, str]) -> dict[str, Any]:
     began = time.monotonic()
     devices = [NodeDrive(node) for node in nodes]
     driver = Driver(devices, SHIPPED_SHAPE)
-    result = random_decode(driver, int(given["prompt"]), int(given["tokens"]))
+    result = random_decode(driver, int(options["prompt"]), int(options["tokens"]))
     limits = {"nodes": [node.name for node in nodes], "how": devices[0].how, "max_bytes": devices[0].max_bytes}
     driver.close()
     for device in devices:

@@ -42,12 +42,12 @@ class KVFormat:
             attention: Attention in drives, with their layout; None without drives.
         """
         v_channels = 0 if shape.latent else shape.v_head_dim or shape.head_dim
-        kept = None
+        lossy_codec = None
         if attention is not None:
             codec = attention.kv_layout.rows
             dtype = torch.bfloat16 if codec.value == "bf16" else torch.float16
-            kept = None if codec.exact else codec
-        return cls(dtype, shape.kv_heads, shape.head_dim, v_channels, shape.latent, kept)
+            lossy_codec = None if codec.exact else codec
+        return cls(dtype, shape.kv_heads, shape.head_dim, v_channels, shape.latent, lossy_codec)
 
     @property
     def row_bytes(self) -> int:
@@ -67,17 +67,17 @@ class KVFormat:
 
     def rounded(self, states: torch.Tensor) -> torch.Tensor:
         """Round queries, keys or values (..., channels) to the stored dtype; raises ValueError beyond FP16's range."""
-        found = states.to(self.value_dtype)
-        if self.value_dtype is torch.float16 and states.dtype is not torch.float16 and not found.isfinite().all():
+        rounded = states.to(self.value_dtype)
+        if self.value_dtype is torch.float16 and states.dtype is not torch.float16 and not rounded.isfinite().all():
             largest = float(states.abs().max())
             raise ValueError(f"q, K or V has {largest:,.0f}, beyond FP16's 65,504: use kv_dtype='bf16'")
-        return found
+        return rounded
 
     def stored(self, states: torch.Tensor) -> torch.Tensor:
         """New keys or values (..., channels) as every tier stores them; raises ValueError beyond FP16's range."""
-        found = self.rounded(states)
+        rounded = self.rounded(states)
         if self.kept is None:
-            return found
-        bits = found.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
+            return rounded
+        bits = rounded.contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
         again = self.kept.decode(self.kept.encode(bits), bits.shape[-1])
-        return torch.from_numpy(again.view(np.int16)).view(self.value_dtype).to(found.device)
+        return torch.from_numpy(again.view(np.int16)).view(self.value_dtype).to(rounded.device)

@@ -45,15 +45,15 @@ class Layers:
         if self.v.shape != self.k.shape or self.q.shape[:2] != (layers, heads) or self.q.shape[3:] != (dim,):
             shapes = f"q {self.q.shape}, k {self.k.shape}, v {self.v.shape}"
             raise ValueError(f"{shapes}: must have the same layers and heads")
-        if any(each.dtype != np.float16 for each in (self.q, self.k, self.v)):
+        if any(tensor.dtype != np.float16 for tensor in (self.q, self.k, self.v)):
             raise ValueError("q, k and v must be float16")
 
     @classmethod
     def load(cls, file: Path) -> Layers:
         """Load arrays q, k and v from an .npz file; raises ValueError if it is invalid."""
         try:
-            with np.load(file, allow_pickle=False) as found:
-                return cls(found["q"], found["k"], found["v"])
+            with np.load(file, allow_pickle=False) as arrays:
+                return cls(arrays["q"], arrays["k"], arrays["v"])
         except (KeyError, IndexError, AttributeError, TypeError, ValueError, EOFError, BadZipFile, zlib.error) as error:
             raise ValueError(
                 f"{file}: not an .npz file with q, k and v: {error.args[0] if error.args else error}"
@@ -77,7 +77,7 @@ class Layers:
 
 def attend(q: F16, k: F16, v: F16) -> F64:
     """softmax(q k^T / sqrt(d)) v, (H, G, d), for q (H, G, d), k and v (S, H, d)."""
-    wide_k, wide_v = (each.transpose(1, 2, 0).astype(np.float64)[:, None] for each in (k, v))  # (H, 1, d, S)
+    wide_k, wide_v = (tensor.transpose(1, 2, 0).astype(np.float64)[:, None] for tensor in (k, v))  # (H, 1, d, S)
     logits = _summed(np.moveaxis(q.astype(np.float64)[..., None] * wide_k, 2, 0)) / math.sqrt(q.shape[2])
     weights = _exp(logits - logits.max(axis=-1, keepdims=True))  # (H, G, S)
     total = _summed(np.moveaxis(weights, 2, 0))[..., None]
@@ -97,10 +97,10 @@ def _exp(x: F64) -> F64:
     """e^x for x <= 0, using only multiplications and additions."""
     scaled = x * _LOG2_E
     whole = np.rint(scaled)
-    rest, found = scaled - whole, np.full(x.shape, _TERMS[-1])
+    rest, polynomial = scaled - whole, np.full(x.shape, _TERMS[-1])
     for term in _TERMS[-2::-1]:
-        found = found * rest + term
-    powers: F64 = np.ldexp(found, np.maximum(whole, -1074).astype(np.int64))
+        polynomial = polynomial * rest + term
+    powers: F64 = np.ldexp(polynomial, np.maximum(whole, -1074).astype(np.int64))
     return powers
 
 
@@ -123,10 +123,10 @@ def round_trip(queue: Queue, layers: Layers) -> dict[str, Any]:
     Raises:
         OSError: A request failed.
     """
-    extents, given = Extents(queue), layers.tensors()
-    buffers = {key: _padded(each, queue.block_bytes) for key, each in given.items()}
-    for key, each in given.items():
-        extents.bind(key, each.nbytes)
+    extents, tensors = Extents(queue), layers.tensors()
+    buffers = {key: _padded(tensor, queue.block_bytes) for key, tensor in tensors.items()}
+    for key, tensor in tensors.items():
+        extents.bind(key, tensor.nbytes)
     reads = _requests(extents, "read", buffers)
     queue.register([request.buffer for request in reads])
     carry_out(queue, _requests(extents, "write", buffers))
@@ -134,12 +134,15 @@ def round_trip(queue: Queue, layers: Layers) -> dict[str, Any]:
     for buffer in buffers.values():
         buffer[:] = bytes(buffer.nbytes)
     carry_out(queue, reads)
-    back = {key: np.frombuffer(buffers[key], np.float16, each.size).reshape(each.shape) for key, each in given.items()}
-    found = digests(layers, back)
-    for key in given:
+    back = {
+        key: np.frombuffer(buffers[key], np.float16, tensor.size).reshape(tensor.shape)
+        for key, tensor in tensors.items()
+    }
+    data_digests = digests(layers, back)
+    for key in tensors:
         extents.release(key)
     carry_out(queue, reads)
-    return found | {
+    return data_digests | {
         "requests": len(reads),
         "request_bytes": max(request.buffer.nbytes for request in reads),
         "depth": min(queue.depth, len(reads)),

@@ -120,10 +120,10 @@ class RowKv:
 
     def blocks(self, request: Hashable, layer: int) -> list[BlockKey]:
         """Blocks of a layer of a request."""
-        entries, found = self.runner.table.entries, list[BlockKey]()
-        while (block := BlockKey(request, layer, PART, len(found))) in entries:
-            found.append(block)
-        return found
+        entries, blocks = self.runner.table.entries, list[BlockKey]()
+        while (block := BlockKey(request, layer, PART, len(blocks))) in entries:
+            blocks.append(block)
+        return blocks
 
     def requests(self) -> set[Hashable]:
         """Requests that have KV data."""

@@ -44,8 +44,8 @@ def assign_heads(shape: ModelShape, drives: int) -> list[HeadShard]:
         ValueError: `drives` is below 1 or above the number of heads that can be split.
     """
     if not shape.latent:
-        kept = split_heads(shape.kv_heads, drives)
-        return [HeadShard(heads, range(heads.start * shape.group, heads.stop * shape.group)) for heads in kept]
+        head_ranges = split_heads(shape.kv_heads, drives)
+        return [HeadShard(heads, range(heads.start * shape.group, heads.stop * shape.group)) for heads in head_ranges]
     if not 1 <= drives <= shape.q_heads:
         raise ValueError(f"drives = {drives}: must be 1 to {shape.q_heads}, the model's query heads")
     return [HeadShard(range(shape.kv_heads), queries) for queries in _cut(shape.q_heads, drives)]

@@ -89,8 +89,8 @@ class Traffic:
         total.flash += step.flash
         first = step.context // CONTEXT_TOKENS * CONTEXT_TOKENS
         steady = not step.wait_ns
-        found = self.by_context.get(first, (0, 0, 0, 0))
-        self.by_context[first] = found[0] + 1, found[1] + ns, found[2] + steady, found[3] + ns * steady
+        sums = self.by_context.get(first, (0, 0, 0, 0))
+        self.by_context[first] = sums[0] + 1, sums[1] + ns, sums[2] + steady, sums[3] + ns * steady
 
     def count_read_back(self, tokens: int, link_bytes: int) -> None:
         """Add a forward that attended on the host to KV data read back from the drives."""

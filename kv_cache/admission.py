@@ -129,7 +129,7 @@ class WaitingQueue:
 
     def remove(self, number: int) -> None:
         """Remove a queued request."""
-        self._queued = [each for each in self._queued if each[2].number != number]
+        self._queued = [entry for entry in self._queued if entry[2].number != number]
         heapify(self._queued)
 
     def _due_s(self, request: Request, arrived_s: float) -> float:

@@ -337,7 +337,7 @@ class BlockTable:
         self.used[tier] += nbytes
         self.peak[tier] = max(self.peak[tier], self.used[tier])
         leaving = self._leaving[tier]
-        remaining = deque(each for each in leaving if not all(transfer.done for transfer in each[1]))
+        remaining = deque(entry for entry in leaving if not all(transfer.done for transfer in entry[1]))
         self._leaving[tier] = remaining
         if limit is None:
             return []

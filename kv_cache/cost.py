@@ -322,16 +322,16 @@ class ServingCost:
             tokens: Cached tokens of each request.
             grown: Tokens per request to reserve space for.
         """
-        each = np.array(tokens, np.int64)
+        lengths = np.array(tokens, np.int64)
         L, token_s = self.layers, self.compute.token_s
         attend = None
         if self.drives:  # the device does not attend to them meanwhile
-            read_s = each * self.drives.token_bytes / self.drives.bytes_per_s
-            attend = read_s + self.drives.call_s / max(1, each.size) - each * token_s / L
+            read_s = lengths * self.drives.token_bytes / self.drives.bytes_per_s
+            attend = read_s + self.drives.call_s / max(1, lengths.size) - lengths * token_s / L
         return StepCosts(
-            compute=np.full(L, self.compute.decode_s(each.size, int(each.sum())) / L),
-            fetch=(each * self.fetch_token_s + self.fetch_s) / L,
-            blocks=-(-(each + grown) // BLOCK_TOKENS),
+            compute=np.full(L, self.compute.decode_s(lengths.size, int(lengths.sum())) / L),
+            fetch=(lengths * self.fetch_token_s + self.fetch_s) / L,
+            blocks=-(-(lengths + grown) // BLOCK_TOKENS),
             room=self.room_blocks * L,
             attend=attend,
         )

@@ -81,9 +81,9 @@ class Engine:
     def remove(self, number: int) -> None:
         """Remove a request in any state."""
         self.queue.remove(number)
-        for each in self._admitted():
-            if each.number == number:
-                self._retire(each)
+        for sequence in self._admitted():
+            if sequence.number == number:
+                self._retire(sequence)
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Change limits of tiers between two iterations; the policy is asked again before the next one.
@@ -92,7 +92,7 @@ class Engine:
             limits: Bytes by tier; other tiers keep their limits.
         """
         if DEVICE in limits:
-            self.cost, self._given = (each.with_room(limits[DEVICE]) for each in (self.cost, self._given))
+            self.cost, self._given = (cost.with_room(limits[DEVICE]) for cost in (self.cost, self._given))
         self.host_bytes = limits.get(HOST, self.host_bytes)
         if self.events is not None:
             self.events.runner.set_limits(limits)
@@ -153,13 +153,13 @@ class Engine:
             most: Maximum number of decode steps.
         """
         scheduled = {
-            each: output.num_scheduled_tokens[each.number]
-            for each in self._admitted()
-            if each.number in output.num_scheduled_tokens and (ran is None or each.number in ran)
+            sequence: output.num_scheduled_tokens[sequence.number]
+            for sequence in self._admitted()
+            if sequence.number in output.num_scheduled_tokens and (ran is None or sequence.number in ran)
         }
-        prefills = {each: count for each, count in scheduled.items() if each.prefills}
-        decoding = [each for each in scheduled if not each.prefills]
-        options = [output.placement.get(each.number, Offload(0)) for each in decoding]
+        prefills = {sequence: count for sequence, count in scheduled.items() if sequence.prefills}
+        decoding = [sequence for sequence in scheduled if not sequence.prefills]
+        options = [output.placement.get(sequence.number, Offload(0)) for sequence in decoding]
         self.done.decided += bool(decoding)
         offloads = [option for option in options if isinstance(option, Offload)]
         if self.events is not None:
@@ -167,16 +167,16 @@ class Engine:
         elif decoding and len(offloads) == len(options) and not self.policy.admits:
             result = self._chain(decoding, offloads, prefills, min(output.num_steps, most))
         else:
-            if self._keep and any(output.leaves_device(each.number) for each in scheduled):
+            if self._keep and any(output.leaves_device(sequence.number) for sequence in scheduled):
                 raise PolicyError(f"policy {self.policy.name}: it places layers by tier, so it must not be `strided`")
             result = self._jump(decoding, prefills)
         if took_s is not None and result.timed_by == "chain":
             self._recalibrate(decoding, offloads, took_s)
-        ended = [each for each in scheduled if each.finished]
-        finished = tuple(each.number for each in ended)
-        for each in ended:
-            self._retire(each)
-            each.deposit.clear()
+        ended = [sequence for sequence in scheduled if sequence.finished]
+        finished = tuple(sequence.number for sequence in ended)
+        for sequence in ended:
+            self._retire(sequence)
+            sequence.deposit.clear()
         result = replace(result, finished=finished)
         self.done.timed_by[result.timed_by] = self.done.timed_by.get(result.timed_by, 0) + 1
         self.policy.update(output, result)
@@ -251,7 +251,7 @@ class Engine:
         """State for the policy: all sequences, or only those that have paused for `patience` steps."""
         patience, among = self.admission.max_paused_steps, self.sequences
         if patience:
-            among = [each for each in among if each.paused >= patience] or among
+            among = [sequence for sequence in among if sequence.paused >= patience] or among
         return SchedulerState(
             cost=self.cost,
             sequences=among,
@@ -260,7 +260,7 @@ class Engine:
             slo_s=self.slo_s,
             now_s=self.now_s,
             step=self.done.steps,
-            changed=self.changed or [each.number for each in among] != self._asked,
+            changed=self.changed or [sequence.number for sequence in among] != self._asked,
             mean_tokens=self._tokens / max(1, self._requests),
             first_block=self._first_block,
             store=self.store,
@@ -280,26 +280,26 @@ class Engine:
         steps, until_s = math.inf, math.inf
         if self._free() and self.prompt is None:
             steps, until_s = self.queue.next_after(self.done.steps)
-        left = min(each.request.output_tokens - each.num_output_tokens for each in decoding)
+        left = min(sequence.request.output_tokens - sequence.num_output_tokens for sequence in decoding)
         most = min(most, steps, self.admission.max_paused_steps or math.inf, left)
-        tokens, extra_s = [each.num_computed_tokens + 1 for each in decoding], self._chunks(prefills)
+        tokens, extra_s = [sequence.num_computed_tokens + 1 for sequence in decoding], self._chunks(prefills)
         took = decode_s(self.cost, tokens, options, int(most), within_s=until_s - self.now_s, extra_s=extra_s)
         ends_at = [held + took.size - 1 for held in tokens]
         check_host(self.policy.name, options, ends_at, self.cost.token_bytes, self.host_bytes)
         ends = self.now_s + np.cumsum(took)
-        for each, option, held in zip(decoding, options, tokens, strict=True):
-            each.add_tokens(ends, took)
+        for sequence, option, held in zip(decoding, options, tokens, strict=True):
+            sequence.add_tokens(ends, took)
             self._count(option, held, took.size)
         added_s = 0.0 if extra_s is None else float(extra_s[: took.size].sum())
         self.done.steps += took.size
         self.done.prefill_s += added_s
         self.done.decode_s += float(took.sum()) - added_s
         self.now_s, self.changed = float(ends[-1]), False
-        for each in self.sequences:
-            each.paused = 0 if each in decoding else each.paused + took.size
+        for sequence in self.sequences:
+            sequence.paused = 0 if sequence in decoding else sequence.paused + took.size
         self._arrive()
-        for each, count in prefills.items():
-            self._computed(each, min(count * took.size, each.num_missing_tokens), self.now_s - each.entered_s)
+        for prompt, count in prefills.items():
+            self._computed(prompt, min(count * took.size, prompt.num_missing_tokens), self.now_s - prompt.entered_s)
         return IterationResult(float(took.sum()), took.size, "chain")
 
     def _jump(self, decoding: Sequence[SequenceState], prefills: dict[SequenceState, int]) -> IterationResult:
@@ -308,7 +308,7 @@ class Engine:
         If the policy admits requests itself, a prompt is computed along with a decode step and takes part in it.
         """
         prefill_s = sum(self._prefill_s(prefills).values())
-        batch = [each.num_computed_tokens + 1 for each in decoding]
+        batch = [sequence.num_computed_tokens + 1 for sequence in decoding]
         if self.policy.admits:
             batch += [prefill.num_tokens for prefill in prefills]
         step_s = self.cost.compute.decode_s(len(batch), sum(batch)) if batch else 0.0
@@ -323,7 +323,7 @@ class Engine:
     ) -> IterationResult:
         """One iteration whose copies overlap with the computation of the layers."""
         prefill_s = self._prefill_s(prefills)
-        new = {each.number: 1 for each in decoding} | {each.number: count for each, count in prefills.items()}
+        new = {sequence.number: prefills.get(sequence, 1) for sequence in (*decoding, *prefills)}
         took_s = events.run(self.now_s, new, prefill_s, output)
         self.done.link_bytes = events.fetched_bytes
         compute_s = sum(prefill_s.values()) if decoding else took_s
@@ -333,8 +333,8 @@ class Engine:
         """Compute time of prompts or their chunks, seconds, by request number."""
         prefill_s = self.cost.compute.prefill_s
         return {
-            each.number: prefill_s(each.num_computed_tokens + count, each.num_computed_tokens)
-            for each, count in prefills.items()
+            prompt.number: prefill_s(prompt.num_computed_tokens + count, prompt.num_computed_tokens)
+            for prompt, count in prefills.items()
         }
 
     def _account(
@@ -352,11 +352,11 @@ class Engine:
         if decoding:
             self.done.steps += 1
             self.changed = False
-        for each in decoding:
-            each.add_tokens(np.array([self.now_s]), np.array([took_s]))
+        for sequence in decoding:
+            sequence.add_tokens(np.array([self.now_s]), np.array([took_s]))
         self._arrive()  # arrivals during the iteration
-        for each, count in prefills.items():
-            self._computed(each, count, took_s)
+        for prompt, count in prefills.items():
+            self._computed(prompt, count, took_s)
         return IterationResult(took_s, int(bool(decoding)), timed_by)
 
     def _computed(self, sequence: SequenceState, tokens: int, took_s: float) -> None:
@@ -393,7 +393,7 @@ class Engine:
 
     def _recalibrate(self, decoding: Sequence[SequenceState], options: Sequence[Offload], took_s: float) -> None:
         """Correct the cost model by a measured decode step; the policy plans again after a large deviation."""
-        costs = self._given.costs([each.num_computed_tokens for each in decoding])
+        costs = self._given.costs([sequence.num_computed_tokens for sequence in decoding])
         self._slowdown += EMA * (took_s / latency_s(costs, options) - self._slowdown)
         if not 1 / REPLAN < self._slowdown / self.cost.compute.slowdown < REPLAN:
             self.cost = replace(self.cost, compute=replace(self.cost.compute, slowdown=self._slowdown))

@@ -136,7 +136,7 @@ class Machine:
     @classmethod
     def of(cls, tiers: list[Tier], links: list[SharedLink], routes: dict[tuple[str, str], Route]) -> Machine:
         """Build a machine; raises ValueError if a route or link refers to an unknown name."""
-        machine = cls({tier.name: tier for tier in tiers}, {each.name: each for each in links}, dict(routes))
+        machine = cls({tier.name: tier for tier in tiers}, {link.name: link for link in links}, dict(routes))
         for (source, target), route in routes.items():
             for name in (source, target):
                 if name not in machine.tiers:

@@ -277,7 +277,7 @@ class Iteration:
             run.table.cancel_copy(copy_range)
             raise
         run.table.start_copy(copy_range, transfer)
-        numbers = tuple(self._copies[id(each)] for each in before if id(each) in self._copies)
+        numbers = tuple(self._copies[id(earlier)] for earlier in before if id(earlier) in self._copies)
         self._copies[id(transfer)] = len(self.acts)
         self.acts.append(Action("copy", to, block, source, fifo, after=numbers))
         self._count(copy_range, route)
@@ -352,7 +352,7 @@ class Iteration:
         waits = [
             transfer
             for block, tier in enumerate(tiers)
-            for transfer in run.table.attend([each for each in blocks if each.index == block], tier, self.number)
+            for transfer in run.table.attend([key for key in blocks if key.index == block], tier, self.number)
         ]
         self.acts.append(Action("attend", tiers=tiers, layer=layer, rows=wanted, method=method, read=read))
         selected = [block for block in blocks if block in run.table.selected]

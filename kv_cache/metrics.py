@@ -69,12 +69,12 @@ def attained(served: RunResult, deposit: bool = False) -> float:
 
 def _late(gaps: F64, slo_s: float) -> int:
     """Tokens produced when the deposit is empty; the clock restarts at each of them."""
-    late, due, made = 0, slo_s, 0.0
+    late, due, produced_s = 0, slo_s, 0.0
     for gap in gaps.tolist():
-        made += gap
-        if made > due + 1e-12:
+        produced_s += gap
+        if produced_s > due + 1e-12:
             late += 1
-            due = made
+            due = produced_s
         due += slo_s
     return late
 
@@ -89,17 +89,17 @@ def deadline_attainment(served: RunResult) -> float:
     """Fraction of tokens available when a user reads them: token i is due i objectives after the first one."""
     met = total = 0
     for live in served.sequences:
-        made = live.token_times_s
-        due = made[0] + served.slo_s * np.arange(made.size)
-        met += int((made[1:] <= due[1:] + 1e-9).sum())
-        total += made.size - 1
+        times_s = live.token_times_s
+        due = times_s[0] + served.slo_s * np.arange(times_s.size)
+        met += int((times_s[1:] <= due[1:] + 1e-9).sum())
+        total += times_s.size - 1
     return met / max(1, total)
 
 
 def deadline_attainment_incl_rejected(served: RunResult) -> float:
     """`deadline_attainment`, with all tokens of rejected requests counted as late."""
     admitted = sum(sequence.num_output_tokens for sequence in served.sequences)
-    lost = sum(each.output_tokens for each, _ in served.rejected)
+    lost = sum(request.output_tokens for request, _ in served.rejected)
     return deadline_attainment(served) * admitted / max(1, admitted + lost)
 
 
@@ -110,17 +110,17 @@ def tpot_slo_attainment_step(served: RunResult, real: bool = False) -> float:
 
 
 def _gaps(live: Sequence[SequenceState]) -> F64:
-    return np.concatenate([np.diff(each.token_times_s) for each in live] or [np.zeros(0)])
+    return np.concatenate([np.diff(sequence.token_times_s) for sequence in live] or [np.zeros(0)])
 
 
 def _tpot(live: Sequence[SequenceState], real: bool) -> F64:
-    several = [each for each in live if each.num_output_tokens > 1]
-    return np.array([np.mean(np.diff(each.token_times_s) if real else each.step_s[1:]) for each in several])
+    several = [sequence for sequence in live if sequence.num_output_tokens > 1]
+    return np.array([np.mean(np.diff(sequence.token_times_s) if real else sequence.step_s[1:]) for sequence in several])
 
 
 def _percentiles(values: F64) -> dict[str, float]:
-    found = np.percentile(values, (50, 95, 99)) if values.size else (0.0, 0.0, 0.0)
-    return {name: float(value) for name, value in zip(("p50", "p95", "p99"), found, strict=True)}
+    percentiles = np.percentile(values, (50, 95, 99)) if values.size else (0.0, 0.0, 0.0)
+    return {name: float(value) for name, value in zip(("p50", "p95", "p99"), percentiles, strict=True)}
 
 
 def summary(served: RunResult) -> dict[str, Any]:
@@ -130,10 +130,10 @@ def summary(served: RunResult) -> dict[str, Any]:
     `path_bytes` has the bytes of the KV cache over the link to the host and read in drives.
     """
     live = served.sequences
-    steps = np.concatenate([np.zeros(0), *(each.step_s[1:] for each in live)])
-    tokens, span_s = sum(each.num_output_tokens for each in live), served.end_s or math.inf
-    first = np.array([each.token_times_s[0] - each.arrived_s for each in live])
-    whole = np.array([each.token_times_s[-1] - each.arrived_s for each in live])
+    steps = np.concatenate([np.zeros(0), *(sequence.step_s[1:] for sequence in live)])
+    tokens, span_s = sum(sequence.num_output_tokens for sequence in live), served.end_s or math.inf
+    first = np.array([sequence.token_times_s[0] - sequence.arrived_s for sequence in live])
+    whole = np.array([sequence.token_times_s[-1] - sequence.arrived_s for sequence in live])
     return {
         "requests": len(live),
         "steps": served.steps,
@@ -153,7 +153,7 @@ def summary(served: RunResult) -> dict[str, Any]:
         "step_tpot_s": _percentiles(_tpot(live, False)),
         "tpot_s": _percentiles(_tpot(live, True)),
         "ttft_s": _percentiles(first),
-        "max_queue_wait_s": max((each.entered_s - each.arrived_s for each in live), default=0.0),
+        "max_queue_wait_s": max((sequence.entered_s - sequence.arrived_s for sequence in live), default=0.0),
         "max_token_gap_s": float(_gaps(live).max(initial=0.0)),
         "end_to_end_s": float(whole.mean()) if live else 0.0,
         "requests_per_min": 60 * len(live) / span_s,

@@ -45,7 +45,7 @@ class LinkNetwork:
         """Bytes in flight on a link or queued for it."""
         loaded = self._loaded[name]
         self._advance(loaded)
-        return sum(flow.left for flow in loaded.flows) + sum(each[2] for each in loaded.waiting)
+        return sum(flow.left for flow in loaded.flows) + sum(nbytes for _, _, nbytes, _ in loaded.waiting)
 
     def busy_ns(self) -> dict[str, float]:
         """Busy time of each link, ns."""

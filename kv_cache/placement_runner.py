@@ -46,7 +46,7 @@ def spill(it: Iteration, need: int = 0) -> None:
     """
     below = it.memory["below"]
     if it.free_bytes(below) < need and it.has_path(below, DIRECT):
-        for block in sorted(it.blocks_at(below), key=lambda each: -_place(it, each)):
+        for block in sorted(it.blocks_at(below), key=lambda block: -_place(it, block)):
             if it.free_bytes(below) >= need:
                 break
             it.move(block, DIRECT)
@@ -66,15 +66,15 @@ def returning(it: Iteration, need: int = 0) -> set[BlockKey]:
         it: The iteration.
         need: Bytes to leave free in that tier.
     """
-    room, found = it.free_bytes(it.memory["below"]) - need, set[BlockKey]()
+    room, chosen = it.free_bytes(it.memory["below"]) - need, set[BlockKey]()
     here = [block for block in it.blocks_at(DIRECT) if block.request in it.batch]
-    blocks = sorted(here, key=lambda each: (each.layer, _place(it, each)))
-    for _, block in sorted(enumerate(blocks), key=lambda each: each[0] * GOLDEN % 1):
+    blocks = sorted(here, key=lambda block: (block.layer, _place(it, block)))
+    for _, block in sorted(enumerate(blocks), key=lambda numbered: numbered[0] * GOLDEN % 1):
         room -= it.nbytes(block)
         if room < 0:
             break
-        found.add(block)
-    return found
+        chosen.add(block)
+    return chosen
 
 
 def _groups(it: Iteration, layer: int, rows: list[Hashable], at: tuple[str, ...]) -> list[list[Hashable]]:
@@ -122,14 +122,14 @@ def _page_in(it: Iteration, block: BlockKey, tier: str, rows: list[Hashable]) ->
     it.copy(block, tier)
 
 
-def _prefetch_layers(it: Iteration, layer: int, rows: list[Hashable], kept: int) -> None:
+def _prefetch_layers(it: Iteration, layer: int, rows: list[Hashable], reserve: int) -> None:
     """Prefetch the next offloaded layers of the rows while they fit.
 
     Args:
         it: The iteration.
         layer: Layer that is attended now.
         rows: Rows to prefetch for.
-        kept: Bytes to leave free on the device.
+        reserve: Bytes to leave free on the device.
     """
     buffers: Callable[[Hashable], int] = it.memory.get("buffers", lambda row: 2)
     for row in rows:
@@ -140,7 +140,7 @@ def _prefetch_layers(it: Iteration, layer: int, rows: list[Hashable], kept: int)
             passing = _transient_blocks(it, row, due)
             away = [x for x in passing if DEVICE not in it.tiers_of(x)]
             left -= bool(passing)
-            need = kept + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
+            need = reserve + sum(it.missing_bytes(x, DEVICE) for x in away) + it.new_bytes(row) * len(it.parts)
             if away and (it.free_bytes(DEVICE) < need or not all(_reachable(it, x) for x in away)):
                 break
             for block in away:

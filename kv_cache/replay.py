@@ -19,16 +19,16 @@ def replay(
     def run_recorded(t: Iteration) -> None:
         transfers = dict[int, Transfer | None]()
         for number, act in enumerate(acts):
-            before = [transfer for each in act.after if (transfer := transfers[each])]
+            before = [transfer for earlier in act.after if (transfer := transfers[earlier])]
             transfers[number] = _do(t, run, act, before)
 
     run = IterationRunner(machine, like.layers, run_recorded, transfers, parts=like.parts)
-    for each in recorded:
-        if each.new:
-            acts[:] = each.acts
-            run.run(each.new, each.row_bytes)
+    for record in recorded:
+        if record.new:
+            acts[:] = record.acts
+            run.run(record.new, record.row_bytes)
             continue
-        for act in each.acts:
+        for act in record.acts:
             if act.kind == "free":
                 run.free(act.rows[0])
             elif act.block:

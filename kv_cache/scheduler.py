@@ -155,7 +155,7 @@ class SchedulerState:
         self, running: Sequence[SequenceState], placement: Iterable[Placement], num_steps: int = 1
     ) -> SchedulerOutput:
         """A decode step of `running` with a placement for each, plus the next chunk of a prompt."""
-        tokens = dict.fromkeys((each.number for each in running), 1)
+        tokens = dict.fromkeys((sequence.number for sequence in running), 1)
         placed = dict(zip(tokens, placement, strict=True))
         if self.filling is not None and (count := self._next(self.filling, self.chunk)):
             tokens[self.filling.number] = count
@@ -211,22 +211,24 @@ class Policy:
         return type(self).layers is not Policy.layers
 
     @staticmethod
-    def of(given: Any) -> Policy:
+    def of(definition: Any) -> Policy:
         """Create a policy from an object with members of `Policy`, its class, or a function of an `Iteration`.
 
         Raises:
             ValueError: It is none of these.
         """
-        is_maker = isinstance(given, type) or (isinstance(given, partial) and isinstance(given.func, type))
-        made = given() if is_maker else given
-        if isinstance(made, Policy):
-            return made
-        if hasattr(made, "schedule") or hasattr(made, "layers"):
-            return _Adapted(made)
-        if callable(made):
-            return LayerPolicy(made)
+        is_maker = isinstance(definition, type) or (
+            isinstance(definition, partial) and isinstance(definition.func, type)
+        )
+        instance = definition() if is_maker else definition
+        if isinstance(instance, Policy):
+            return instance
+        if hasattr(instance, "schedule") or hasattr(instance, "layers"):
+            return _Adapted(instance)
+        if callable(instance):
+            return LayerPolicy(instance)
         raise ValueError(
-            f"{given!r} is not a policy: it needs `schedule` or `layers`, or must be a function of an Iteration"
+            f"{definition!r} is not a policy: it needs `schedule` or `layers`, or must be a function of an Iteration"
         )
 
 
@@ -242,7 +244,7 @@ def check_output(policy: Policy, output: Any, here: Sequence[SequenceState], lay
     Raises:
         PolicyError: It names unknown requests or schedules none, or it is not a `SchedulerOutput`.
     """
-    who, there = f"policy {policy.name}", {each.number: each for each in here}
+    who, there = f"policy {policy.name}", {sequence.number: sequence for sequence in here}
     if not isinstance(output, SchedulerOutput):
         raise PolicyError(f"{who}: schedule returned {output!r}: must be a SchedulerOutput, or None to wait")
     for number, count in output.num_scheduled_tokens.items():
@@ -298,16 +300,16 @@ class LayerPolicy(Policy):
 class _Adapted(Policy):
     """Adapter for an object with some of the members of `Policy`."""
 
-    def __init__(self, given: Any) -> None:
-        self.given = given
+    def __init__(self, definition: Any) -> None:
+        self.definition = definition
         for name in ("tiers", "admits", "first_block", "strided", "schedule", "layers", "update", "forget"):
-            if hasattr(given, name):
-                setattr(self, name, getattr(given, name))
+            if hasattr(definition, name):
+                setattr(self, name, getattr(definition, name))
 
     @property
     def name(self) -> str:
-        return type(self.given).__name__
+        return type(self.definition).__name__
 
     @property
     def has_layers(self) -> bool:
-        return hasattr(self.given, "layers")
+        return hasattr(self.definition, "layers")

@@ -108,9 +108,9 @@ def generate(
         Request(
             number=number,
             arrival=float(at),
-            input_tokens=int(given),
-            output_tokens=max(1, min(int(made), longest - int(given))),
+            input_tokens=int(input_length),
+            output_tokens=max(1, min(int(output_length), longest - int(input_length))),
         )
-        for number, (at, given, made) in enumerate(zip(arrivals, *lengths, strict=True))
+        for number, (at, input_length, output_length) in enumerate(zip(arrivals, *lengths, strict=True))
     ]
     return Trace(name=f"generated, {rate:g}/s", requests=requests)

@@ -275,8 +275,8 @@ def _columns(where: str, values: Mapping[str, Any], arrivals: bool) -> _Columns:
         ((base, unit) for base in ARRIVALS for unit in UNITS_S if base + unit in names), ("", "")
     )  # the longest list is a few hundred look-ups, once for each file
     roles = {"arrival": names.get(arrival + suffix, "") if arrival else ""}
-    for role, known in (("prompt", INPUTS), ("output", OUTPUTS), ("hashes", HASHES)):
-        roles[role] = next((names[base] for base in known if base in names), "")
+    for role, columns in (("prompt", INPUTS), ("output", OUTPUTS), ("hashes", HASHES)):
+        roles[role] = next((names[base] for base in columns if base in names), "")
     needed = [role for role in EXAMPLES if arrivals or role != "arrival"]
     if missing := [f"{role} ({EXAMPLES[role]})" for role in needed if not roles[role]]:
         raise ValueError(f"{where}: no column for {', '.join(missing)}; there are: {_listed(values)}")

@@ -23,10 +23,10 @@ class FifoLock:
             if not self._taken:
                 self._taken = True
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        mine.acquire()
+            ticket = threading.Lock()
+            ticket.acquire()
+            self._waiting.append(ticket)
+        ticket.acquire()
 
     def __exit__(self, *exception: object) -> None:
         with self._guard:

@@ -110,11 +110,11 @@ class TenantValues:
 @contextmanager
 def _as_status(more: tuple[tuple[type[Exception], int], ...] = ()) -> Iterator[None]:
     """Convert a firmware error to a command status; `more` has the mappings of the command set, which come first."""
-    known: tuple[tuple[type[Exception], int], ...] = (*more, *STATUS_OF)
+    statuses: tuple[tuple[type[Exception], int], ...] = (*more, *STATUS_OF)
     try:
         yield
     except FtlError as error:
-        raise CommandError(next(status for kind, status in known if isinstance(error, kind))) from error
+        raise CommandError(next(status for kind, status in statuses if isinstance(error, kind))) from error
 
 
 def subsystem_of(
@@ -126,8 +126,8 @@ def subsystem_of(
 
     def health() -> Smart:
         with turns:
-            found = smart(firmware.ftl)
-        return Smart(**{field.name: found[field.name] for field in fields(Smart)})
+            log = smart(firmware.ftl)
+        return Smart(**{field.name: log[field.name] for field in fields(Smart)})
 
     def tenant_of(host: str) -> str:
         return listen.tenant_of(host) or drive.tenants[0]

@@ -289,25 +289,26 @@ class Connection:
             raise CommandError(Code.CONNECT_FORMAT)
         if not 2 <= entries <= self._limits.queue_entries:
             raise CommandError(Code.CONNECT_PARAMETERS, 44)
-        asked = ConnectData.parse(data)
-        if self._nqns and asked.hostnqn not in self._nqns:
+        connect_data = ConnectData.parse(data)
+        if self._nqns and connect_data.hostnqn not in self._nqns:
             self._controllers.subsystem.refuse_host(
-                f"host {asked.hostnqn!r} has a certificate of {', '.join(self._nqns)}: it must connect by that name"
+                f"host {connect_data.hostnqn!r} has a certificate of {', '.join(self._nqns)}: "
+                "it must connect by that name"
             )
             raise CommandError(Code.INVALID_HOST)
         if queue:
-            made = self._controllers.join(asked, queue, self.stream.shut)
+            controller = self._controllers.join(connect_data, queue, self.stream.shut)
             self.stream.on_idle = self._check_transfer
             self.stream.max_data_bytes = max(self._limits.in_capsule_bytes, MAX_H2C_BYTES)
         else:
-            made = self._controllers.create(asked, _peer(self.stream.line), self.stream.shut)
-            made.features.keep_alive_ms = sqe.cdw12
-            made.address = _address(self.stream.line)
-            made.complete_event = self._respond
+            controller = self._controllers.create(connect_data, _peer(self.stream.line), self.stream.shut)
+            controller.features.keep_alive_ms = sqe.cdw12
+            controller.address = _address(self.stream.line)
+            controller.complete_event = self._respond
             self.stream.on_idle = self._check_alive
-        self._controller, self._queue, self._entries = made, queue, entries
+        self._controller, self._queue, self._entries = controller, queue, entries
         self._flow_control = not sqe.cdw11 >> 16 & _NO_FLOW_CONTROL
-        return Answer(result=made.cntlid)
+        return Answer(result=controller.cntlid)
 
     def _check_alive(self) -> None:
         assert self._controller is not None
@@ -336,8 +337,8 @@ class Connection:
                 continue
             first.data = np.empty(first.size, np.uint8).data  # not zeroed: it is filled before it is used
             first.deadline = time.monotonic() + self._limits.pdu_s + first.size / MIN_BYTES_PER_S
-            asked = R2T(first.sqe.cid, first.tag, 0, first.size)
-            self._out += pack(PduType.R2T, pack_data(asked), (), self.stream.digests)
+            request = R2T(first.sqe.cid, first.tag, 0, first.size)
+            self._out += pack(PduType.R2T, pack_data(request), (), self.stream.digests)
             return
 
     def _take_data(self, head: PduHeader, pdu: Data) -> None:

@@ -66,15 +66,15 @@ class Controller:
         """Return the value of a property; raises CommandError."""
         entries = self.limits.queue_entries - 1
         sets = 1 << 37 | 1 << 43  # CAP.CSS: NVM, and all others (CC.CSS = 110b)
-        found = {
+        properties = {
             _CAP: entries | 1 << 16 | _READY_TIMEOUT << 24 | sets,
             _VS: identify.VERSION,
             _CC: self._cc,
             _CSTS: self._csts,
         }
-        if offset not in found or is_wide != (offset == _CAP):
+        if offset not in properties or is_wide != (offset == _CAP):
             raise CommandError(Code.INVALID_FIELD)
-        return found[offset]
+        return properties[offset]
 
     def set_property(self, offset: int, value: int) -> None:
         """Set CC, the only writable property; raises CommandError."""
@@ -90,10 +90,10 @@ class Controller:
 
     def namespace(self, nsid: int) -> NvmeNamespace:
         """Return an existing namespace; raises CommandError."""
-        found = self.subsystem.namespaces.get(nsid)
-        if found is None:
+        namespace = self.subsystem.namespaces.get(nsid)
+        if namespace is None:
             raise CommandError(Code.INVALID_NAMESPACE)
-        return found
+        return namespace
 
     def admin(self, sqe: Sqe) -> Answer | None:
         """Execute an admin command; None if its completion is deferred. Raises CommandError."""
@@ -160,10 +160,10 @@ class Controller:
         size = 4 * (sqe.cdw10 >> 16 | (sqe.cdw11 & 0xFFFF) << 16) + 4
         offset, csi = words(sqe.cdw12, sqe.cdw13), sqe.cdw14 >> 24
         pages = self._pages(csi)
-        found = pages.get(sqe.cdw10 & 0xFF)
-        if found is None:
+        read_page = pages.get(sqe.cdw10 & 0xFF)
+        if read_page is None:
             raise CommandError(Code.INVALID_LOG_PAGE)
-        page = found()
+        page = read_page()
         if offset % 4 or offset > len(page) or size > _MAX_LOG_BYTES:
             raise CommandError(Code.INVALID_FIELD)
         return page[offset : offset + size].ljust(size, b"\0")

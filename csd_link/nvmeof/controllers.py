@@ -77,52 +77,56 @@ class Controllers:
     def __len__(self) -> int:
         return len(self._found)
 
-    def create(self, asked: ConnectData, address: str, hang_up: Callable[[], None]) -> Controller:
+    def create(self, connect_data: ConnectData, address: str, hang_up: Callable[[], None]) -> Controller:
         """Create a controller for the host of an admin queue; raises CommandError.
 
         Args:
-            asked: Data of the Connect command.
+            connect_data: Data of the Connect command.
             address: Address of the host.
             hang_up: Closes the connection, from any thread.
         """
-        if asked.subnqn not in (self.subsystem.nqn, DISCOVERY_NQN):
+        if connect_data.subnqn not in (self.subsystem.nqn, DISCOVERY_NQN):
             raise bad_data(_SUBNQN_AT)
-        if asked.cntlid != _ANY_CONTROLLER:
+        if connect_data.cntlid != _ANY_CONTROLLER:
             raise bad_data(_CNTLID_AT)
         allowed = self.subsystem.hosts
-        if allowed is not None and asked.hostnqn not in allowed:
-            self.subsystem.refuse_host(f"host {asked.hostnqn!r} is not listed: add it to the file of --hosts-file")
+        if allowed is not None and connect_data.hostnqn not in allowed:
+            self.subsystem.refuse_host(
+                f"host {connect_data.hostnqn!r} is not listed: add it to the file of --hosts-file"
+            )
             raise CommandError(Code.INVALID_HOST)
-        subsystem = self._discovery if asked.subnqn == DISCOVERY_NQN else self.subsystem
+        subsystem = self._discovery if connect_data.subnqn == DISCOVERY_NQN else self.subsystem
         with self._lock:
             controllers = Counter(controller.owner for controller in self._found.values())
-            owner = asked.hostnqn, address
+            owner = connect_data.hostnqn, address
             self._admit(owner, controllers, self.limits.host_controllers, self.limits.controllers)
             self._admit_connection(owner)
-            cntlid = next(each for number in self._numbers if (each := number % _MAX_CNTLID + 1) not in self._found)
-            made = Controller(subsystem, cntlid, (asked.host_id, asked.hostnqn), self.limits)
-            made.owner = owner
-            self._found[cntlid], self._hang_ups[cntlid] = made, {0: hang_up}
-        return made
+            cntlid = next(
+                candidate for number in self._numbers if (candidate := number % _MAX_CNTLID + 1) not in self._found
+            )
+            controller = Controller(subsystem, cntlid, (connect_data.host_id, connect_data.hostnqn), self.limits)
+            controller.owner = owner
+            self._found[cntlid], self._hang_ups[cntlid] = controller, {0: hang_up}
+        return controller
 
-    def join(self, asked: ConnectData, queue: int, hang_up: Callable[[], None]) -> Controller:
+    def join(self, connect_data: ConnectData, queue: int, hang_up: Callable[[], None]) -> Controller:
         """Return the controller to which an I/O queue connects; raises CommandError."""
         with self._lock:
-            found = self._found.get(asked.cntlid)
-            if found is None or found.is_discovery:
+            controller = self._found.get(connect_data.cntlid)
+            if controller is None or controller.is_discovery:
                 raise bad_data(_CNTLID_AT)
-            if found.host != (asked.host_id, asked.hostnqn):
+            if controller.host != (connect_data.host_id, connect_data.hostnqn):
                 raise bad_data(_HOSTNQN_AT)
-            if asked.subnqn != self.subsystem.nqn:
+            if connect_data.subnqn != self.subsystem.nqn:
                 raise bad_data(_SUBNQN_AT)
-            if not found.is_ready:
+            if not controller.is_ready:
                 raise CommandError(Code.SEQUENCE_ERROR)
-            queues = self._hang_ups[asked.cntlid]
+            queues = self._hang_ups[connect_data.cntlid]
             if queue in queues or queue > self.limits.io_queues:
                 raise CommandError(Code.CONNECT_PARAMETERS, 42)
-            self._admit_connection(found.owner)
+            self._admit_connection(controller.owner)
             queues[queue] = hang_up
-        return found
+        return controller
 
     def _admit_connection(self, owner: Host) -> None:
         connections = Counter[Host]()

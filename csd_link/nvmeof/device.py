@@ -177,8 +177,8 @@ class NvmeDrive(AttachedDrive):
         while self._unsent and not self._large:
             sent = self._unsent.popleft()
             assert not sent.future.done(), f"command {sent.number} is sent after its completion"
-            kept = sent.number - self._waiting[0].number
-            io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, kept), sent.parts, 0, (sent, Op.SUBMIT))
+            outstanding = sent.number - self._waiting[0].number
+            io.begin(self._sqe(Op.SUBMIT, sent.number, sent.size, outstanding), sent.parts, 0, (sent, Op.SUBMIT))
             if sent.size > io.in_capsule_bytes:
                 self._large = sent
             else:

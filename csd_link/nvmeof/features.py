@@ -92,8 +92,8 @@ class Features:
         if not self._is_known(feature):
             raise CommandError(Code.INVALID_FIELD)
         if feature == Feature.NUMBER_OF_QUEUES:
-            asked = sqe.cdw11 & 0xFFFF, sqe.cdw11 >> 16
-            if max(asked) > _MAX_QUEUES_ASKED:
+            queues = sqe.cdw11 & 0xFFFF, sqe.cdw11 >> 16
+            if max(queues) > _MAX_QUEUES_ASKED:
                 raise CommandError(Code.INVALID_FIELD)
             return Answer(result=self._queues)
         if feature not in _FREE and _FIXED.get(Feature(feature)) != sqe.cdw11:

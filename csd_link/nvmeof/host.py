@@ -102,14 +102,14 @@ class NvmeHost:
 
 def discover(host: str, port: int, name: str = "", tls: Credentials | None = None) -> list[DiscoveryRecord]:
     """List the subsystems of a discovery controller; raises OSError, StatusError."""
-    found = NvmeHost(host, port, DISCOVERY_NQN, name, tls=tls)
+    controller = NvmeHost(host, port, DISCOVERY_NQN, name, tls=tls)
     try:
-        _, count = struct.unpack_from("<QQ", found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES))
+        _, count = struct.unpack_from("<QQ", controller.log_page(_DISCOVERY_LOG, _ENTRY_BYTES))
         records = []
         for number in range(min(count, _PAGE_BYTES)):
-            entry = found.log_page(_DISCOVERY_LOG, _ENTRY_BYTES, (number + 1) * _ENTRY_BYTES)
+            entry = controller.log_page(_DISCOVERY_LOG, _ENTRY_BYTES, (number + 1) * _ENTRY_BYTES)
             nqn = bytes(entry[256:512]).rstrip(b"\0").decode("utf-8", "replace")
             records.append(DiscoveryRecord(nqn, int(bytes(entry[32:64]).strip(b" \0") or b"0")))
         return records
     finally:
-        found.close()
+        controller.close()

@@ -99,8 +99,8 @@ def controller(subsystem: Subsystem, cntlid: int, is_discovery: bool, limits: Li
 
 def namespace_list(numbers: Iterable[int]) -> bytes:
     """List of namespace IDs."""
-    found = list(numbers)[: PAGE_BYTES // 4]
-    return struct.pack(f"<{len(found)}I", *found).ljust(PAGE_BYTES, b"\0")
+    nsids = list(numbers)[: PAGE_BYTES // 4]
+    return struct.pack(f"<{len(nsids)}I", *nsids).ljust(PAGE_BYTES, b"\0")
 
 
 def descriptors(namespace: NvmeNamespace) -> bytes:
@@ -181,8 +181,8 @@ def effects_log(io_effects: Mapping[int, int], is_discovery: bool) -> bytes:
     admin = [Admin.GET_LOG_PAGE, Admin.IDENTIFY, Admin.KEEP_ALIVE, Admin.SET_FEATURES, Admin.GET_FEATURES]
     admin += [Admin.ASYNC_EVENT] if is_discovery else [Admin.ASYNC_EVENT, Admin.ABORT]
     page = bytearray(PAGE_BYTES)
-    for each in admin:
-        struct.pack_into("<I", page, 4 * each, SUPPORTED)
+    for command in admin:
+        struct.pack_into("<I", page, 4 * command, SUPPORTED)
     for opcode, effect in io_effects.items():
         struct.pack_into("<I", page, 1024 + 4 * opcode, effect)
     return bytes(page)

@@ -118,8 +118,8 @@ class KeyValueNamespace:
                 values.store(key, data, bool(sqe.cdw11 & _MUST_EXIST), bool(sqe.cdw11 & _MUST_BE_NEW))
                 values.flush()  # hosts of this command set assume that a stored value is durable
             case KeyValue.RETRIEVE:
-                found, size = values.retrieve(key, sqe.cdw10)
-                return Answer((found,), size)
+                value, size = values.retrieve(key, sqe.cdw10)
+                return Answer((value,), size)
             case KeyValue.DELETE:
                 values.delete(key)
                 values.flush()

@@ -91,7 +91,7 @@ class Listen:
 
     def tenant_of(self, host: str) -> str:
         """Tenant of an allowed host by its NQN; empty is a drive's first tenant."""
-        return next((each.tenant for each in self.hosts or () if each.nqn == host), "")
+        return next((entry.tenant for entry in self.hosts or () if entry.nqn == host), "")
 
     @property
     def records(self) -> tuple[DiscoveryRecord, ...]:

@@ -216,9 +216,9 @@ def parse_head(raw: bytes, allowed: frozenset[PduType], digests: Digests, max_da
 def check_header_digest(head: PduHeader, rest: Buffer) -> None:
     """Raise PduError if a header does not match its digest; `rest` is the header after its common part."""
     at = HEADER_BYTES[head.kind] - COMMON.size
-    (found,) = struct.unpack_from("<I", rest, at)
-    if crc32c(head.raw + bytes(rest[:at])) != found:
-        raise PduError(Fes.HEADER_DIGEST_ERROR, found, f"header digest of {head.kind.name}")
+    (digest,) = struct.unpack_from("<I", rest, at)
+    if crc32c(head.raw + bytes(rest[:at])) != digest:
+        raise PduError(Fes.HEADER_DIGEST_ERROR, digest, f"header digest of {head.kind.name}")
 
 
 def parse(head: PduHeader, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T | bytes:
@@ -232,8 +232,8 @@ def parse(head: PduHeader, rest: Buffer) -> IcReq | IcResp | Term | Data | R2T |
     match head.kind:
         case PduType.IC_REQ | PduType.IC_RESP:
             version, align, digests, last = _IC.unpack_from(rest)
-            made = IcReq if head.kind is PduType.IC_REQ else IcResp
-            return made(version, align, Digests.of(digests), last)
+            pdu_class = IcReq if head.kind is PduType.IC_REQ else IcResp
+            return pdu_class(version, align, Digests.of(digests), last)
         case PduType.H2C_TERM | PduType.C2H_TERM:
             fes, information = _TERM.unpack_from(rest)
             return Term(fes, information, bytes(rest[_TERM.size :]))

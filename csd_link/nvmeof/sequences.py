@@ -3,14 +3,14 @@
 | opcode | command | data | CDW10 | CDW11 | CDW12, 13 | CDW14, 15 |
 |---|---|---|---|---|---|---|
 | 82h | Attach | to the host: session, then identity as JSON | bytes | | | |
-| 81h | Submit | to the drive: entry of 64 bytes, payload (`wire.pack_entry`) | bytes | kept | number | session |
+| 81h | Submit | to the drive: entry of 64 bytes, payload (`wire.pack_entry`) | bytes | outstanding | number | session |
 | 86h | Fetch | to the host: a frame with the completion | bytes | offset | number | session |
 | 80h | Detach | none | | | | session |
 
 Attach begins a session, which outlives connections, and Detach ends it; those of hosts that have left end later.
 Commands of a session are numbered from 0 on. The drive executes each number once and in order, and keeps its completion
-until a later Submit releases it: only the last `kept` numbers before that Submit are still needed. So a host that has
-lost a connection resends all commands without a completion.
+until a later Submit releases it: only the last `outstanding` numbers before that Submit are still needed. So a host
+that has lost a connection resends all commands without a completion.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Session:
         self.kept_bytes = 0
         service.attach()
 
-    def submit(self, number: int, kept: int, data: Buffer) -> None:
+    def submit(self, number: int, outstanding: int, data: Buffer) -> None:
         """Execute a command unless it was already executed; raises CommandError if an earlier one is missing."""
         with self._lock:
             if number < self._next:
                 return
-            if number > self._next or kept >= self._depth:
+            if number > self._next or outstanding >= self._depth:
                 raise CommandError(Code.SEQUENCE_ERROR)
-            for old in [each for each in self._kept if each < number - kept]:
+            for old in [earlier for earlier in self._kept if earlier < number - outstanding]:
                 self.kept_bytes -= sum(map(len, self._kept.pop(old)))
             assert number not in self._kept and self.kept_bytes >= 0
             self._next += 1  # first: it must not be executed again, even after an error
@@ -155,25 +155,25 @@ class SequenceNamespace:
         return _whole(frame, sqe.cdw10)
 
     def _attach(self, host: str) -> bytes:
-        made = Session(self._serve(host), host, self._layout.depth, self._layout.slot_bytes)
+        session = Session(self._serve(host), host, self._layout.depth, self._layout.slot_bytes)
         number = int.from_bytes(os.urandom(8), "little") | 1
         with self._lock:
             self._left.pop(host, None)
             self._expire()
-            self._sessions[number] = made
+            self._sessions[number] = session
             self._drop()
         text = self._identity.to_json()
         return ATTACHED.pack(number, FRAME_VERSION, len(text)) + text
 
     def _session(self, number: int, host: str) -> Session:
         with self._lock:
-            found = self._sessions.get(number)
-            if found is None or found.host != host:
+            session = self._sessions.get(number)
+            if session is None or session.host != host:
                 raise CommandError(UNKNOWN_SESSION)
             self._left.pop(host, None)
             self._expire()
             self._sessions.move_to_end(number)
-        return found
+        return session
 
     def _drop(self) -> None:
         """Drop sessions while there are too many, or too many of a host; the caller holds the lock.

@@ -104,8 +104,8 @@ class PduStream:
             self._read(into[got:])
         if not self.digests.data:
             return True
-        (found,) = struct.unpack("<I", self._take(DIGEST_BYTES))
-        return bool(crc32c(into) == found)
+        (digest,) = struct.unpack("<I", self._take(DIGEST_BYTES))
+        return bool(crc32c(into) == digest)
 
     def _read(self, into: memoryview) -> None:
         """Read from the connection into memory."""

@@ -26,17 +26,17 @@ GROUP = "vcsd.transports"
 def transports() -> dict[str, Transport]:
     """All installed transports by name."""
     plugged_in = [entry.load()() for entry in entry_points(group=GROUP)]
-    return {each.name: each for each in (*OURS, *plugged_in)}
+    return {transport.name: transport for transport in (*OURS, *plugged_in)}
 
 
 def transport_of(drives: DriveSetConfig) -> Transport:
     """Return the transport of a set of drives; raises ValueError if it is unknown."""
-    found = transports().get(drives.kind)
-    if found is None:
+    chosen = transports().get(drives.kind)
+    if chosen is None:
         forms = ", ".join(transport.form for transport in transports().values())
         raise ValueError(f"transport = {drives.transport!r}: must be one of {forms}")
-    found.check(drives.where)
-    return found
+    chosen.check(drives.where)
+    return chosen
 
 
 def open_drives(drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:

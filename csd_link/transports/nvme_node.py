@@ -37,7 +37,7 @@ class NvmeNode(Transport):
         )
 
     def served(self, drives: DriveSetConfig) -> Sequence[Connect]:
-        paths = [Path(each) for each in drives.where.split(",")]
+        paths = [Path(path) for path in drives.where.split(",")]
         if len(paths) != drives.total:
             raise ValueError(f"transport = nvme:{drives.where}: {len(paths)} devices for {drives.total} drives")
         check_served(drives, drives.where)

@@ -64,19 +64,21 @@ class NvmeTcp(Transport):
         where = _parsed(drives.where)
         host, port, nqn = where.host, where.port, where.nqn
         check_served(drives, f"{host}:{port}")
-        found = _discovered(where)
-        first = next((number for number, each in enumerate(found) if each.nqn == nqn), None if nqn else 0)
+        endpoints = _discovered(where)
+        first = next((number for number, endpoint in enumerate(endpoints) if endpoint.nqn == nqn), None if nqn else 0)
         if first is None:
-            raise DriveLostError(f"no drive {nqn} at {host}:{port}: there are {', '.join(each.nqn for each in found)}")
-        chosen = found[first : first + drives.total]
+            raise DriveLostError(
+                f"no drive {nqn} at {host}:{port}: there are {', '.join(endpoint.nqn for endpoint in endpoints)}"
+            )
+        chosen = endpoints[first : first + drives.total]
         if len(chosen) < drives.total:
             raise DriveLostError(
                 f"{len(chosen)} drives are served at {host}:{port} from {nqn or 'the first'} on: start more"
             )
         loss_s = drives.ctrl_loss_s if where.ctrl_loss_s is None else where.ctrl_loss_s
         return [
-            partial(NvmeDrive, partial(_same, each), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
-            for each in chosen
+            partial(NvmeDrive, partial(_same, endpoint), where.host_nqn, ctrl_loss_s=loss_s, tls=where.tls)
+            for endpoint in chosen
         ]
 
     def open(self, drives: DriveSetConfig, factory: DriveFactory) -> AbstractContextManager[list[Drive]]:
@@ -105,35 +107,35 @@ def _parsed(where: str) -> _Where:
 
 def _options(text: str) -> dict[str, Any]:
     """Parse OPTION=VALUE&OPTION=VALUE to fields of `_Where`; raises ValueError."""
-    given = dict[str, str]()
-    for each in text.split("&"):
-        name, _, value = each.partition("=")
-        if name not in _OPTIONS or name in given or not value:
-            raise ValueError(f"?{each}: must be one of {', '.join(_OPTIONS)}, each once and with =VALUE")
-        given[name] = value
-    found = dict[str, Any]()
-    if nqn := given.get("hostnqn"):
+    values = dict[str, str]()
+    for pair in text.split("&"):
+        name, _, value = pair.partition("=")
+        if name not in _OPTIONS or name in values or not value:
+            raise ValueError(f"?{pair}: must be one of {', '.join(_OPTIONS)}, each once and with =VALUE")
+        values[name] = value
+    options = dict[str, Any]()
+    if nqn := values.get("hostnqn"):
         if len(nqn.encode()) > MAX_NQN_BYTES:
             raise ValueError(f"hostnqn={nqn}: at most {MAX_NQN_BYTES} bytes")
-        found["host_nqn"] = nqn
-    if seconds := given.get("ctrl_loss_tmo"):
+        options["host_nqn"] = nqn
+    if seconds := values.get("ctrl_loss_tmo"):
         if not (seconds.isascii() and seconds.isdigit() and int(seconds) <= _MAX_LOSS_S):
             raise ValueError(f"ctrl_loss_tmo={seconds}: must be whole seconds, 0 to {_MAX_LOSS_S}")
-        found["ctrl_loss_s"] = float(seconds)
-    if "tls" in given:
-        found["tls"] = Credentials(given.get("cert", ""), given.get("key", ""), given["tls"])
-        found["tls"].client()
-    elif "cert" in given or "key" in given:
+        options["ctrl_loss_s"] = float(seconds)
+    if "tls" in values:
+        options["tls"] = Credentials(values.get("cert", ""), values.get("key", ""), values["tls"])
+        options["tls"].client()
+    elif "cert" in values or "key" in values:
         raise ValueError("cert= and key= have no effect without tls=FILE, the CA of the drives")
-    if "key" in given and "cert" not in given:
+    if "key" in values and "cert" not in values:
         raise ValueError("key= has no effect without cert=FILE, this host's certificate")
-    return found
+    return options
 
 
 def _discovered(where: _Where) -> list[Endpoint]:
     host, port = where.host, where.port
     try:
-        return [Endpoint(host, each.port, each.nqn) for each in discover(host, port, where.host_nqn, where.tls)]
+        return [Endpoint(host, record.port, record.nqn) for record in discover(host, port, where.host_nqn, where.tls)]
     except (OSError, StatusError) as error:
         advice = f"serve one there first (vcsd serve --listen {host}:{port})"
         if isinstance(error, StatusError) and error.status == Code.INVALID_HOST:

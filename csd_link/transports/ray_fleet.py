@@ -42,20 +42,22 @@ class RayFleet(Transport):
         check_served(drives, drives.transport)
         if drives.spares:
             raise ValueError(f"spares = {drives.spares}: a fleet has its own, vcsd fleet up --spares {drives.spares}")
-        found = self.table(drives.where)
-        members = found.usable(spares=False)
+        table = self.table(drives.where)
+        members = table.usable(spares=False)
         if len(members) < drives.count:
-            others = ", ".join(f"{m.name} is {m.state}" for m in found.members if not m.is_spare and m.state != "up")
+            others = ", ".join(f"{m.name} is {m.state}" for m in table.members if not m.is_spare and m.state != "up")
             raise DriveLostError(
                 f"{len(members)} drives of the fleet are up and {drives.count} are asked for: {others or 'no more'}"
             )
-        return [self._connect(drives, found, member) for member in members[: drives.count]]
+        return [self._connect(drives, table, member) for member in members[: drives.count]]
 
-    def more(self, drives: DriveSetConfig, known: Collection[str]) -> Connect | None:
+    def more(self, drives: DriveSetConfig, names: Collection[str]) -> Connect | None:
         """Return a spare drive, or the empty successor of a lost one, from a fresh table."""
-        found, used = self.table(drives.where, is_fresh=True), {nqn_of(name) for name in known}
-        free = [each for each in (*found.usable(spares=True), *found.usable(spares=False)) if each.nqn not in used]
-        return self._connect(drives, found, free[0]) if free else None
+        table, used = self.table(drives.where, is_fresh=True), {nqn_of(name) for name in names}
+        free = [
+            member for member in (*table.usable(spares=True), *table.usable(spares=False)) if member.nqn not in used
+        ]
+        return self._connect(drives, table, free[0]) if free else None
 
     def count(self, where: str) -> int:
         """Number of drives that are up, without spares; raises DriveLostError if there is none."""
@@ -75,16 +77,16 @@ class RayFleet(Transport):
 
     def table(self, where: str, is_fresh: bool = False) -> FleetTable:
         """Return the fleet's table, at most `KEPT_S` old; raises DriveLostError if no fleet is up."""
-        read_s, kept = self._kept.get(where, (0.0, None))
-        if kept is None or is_fresh or time.monotonic() - read_s > KEPT_S:
-            kept = read_table(find_cluster(where))
-            if kept is None:
+        read_s, table = self._kept.get(where, (0.0, None))
+        if table is None or is_fresh or time.monotonic() - read_s > KEPT_S:
+            table = read_table(find_cluster(where))
+            if table is None:
                 raise DriveLostError("no fleet is up: vcsd fleet up starts one")
-            self._kept[where] = time.monotonic(), kept
-        return kept
+            self._kept[where] = time.monotonic(), table
+        return table
 
-    def _connect(self, drives: DriveSetConfig, found: FleetTable, member: Member) -> Connect:
-        return _FleetDrive(self, drives, found.host_nqn, member)
+    def _connect(self, drives: DriveSetConfig, table: FleetTable, member: Member) -> Connect:
+        return _FleetDrive(self, drives, table.host_nqn, member)
 
 
 class _FleetDrive:

@@ -67,11 +67,11 @@ class Transport(ABC):
         """Return how to reach drives that are already served; empty if `open` creates the drives."""
         return ()
 
-    def more(self, drives: DriveSetConfig, known: Collection[str]) -> Connect | None:
+    def more(self, drives: DriveSetConfig, names: Collection[str]) -> Connect | None:
         """Return how to reach a drive that may replace a lost one; None if there is none.
 
         Args:
-            known: Names of drives in use.
+            names: Names of drives in use.
         """
         return None
 

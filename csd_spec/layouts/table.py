@@ -34,7 +34,7 @@ def _progressive() -> list[KvLayout]:
         (165, FP16, "-latent", "", staged[:1], lossy | {"latent": True}),
         (229, BF16, "-bf16-latent", "", staged[:1], lossy | {"latent": True}),
     )
-    made = []
+    progressive = []
     for code, rows, suffix, family, stored, other in kinds:
         source = "".join(group.source for group in stored)
         pages = (
@@ -44,8 +44,8 @@ def _progressive() -> list[KvLayout]:
         )
         for number, (name, coarse) in enumerate(_COARSE.items()):
             what = dict(rows=rows, groups=(*stored, *pages), family=f"{name}{family}", coarse=coarse, **other)
-            made.append(KvLayout(name=f"{name}{suffix}", code=code + number, **what))
-    return made
+            progressive.append(KvLayout(name=f"{name}{suffix}", code=code + number, **what))
+    return progressive
 
 
 _OURS = (
@@ -75,7 +75,7 @@ def _checked(source: str, name: object, layout: Any) -> KvLayout:
     codec = layout.rows
     if codec not in (FP16, BF16, FP8) and (codec.exact or codec.tag is not None):
         raise ValueError(f"{source}: layout {name}: codec {codec.name}: exact and tag are for FP16, BF16 and FP8 only")
-    taken = next((each for each in LAYOUTS.values() if each.code == layout.code and each is not layout), None)
+    taken = next((other for other in LAYOUTS.values() if other.code == layout.code and other is not layout), None)
     if taken or (name in LAYOUTS and LAYOUTS[layout.name] is not layout):
         raise ValueError(
             f"{source}: layout {name}, code {layout.code}: is taken, use another name and code (240 to 255)"
@@ -95,12 +95,12 @@ def load_layouts(file: Path | None) -> None:
         ValueError: The file fails, or a name or a code of its layouts is taken.
     """
     if file:
-        found = {name: each for name, each in _TABLES.load(file).items() if name not in LAYOUTS}
+        loaded = {name: layout for name, layout in _TABLES.load(file).items() if name not in LAYOUTS}
         codes = {layout.code: name for name, layout in layouts().items()}
-        for name, each in found.items():
-            if codes.get(each.code, name) != name:
-                raise ValueError(f"{file}: layout {name}, code {each.code}: is taken by layout {codes[each.code]}")
-        _OF_FILES.update(found)
+        for name, layout in loaded.items():
+            if codes.get(layout.code, name) != name:
+                raise ValueError(f"{file}: layout {name}, code {layout.code}: is taken by layout {codes[layout.code]}")
+        _OF_FILES.update(loaded)
 
 
 def layouts() -> dict[str, KvLayout]:
@@ -110,18 +110,18 @@ def layouts() -> dict[str, KvLayout]:
 
 def layout_named(name: str) -> KvLayout:
     """Return the layout with a name; raises ValueError, listing all names, if it is unknown."""
-    known = layouts()
-    if name not in known:
-        raise ValueError(f"layout = {name!r}: must be one of {', '.join(known)}")
-    return known[name]
+    by_name = layouts()
+    if name not in by_name:
+        raise ValueError(f"layout = {name!r}: must be one of {', '.join(by_name)}")
+    return by_name[name]
 
 
 def layout_of(code: int) -> KvLayout:
     """Return the layout with a code; raises ValueError, listing all codes, if it is unknown."""
-    known = {layout.code: layout for layout in layouts().values()}
-    if code not in known:
-        raise ValueError(f"layout = {code}: must be one of {', '.join(map(str, known))}; is its plug-in installed?")
-    return known[code]
+    by_code = {layout.code: layout for layout in layouts().values()}
+    if code not in by_code:
+        raise ValueError(f"layout = {code}: must be one of {', '.join(map(str, by_code))}; is its plug-in installed?")
+    return by_code[code]
 
 
 def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayout:
@@ -138,16 +138,22 @@ def resolve(name: str, storage: str | None, bf16: bool, latent: bool) -> KvLayou
     Raises:
         ValueError: The family has no such member.
     """
-    asked = layout_named(name)
-    if asked.latent and not latent:
-        raise ValueError(f"layout = {name!r}: V is not a part of K in this model: use {asked.family}")
+    requested = layout_named(name)
+    if requested.latent and not latent:
+        raise ValueError(f"layout = {name!r}: V is not a part of K in this model: use {requested.family}")
     family = [
-        layout for layout in layouts().values() if layout is asked or (asked.family and layout.family == asked.family)
+        layout
+        for layout in layouts().values()
+        if layout is requested or (requested.family and layout.family == requested.family)
     ]
-    formats = {each.rows.name: each for each in family if each.latent == latent and asked.rows in (FP16, each.rows)}
+    formats = {
+        member.rows.name: member
+        for member in family
+        if member.latent == latent and requested.rows in (FP16, member.rows)
+    }
     if not formats:
-        known = ", ".join(layout.family for layout in layouts().values() if layout.latent and layout.rows is FP16)
-        raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {known}")
+        families = ", ".join(layout.family for layout in layouts().values() if layout.latent and layout.rows is FP16)
+        raise ValueError(f"layout = {name!r}: V is a part of K in this model: use {families}")
     if storage and storage not in formats:
         raise ValueError(f"kv_dtype = {storage!r}: layout {name} stores {', '.join(formats)}: use one of these")
     return formats.get(storage or ("bf16" if bf16 else "fp16")) or next(iter(formats.values()))

@@ -59,8 +59,8 @@ def csd_attention(
     if layer is None:
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
     check_asked(module, kwargs, ("position_bias", "sliding_window"))
-    asked = {name: kwargs.get(name) for name in TERMS} | {"scaling": scaling}
-    out = _attend(layer, module, query, key, value, attention_mask, asked)
+    terms = {name: kwargs.get(name) for name in TERMS} | {"scaling": scaling}
+    out = _attend(layer, module, query, key, value, attention_mask, terms)
     return out[..., : layer.cache.driver.shape.v_head_dim], None  # padding of V is cut off
 
 
@@ -97,7 +97,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor | None,
-    asked: dict[str, Any],
+    terms: dict[str, Any],
 ) -> torch.Tensor:
     """Attention output (B, new tokens, q_heads, d); stores the new k and v in the drives."""
     cache, (batch, _, new, _) = layer.cache, key.shape
@@ -110,7 +110,7 @@ def _attend(
     if mask is not None and mask.shape[-1] > past + new:
         mask = mask[..., : past + new]  # the mask of a static cache covers its whole size
     admitted = cache.admit(mask, batch, past, new)
-    if asked["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
+    if terms["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
         raise UnsupportedModelError(
             "padding after tokens: ALiBi distances would depend on the model's implementation: pad on the left"
         )
@@ -118,7 +118,7 @@ def _attend(
     if past and new == 1:
         query = query if latent is None else latent.queries(query)
         # Drives divide by sqrt(d). Another scale without further terms is applied to q.
-        scaling = asked["scaling"]
+        scaling = terms["scaling"]
         factor = 1.0 if scaling is None or layer.number in cache.driver.terms else scaling * query.shape[-1] ** 0.5
         if abs(factor - 1) > ROUNDING:
             query = query * factor
@@ -128,25 +128,25 @@ def _attend(
         keys, values = _read_back(layer, key, value) if past else (key, value)
         if latent is not None:
             keys, values = latent.expand(keys)
-        set_logit_terms(cache.driver, layer.number, query, asked)
-        out = attend_on_device(module, query, keys, values, mask, asked)
+        set_logit_terms(cache.driver, layer.number, query, terms)
+        out = attend_on_device(module, query, keys, values, mask, terms)
         _ship(layer, key, value, admitted)
     layer.length = past + new
     return out
 
 
-def set_logit_terms(driver: Driver, number: int, query: torch.Tensor, asked: dict[str, Any]) -> None:
+def set_logit_terms(driver: Driver, number: int, query: torch.Tensor, terms: dict[str, Any]) -> None:
     """Set the terms of a layer's logits in the driver, if it has any; query (B, q_heads, new, d)."""
-    if all(asked[name] is None for name in TERMS):
+    if all(terms[name] is None for name in TERMS):
         return
     shape = driver.shape
-    scale = asked["scaling"] or query.shape[-1] ** -0.5
-    terms = np.tile(np.array([scale, np.inf, -np.inf, 0], np.float32), (shape.kv_heads, shape.group, 1))
+    scale = terms["scaling"] or query.shape[-1] ** -0.5
+    table = np.tile(np.array([scale, np.inf, -np.inf, 0], np.float32), (shape.kv_heads, shape.group, 1))
     for column, name in enumerate(TERMS, start=1):
-        if asked[name] is not None:
-            each = torch.as_tensor(asked[name], dtype=torch.float32).cpu().numpy()
-            terms[:, :, column] = np.broadcast_to(each, shape.q_heads).reshape(shape.kv_heads, shape.group)
-    driver.terms[number] = terms
+        if terms[name] is not None:
+            per_head = torch.as_tensor(terms[name], dtype=torch.float32).cpu().numpy()
+            table[:, :, column] = np.broadcast_to(per_head, shape.q_heads).reshape(shape.kv_heads, shape.group)
+    driver.terms[number] = table
 
 
 def _decode(
@@ -169,7 +169,7 @@ def _decode(
         else:
             out, rows = np.zeros(q16.shape, np.float16), (cache.rows.start or 0) + np.flatnonzero(admitted)
             if rows.size:
-                new = (each[admitted] for each in (q16, k16, v16))
+                new = (tensor[admitted] for tensor in (q16, k16, v16))
                 out[admitted] = cache.driver.decode(cache.batch, rows, cache.micro_batch, layer.number, *new)
     except DriveError:
         check_range(cache.driver, layer.index, together, rows16)
@@ -177,10 +177,10 @@ def _decode(
     return unstage(out[:, None], q, bf16)
 
 
-def check_range(driver: Driver, index: int, given: torch.Tensor, rows: F16) -> None:
+def check_range(driver: Driver, index: int, states: torch.Tensor, rows: F16) -> None:
     """Raise Unsupported if values are beyond the range of FP16, with the value and the layer."""
     if not driver.bf16 and not all_finite(np.ascontiguousarray(rows)):
-        largest = float(given.abs().max())
+        largest = float(states.abs().max())
         raise UnsupportedModelError(
             f"layer {index} has {largest:,.0f} in q, K or V, beyond FP16's 65,504: use kv_dtype='bf16'"
         )

@@ -78,13 +78,13 @@ class ExternalCache(NotCopyable, Cache):
                 f"the KV data of this cache is {self.where}: pass the cache to the model that vcsd.attach was given"
             )
 
-    def replace_layers(self, given: Cache) -> None:
+    def replace_layers(self, cache: Cache) -> None:
         """Replace the layers of a user's cache by these."""
-        if given is not self:
-            given.layers, given.csd_cache = self.layers, self
+        if cache is not self:
+            cache.layers, cache.csd_cache = self.layers, self
 
 
-def own_layers(model: PreTrainedModel, given: Cache | None, kinds: Sequence[str]) -> Sequence[Any]:
+def own_layers(model: PreTrainedModel, cache: Cache | None, kinds: Sequence[str]) -> Sequence[Any]:
     """Layers of the cache of a forward, of which those with full attention will be replaced.
 
     They are the caller's own, which may have been told to record their past (assisted generation); without a cache,
@@ -92,16 +92,16 @@ def own_layers(model: PreTrainedModel, given: Cache | None, kinds: Sequence[str]
 
     Args:
         model: The model.
-        given: The user's cache.
+        cache: The user's cache.
         kinds: Kind of each layer.
     """
     config = model.config.get_text_config(decoder=True)
     # Fewer in the draft of an early exit
     kinds = kinds[: decoder_layers(config) or getattr(config, "num_hidden_layers", len(kinds))]
-    if given is not None and given.layers:
-        layers: Sequence[Any] = given.layers
-    elif given is not None and given.layer_class_to_replicate and set(kinds) <= {FULL, *WINDOWS}:
-        layers = [given.layer_class_to_replicate() for _ in kinds]
+    if cache is not None and cache.layers:
+        layers: Sequence[Any] = cache.layers
+    elif cache is not None and cache.layer_class_to_replicate and set(kinds) <= {FULL, *WINDOWS}:
+        layers = [cache.layer_class_to_replicate() for _ in kinds]
     elif set(kinds) == {FULL}:
         layers = kinds
     else:
@@ -111,11 +111,11 @@ def own_layers(model: PreTrainedModel, given: Cache | None, kinds: Sequence[str]
     return layers
 
 
-def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C], where: str) -> C:
+def cache_for(argument: Any, owner: object, make: Callable[[Cache | None], C], where: str) -> C:
     """Our cache for the cache argument of a forward of the attached model.
 
     Args:
-        given: Argument of the forward; None: no cache.
+        argument: Argument of the forward; None: no cache.
         owner: The current session.
         make: Creates the replacement cache.
         where: Location of its data, for messages.
@@ -123,22 +123,22 @@ def cache_for(given: Any, owner: object, make: Callable[[Cache | None], C], wher
     Raises:
         Unsupported: The cache is filled, belongs to another session, or has an unsupported type.
     """
-    cache: Any = given if isinstance(given, ExternalCache) else getattr(given, "csd_cache", None)
+    cache: Any = argument if isinstance(argument, ExternalCache) else getattr(argument, "csd_cache", None)
     if cache is not None:
         if cache.owner is not owner:
             raise UnsupportedModelError(
                 f"this cache is {cache.where} of another session, or of one that was closed: start a new cache"
             )
-        found: C = cache
-        return found
-    if given is None:
+        ours: C = cache
+        return ours
+    if argument is None:
         return make(None)
     where_to = where.replace("in ", "into ")
-    if type(given) not in (DynamicCache, StaticCache):
-        kind = type(given).__name__
+    if type(argument) not in (DynamicCache, StaticCache):
+        kind = type(argument).__name__
         raise UnsupportedModelError(f"a cache of type {kind} cannot move {where_to}: use DynamicCache()")
-    if given.get_seq_length():
+    if argument.get_seq_length():
         raise UnsupportedModelError(
             f"a cache that was filled outside of vcsd.attach cannot move {where_to}: fill it inside"
         )
-    return make(given)
+    return make(argument)

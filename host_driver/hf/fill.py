@@ -46,13 +46,13 @@ def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, cache
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # sets logit terms
     max_tokens = getattr(config, "max_position_embeddings", None) or 4096
     cache = CsdCache(driver, config, max_tokens, placed.in_drives, placed.in_drives)
-    lengths = np.array([each.get_seq_length() for each in caches], np.int64)
+    lengths = np.array([source.get_seq_length() for source in caches], np.int64)
     longest = int(lengths.max())
     cache.open(len(caches))
     cache.valid = np.arange(longest) >= longest - lengths[:, None]
     assert cache.batch is not None
     for layer in cache.own_layers:
-        load = _LayerRows(driver, layer.index, [each.layers[layer.index] for each in caches])
+        load = _LayerRows(driver, layer.index, [source.layers[layer.index] for source in caches])
         driver.append(cache.batch, cache.rows, layer.number, lengths, load)
         layer.length, layer.is_initialized = longest, True
     driver.settle()

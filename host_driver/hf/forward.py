@@ -111,14 +111,14 @@ def csd_forward(
     if placed.is_mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
         micro_batches = 1  # the model keeps per-sequence state between forwards
 
-    def make(given: Cache | None) -> CsdCache:
-        layers = own_layers(model, given, placed.kinds)
+    def make(cache: Cache | None) -> CsdCache:
+        layers = own_layers(model, cache, placed.kinds)
         return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
 
-    def run(forward: Callable[..., Any], cache: CsdCache, given: dict[str, Any]) -> Any:
-        given = cache.checked(given)
-        with replay.recorded(cache, given) if replay else nullcontext():
-            return _run(forward, driver, micro_batches, cache, given)
+    def run(forward: Callable[..., Any], cache: CsdCache, arguments: dict[str, Any]) -> Any:
+        arguments = cache.checked(arguments)
+        with replay.recorded(cache, arguments) if replay else nullcontext():
+            return _run(forward, driver, micro_batches, cache, arguments)
 
     return AttachedForward(model, forward, driver, make, run)
 
@@ -170,72 +170,70 @@ class AttachedForward:
         )
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs
+        arguments = kwargs
         if args:
-            given = self._signature.bind_partial(*args, **kwargs).arguments
-            given |= given.pop("kwargs", {})
-        if self.cache_name != OLD_NAME and given.get(OLD_NAME) is not None:
-            if given.get(self.cache_name) is not None:
+            arguments = self._signature.bind_partial(*args, **kwargs).arguments
+            arguments |= arguments.pop("kwargs", {})
+        if self.cache_name != OLD_NAME and arguments.get(OLD_NAME) is not None:
+            if arguments.get(self.cache_name) is not None:
                 raise UnsupportedModelError(f"{self.cache_name} and {OLD_NAME}: a forward uses one cache: pass one")
-            given[self.cache_name] = given.pop(OLD_NAME)
-        own, use_cache = given.get(self.cache_name), given.get("use_cache")
+            arguments[self.cache_name] = arguments.pop(OLD_NAME)
+        own, use_cache = arguments.get(self.cache_name), arguments.get("use_cache")
         if own is None and not (self._config.use_cache if use_cache is None else use_cache):
-            return self._forward(**given)
+            return self._forward(**arguments)
         if os.getpid() != self._process:
             raise UnsupportedModelError(
                 f"this process was forked after its model was attached, with the KV cache {self.where} of its parent: "
                 "attach a model in the process that generates"
             )
-        if other := [name for name in _OTHERS if given.get(name) is not None]:
+        if other := [name for name in _OTHERS if arguments.get(name) is not None]:
             raise UnsupportedModelError(
                 f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens"
             )
         cache = cache_for(own, self._owner, self._make, self.where)
         with cache.forward():
-            out = self._run(self._forward, cache, given | {self.cache_name: cache})
+            out = self._run(self._forward, cache, arguments | {self.cache_name: cache})
         if own is not None:
             cache.replace_layers(own)
-        return _replace_cache(out, self.cache_name, cache if own is None else own, given)
+        return _replace_cache(out, self.cache_name, cache if own is None else own, arguments)
 
 
-def _replace_cache(out: Any, name: str, cache: Cache, given: dict[str, Any]) -> Any:
+def _replace_cache(out: Any, name: str, cache: Cache, arguments: dict[str, Any]) -> Any:
     """Output of a forward with the caller's cache in it."""
     if isinstance(out, tuple):
-        return tuple(cache if isinstance(each, ExternalCache) else each for each in out)
+        return tuple(cache if isinstance(output, ExternalCache) else output for output in out)
     out[name] = cache
-    return out.to_tuple() if given.get("return_dict") is False else out
+    return out.to_tuple() if arguments.get("return_dict") is False else out
 
 
-def _run(
-    forward: Callable[..., Any], driver: Driver, micro_batches: int, cache: CsdCache, given: dict[str, Any]
-) -> Any:
-    ids = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+def _run(forward: Callable[..., Any], driver: Driver, most: int, cache: CsdCache, arguments: dict[str, Any]) -> Any:
+    ids = arguments.get("input_ids") if arguments.get("input_ids") is not None else arguments.get("inputs_embeds")
     assert ids is not None, "a forward has input_ids or inputs_embeds"
     batch, new = ids.shape[:2]
     past = cache.get_seq_length()
     decode = new == 1 and past > 0
     if not decode:
         before = driver.traffic.link_bytes
-        out = forward(**given)
+        out = forward(**arguments)
         driver.settle()
         if past:
             driver.traffic.count_read_back(batch * new, driver.traffic.link_bytes - before)
         return out
-    count = min(micro_batches, batch)
-    with driver.step(count) as each:
+    count = min(most, batch)
+    with driver.step(count) as micro_batches:
         if count == 1:
-            with cache.whole(each[0]):
-                return forward(**given)
+            with cache.whole(micro_batches[0]):
+                return forward(**arguments)
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
-        parts = [cache.part(row, micro_batch) for row, micro_batch in zip(rows, each, strict=True)]
-        outs = _run_micro_batches(forward, given, parts, batch)
+        parts = [cache.part(row, micro_batch) for row, micro_batch in zip(rows, micro_batches, strict=True)]
+        outs = _run_micro_batches(forward, arguments, parts, batch)
         cache.merge(parts)
     return _concatenate(outs)
 
 
 def _run_micro_batches(
-    forward: Callable[..., Any], given: dict[str, Any], parts: list[CsdCache], batch: int
+    forward: Callable[..., Any], arguments: dict[str, Any], parts: list[CsdCache], batch: int
 ) -> list[ModelOutput]:
     """Run each micro-batch in its own thread: while one waits for drives, another uses the model."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -245,8 +243,8 @@ def _run_micro_batches(
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                mine = {name: _rows(name, value, part, batch) for name, value in given.items()}
-                out = forward(**(mine | {"return_dict": True}))
+                part_arguments = {name: _rows(name, value, part, batch) for name, value in arguments.items()}
+                out = forward(**(part_arguments | {"return_dict": True}))
             failed = False
             return out
         finally:

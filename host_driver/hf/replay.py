@@ -43,14 +43,17 @@ class Forward:
     attention: AttentionConfig
 
     @classmethod
-    def of(cls, given: dict[str, Any], past: int, new: int, attention: AttentionConfig) -> Forward:
+    def of(cls, arguments: dict[str, Any], past: int, new: int, attention: AttentionConfig) -> Forward:
         """Copy the arguments of a forward."""
-        kept = {name: value for name, value in given.items() if name not in _DROPPED}
-        mask = kept.get("attention_mask")
+        replayed = {name: value for name, value in arguments.items() if name not in _DROPPED}
+        mask = replayed.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            kept["attention_mask"] = mask[:, past : past + new]
+            replayed["attention_mask"] = mask[:, past : past + new]
         # Callers may write the next token into the same memory.
-        copied = {name: each.clone() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
+        copied = {
+            name: argument.clone() if isinstance(argument, torch.Tensor) else argument
+            for name, argument in replayed.items()
+        }
         return cls(copied, past, new, attention)
 
     @property
@@ -61,12 +64,12 @@ class Forward:
 
     def cut(self, new: int) -> Forward:
         """Arguments for the first `new` positions."""
-        given = dict(self.given)
+        arguments = dict(self.given)
         for name in _BY_TOKEN:
-            if isinstance(value := given.get(name), torch.Tensor):
+            if isinstance(value := arguments.get(name), torch.Tensor):
                 axis = 1 if name == "inputs_embeds" else -1
-                given[name] = value.narrow(axis, 0, new)
-        return Forward(given, self.past, new, self.attention)
+                arguments[name] = value.narrow(axis, 0, new)
+        return Forward(arguments, self.past, new, self.attention)
 
     def mask_after(self, before: torch.Tensor | None) -> torch.Tensor:
         """Attention mask (B, past + new); all ones if none was given. `before` is the mask (B, past) or None."""
@@ -142,13 +145,13 @@ class Replay:
             group.rebuild = partial(self._rebuild, number)
 
     @contextmanager
-    def recorded(self, cache: CsdCache, given: dict[str, Any]) -> Iterator[None]:
+    def recorded(self, cache: CsdCache, arguments: dict[str, Any]) -> Iterator[None]:
         """Run a forward on a cache; it is logged unless it raises."""
         self._forget()
         past = cache.get_seq_length()
         log = self._cropped(cache, past)
         yield
-        log.append(Forward.of(given, past, cache.get_seq_length() - past, cache.driver.attention))
+        log.append(Forward.of(arguments, past, cache.get_seq_length() - past, cache.driver.attention))
         self._forget()
 
     def _forget(self) -> None:
@@ -194,10 +197,10 @@ class Replay:
                 if cache.batch is None:
                     continue
                 again = mask = None
-                for each in self._cropped(cache, cache.get_seq_length()):
-                    driver.attention, mask = each.attention, each.mask_after(mask)
-                    given = each.given | ({"attention_mask": mask} if each.has_mask else {})
-                    out = forward(**given, **{forward.cache_name: again}, use_cache=True, return_dict=True)
+                for logged in self._cropped(cache, cache.get_seq_length()):
+                    driver.attention, mask = logged.attention, logged.mask_after(mask)
+                    arguments = logged.given | ({"attention_mask": mask} if logged.has_mask else {})
+                    out = forward(**arguments, **{forward.cache_name: again}, use_cache=True, return_dict=True)
                     again = out[forward.cache_name]
                 batch = again.detach() if again else driver.create(len(cache.valid), cache.max_tokens)
                 for replica, ours, theirs in zip(replicas.values(), cache.batch.handles, batch.handles, strict=True):

@@ -64,10 +64,10 @@ class _Layer(CacheLayerMixin):
 
     def latent_space(self, module: torch.nn.Module, rows: torch.Tensor) -> Latent | None:
         """Conversion of a layer with latent attention, created once; None for other layers."""
-        known = self.cache.latents
-        if module not in known:
-            known[module] = Latent(module, rows) if hasattr(module, "expand_kv") else None
-        return known[module]
+        latents = self.cache.latents
+        if module not in latents:
+            latents[module] = Latent(module, rows) if hasattr(module, "expand_kv") else None
+        return latents[module]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0
@@ -141,9 +141,9 @@ class RowModel:
         past = torch.tensor([self.kv.tokens(request) for request in tokens], device=self.kv.device)
         positions = past[:, None] + torch.arange(ids.shape[1], device=self.kv.device)
         rows = _Rows(self.kv, self._windows, new, self._latents)
-        given = self._more | ({"position_ids": positions} if self._positions else {})
+        arguments = self._more | ({"position_ids": positions} if self._positions else {})
         with self.kv.iteration(new, homes):
-            out, _ = forward_on(self.model, rows, input_ids=ids, return_dict=True, **given)
+            out, _ = forward_on(self.model, rows, input_ids=ids, return_dict=True, **arguments)
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
 
@@ -194,16 +194,16 @@ def row_attention(
     if layer is None:
         return attend_on_device(module, query, key, value, attention_mask, kwargs | {"scaling": scaling}), None
     check_asked(module, kwargs, ("position_bias",) if layer.window else ("position_bias", "sliding_window"))
-    asked = {name: kwargs.get(name) for name in TERMS}
-    asked["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
+    terms = {name: kwargs.get(name) for name in TERMS}
+    terms["scaling"] = query.shape[-1] ** -0.5 if scaling is None else scaling
     k, v = key.transpose(1, 2), value.transpose(1, 2)
     if layer.window:
-        return _in_windows(layer, module, query, k, v, asked).transpose(1, 2), None
+        return _in_windows(layer, module, query, k, v, terms).transpose(1, 2), None
     latent = layer.latent_space(module, key)
     if latent is None or not layer.cache.kv.drives:
-        return _in_tiers(layer, module, query, k, v, asked).transpose(1, 2), None
+        return _in_tiers(layer, module, query, k, v, terms).transpose(1, 2), None
     # Drives attend in latent space. So does the device, so that tokens do not depend on the tier.
-    out = _in_tiers(layer, module, latent.queries(query), k, v, asked)
+    out = _in_tiers(layer, module, latent.queries(query), k, v, terms)
     return latent.outputs(out.transpose(1, 2)), None
 
 
@@ -213,7 +213,7 @@ def _in_windows(
     query: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    asked: dict[str, Any],
+    terms: dict[str, Any],
 ) -> torch.Tensor:
     """Attend each row to its window, and keep the tokens that the next token sees."""
     windows, out = layer.cache.kv.windows, []
@@ -221,9 +221,9 @@ def _in_windows(
         key = request, layer.number
         before = windows.get(key, (k[row, :0], v[row, :0]))
         keys, values = torch.cat([before[0], k[row]]), torch.cat([before[1], v[row]])
-        out.append(_attend_row(module, query[row], *_expanded(layer, module, keys, values), asked, layer.window))
-        kept = slice(max(0, len(keys) - layer.window + 1), None)
-        windows[key] = keys[kept].clone(), values[kept].clone()
+        out.append(_attend_row(module, query[row], *_expanded(layer, module, keys, values), terms, layer.window))
+        visible = slice(max(0, len(keys) - layer.window + 1), None)
+        windows[key] = keys[visible].clone(), values[visible].clone()
     return torch.stack(out)
 
 
@@ -233,7 +233,7 @@ def _in_tiers(
     query: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    asked: dict[str, Any],
+    terms: dict[str, Any],
 ) -> torch.Tensor:
     """Attend each row in its tier, to its KV data as stored there.
 
@@ -243,7 +243,7 @@ def _in_tiers(
         query: Queries (R, q_heads, new, d).
         k: New keys (R, new, kv_heads, d).
         v: New values (R, new, kv_heads, d of V); with latent attention the keys.
-        asked: Scaling and terms of the model's attention.
+        terms: Scaling and terms of the model's attention.
 
     Returns:
         Output (R, q_heads, new, d of V).
@@ -251,20 +251,20 @@ def _in_tiers(
     kv, numbers, dtype = layer.cache.kv, layer.cache.numbers, query.dtype
     k, v = kv.format.stored(k), kv.format.stored(v[..., : kv.format.v_channels] if kv.format.latent else v)
     if kv.drives:
-        query, asked = _as_drives(kv, layer.number, query, asked)
+        query, terms = _as_drives(kv, layer.number, query, terms)
     out: dict[int, torch.Tensor] = {}
     for attention in kv.enter_layer(layer.number, len(numbers)):
         rows = [numbers[request] for request in attention.rows]
         if CSD in attention.tiers:
-            found = _in_drives(kv, attention, query[rows], k[rows], v[rows], asked)
+            outputs = _in_drives(kv, attention, query[rows], k[rows], v[rows], terms)
         else:
-            found = _on_device(layer, attention, module, query[rows], (k[rows], v[rows]), asked)
-        out |= dict(zip(rows, found, strict=True))
+            outputs = _on_device(layer, attention, module, query[rows], (k[rows], v[rows]), terms)
+        out |= dict(zip(rows, outputs, strict=True))
     return torch.stack([out[row] for row in range(len(numbers))]).to(dtype)
 
 
 def _as_drives(
-    kv: RowKv, layer: int, query: torch.Tensor, asked: dict[str, Any]
+    kv: RowKv, layer: int, query: torch.Tensor, terms: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Queries as sent to drives, and the remaining scaling.
 
@@ -272,10 +272,10 @@ def _as_drives(
     device, rounded queries attend in at least FP32, as in drives.
     """
     assert kv.drives
-    set_logit_terms(kv.drives.driver, layer, query, asked)
-    factor = 1.0 if layer in kv.drives.driver.terms else asked["scaling"] * query.shape[-1] ** 0.5
+    set_logit_terms(kv.drives.driver, layer, query, terms)
+    factor = 1.0 if layer in kv.drives.driver.terms else terms["scaling"] * query.shape[-1] ** 0.5
     query = kv.format.rounded(query * factor).to(torch.promote_types(query.dtype, torch.float32))
-    return query, asked | {"scaling": asked["scaling"] / factor}
+    return query, terms | {"scaling": terms["scaling"] / factor}
 
 
 def _on_device(
@@ -284,7 +284,7 @@ def _on_device(
     module: torch.nn.Module,
     q: torch.Tensor,
     new: tuple[torch.Tensor, torch.Tensor],
-    asked: dict[str, Any],
+    terms: dict[str, Any],
 ) -> torch.Tensor:
     """Store new keys and values (R, new, kv_heads, ...) and attend each row separately; q (R, q_heads, new, d)."""
     kv, out, count = layer.cache.kv, [], q.shape[2]
@@ -292,12 +292,12 @@ def _on_device(
         blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
         for stored, rows in zip(blocks[-1], new, strict=True):
             stored[-count:] = rows[number]
-        k, v = (_joined(each).to(q.dtype) for each in zip(*blocks, strict=True))
+        k, v = (_joined(pieces).to(q.dtype) for pieces in zip(*blocks, strict=True))
         if not kv.drives:
             k, v = _expanded(layer, module, k, v)
-        out.append(_attend_row(module, q[number], k, k if kv.format.latent and kv.drives else v, asked))
-    found = torch.stack(out)
-    return found.to(kv.format.value_dtype) if kv.drives else found
+        out.append(_attend_row(module, q[number], k, k if kv.format.latent and kv.drives else v, terms))
+    outputs = torch.stack(out)
+    return outputs.to(kv.format.value_dtype) if kv.drives else outputs
 
 
 def _joined(blocks: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -321,7 +321,7 @@ def _attend_row(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    asked: dict[str, Any],
+    terms: dict[str, Any],
     window: int = 0,
 ) -> torch.Tensor:
     """Attend a row's last tokens to its keys and values.
@@ -330,25 +330,25 @@ def _attend_row(
         module: The attention module.
         q: Queries, (q_heads, new, d).
         k, v: All keys and values, (S, kv_heads, ...) each.
-        asked: Scaling and terms of the model's attention.
+        terms: Scaling and terms of the model's attention.
         window: Length of the sliding window, tokens; 0: full attention.
 
     Returns:
         Output (q_heads, new, d of V).
     """
-    k, v = (each.to(q.dtype).transpose(0, 1)[None] for each in (k, v))
+    k, v = (states.to(q.dtype).transpose(0, 1)[None] for states in (k, v))
     count, tokens, mask = q.shape[1], k.shape[2], None
     if count > 1:
         mask = torch.ones(1, 1, count, tokens, dtype=torch.bool, device=q.device).tril(tokens - count)
         if window:
             mask = mask.triu(tokens - count - window + 1)
-    if all(asked[name] is None for name in TERMS):
-        return scaled_dot_product_attention(q[None], k, v, mask, scale=asked["scaling"], enable_gqa=True)[0]
-    return attend_on_device(module, q[None], k, v, mask, asked)[0].transpose(0, 1)
+    if all(terms[name] is None for name in TERMS):
+        return scaled_dot_product_attention(q[None], k, v, mask, scale=terms["scaling"], enable_gqa=True)[0]
+    return attend_on_device(module, q[None], k, v, mask, terms)[0].transpose(0, 1)
 
 
 def _in_drives(
-    kv: RowKv, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, asked: dict[str, Any]
+    kv: RowKv, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: dict[str, Any]
 ) -> torch.Tensor:
     """Store new keys and values (R, 1, kv_heads, ...) in drives and attend there; earlier blocks on the device.
 
@@ -359,18 +359,18 @@ def _in_drives(
     staged: tuple[F16, ...] = stage(q[:, :, 0], k[:, 0], v[:, 0], bf16=bf16)()
     block = len(attention.tiers) - 1
     out, sums = kv.drives.attend(attention.rows, block, attention.layer, *staged)
-    found = unstage(out, q, bf16)
+    outputs = unstage(out, q, bf16)
     if block:
         parts = [
-            _part(kv, request, attention.layer, row, asked) for request, row in zip(attention.rows, q, strict=True)
+            _part(kv, request, attention.layer, row, terms) for request, row in zip(attention.rows, q, strict=True)
         ]
-        before, weights = (np.stack(each) for each in zip(*parts, strict=True))
-        merged, _ = merge([before, found.float().cpu().numpy()], [weights, sums])
-        found = torch.from_numpy(merged).to(q.device, kv.format.value_dtype)
-    return found.unsqueeze(2)
+        before, weights = (np.stack(arrays) for arrays in zip(*parts, strict=True))
+        merged, _ = merge([before, outputs.float().cpu().numpy()], [weights, sums])
+        outputs = torch.from_numpy(merged).to(q.device, kv.format.value_dtype)
+    return outputs.unsqueeze(2)
 
 
-def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, asked: dict[str, Any]) -> tuple[F32, F32]:
+def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, terms: dict[str, Any]) -> tuple[F32, F32]:
     """Attention of a row, q (q_heads, 1, d), to its blocks on the device.
 
     An attention sink is counted by the drives, which have the last block, and not here.
@@ -379,14 +379,15 @@ def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, asked: dict
         Output (q_heads, d of V), and m and l, (q_heads, 2).
     """
     blocks = [kv.stored(block) for block in kv.blocks(request, layer)[:-1]]
-    keys, values = (_joined(each).float() for each in zip(*blocks, strict=True))
+    keys, values = (_joined(pieces).float() for pieces in zip(*blocks, strict=True))
     group, tokens = q.shape[0] // keys.shape[1], len(keys)
     # (q_heads, tokens, ...) each
     k, v = (
-        each.transpose(0, 1).repeat_interleave(group, dim=0) for each in (keys, keys if kv.format.latent else values)
+        states.transpose(0, 1).repeat_interleave(group, dim=0)
+        for states in (keys, keys if kv.format.latent else values)
     )
     behind = kv.tokens(request, layer) - 1 - torch.arange(tokens, device=q.device)
-    logits = apply_cap_and_bias(q.float() @ k.transpose(1, 2) * asked["scaling"], behind[None], asked)[:, 0]
+    logits = apply_cap_and_bias(q.float() @ k.transpose(1, 2) * terms["scaling"], behind[None], terms)[:, 0]
     m = logits.max(dim=1, keepdim=True).values
     weights = (logits - m).exp()
     l = weights.sum(dim=1, keepdim=True)  # noqa: E741 - name in the interface

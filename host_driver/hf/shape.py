@@ -95,8 +95,8 @@ def placement(model: PreTrainedModel) -> LayerPlacement:
         raise UnsupportedModelError(f"{name} {reason}")
     kinds, windows = _kinds(config)
     _check_kinds(name, kinds, "drives")
-    each = [config] * len(kinds) if decoder_layers(config) else config.per_layer_config
-    shapes = [_heads(of_layer) for of_layer in each]
+    configs = [config] * len(kinds) if decoder_layers(config) else config.per_layer_config
+    shapes = [_heads(of_layer) for of_layer in configs]
     if len({shape for shape, kind in zip(shapes, kinds, strict=True) if kind == FULL}) > 1:
         raise UnsupportedModelError(f"{name} has layers of several shapes: drives serve the same heads in every layer")
     q_heads, kv_heads, head_dim, of_v = shapes[kinds.index(FULL)]
@@ -111,12 +111,12 @@ def placement(model: PreTrainedModel) -> LayerPlacement:
     if latent := latent_modules(model):
         d = latent[0].kv_lora_rank + latent[0].qk_rope_head_dim
         shape = replace(shape, kv_heads=1, head_dim=d, latent=True, v_head_dim=None)
-    kept = (
+    on_device = (
         Window(window, heads * (channels + of_v) * FP16_BYTES)
         for window, (_, heads, channels, of_v) in zip(windows, shapes, strict=True)
         if window
     )
-    return LayerPlacement(shape, tuple(kinds), tuple(kept))
+    return LayerPlacement(shape, tuple(kinds), tuple(on_device))
 
 
 def kinds_in_tiers(model: PreTrainedModel) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _decoder(model: PreTrainedModel) -> PreTrainedConfig:
     if not (OLDEST_TRANSFORMERS <= _numbers(transformers.__version__) < TOO_NEW_TRANSFORMERS):
-        oldest, too_new = (".".join(map(str, each)) for each in (OLDEST_TRANSFORMERS, TOO_NEW_TRANSFORMERS))
+        oldest, too_new = (".".join(map(str, version)) for version in (OLDEST_TRANSFORMERS, TOO_NEW_TRANSFORMERS))
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} is installed, and models were tried with {oldest} and later, "
             f"below {too_new}: pip install 'transformers>={oldest},<{too_new}'"

@@ -166,9 +166,9 @@ class TieredCache(TieredObject, ExternalCache):
         """Raise Unsupported if keys and values, (B, H, new, ...), differ from the first ones in shape or dtype."""
         if keys.device != self.kv.device:
             raise UnsupportedModelError(f"keys are on {keys.device}, this session's tiers are for {self.kv.device}")
-        given = _shape_of(keys, values)
-        if given != self._states:
-            was, is_now = ("{} x {} x {} and {} of {}".format(*each) for each in (self._states, given))
+        states = _shape_of(keys, values)
+        if states != self._states:
+            was, is_now = ("{} x {} x {} and {} of {}".format(*shape) for shape in (self._states, states))
             raise UnsupportedModelError(
                 f"this cache holds keys and values of {was} (sequences, heads, channels), and is given {is_now}"
             )
@@ -219,8 +219,8 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
     check_not_attached(model)
     numbers = [number for number, kind in enumerate(kinds) if kind == FULL]
 
-    def make(given: Cache | None) -> TieredCache:
-        return TieredCache(kv, own_layers(model, given, kinds), numbers)
+    def make(cache: Cache | None) -> TieredCache:
+        return TieredCache(kv, own_layers(model, cache, kinds), numbers)
 
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
@@ -234,16 +234,16 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
         model._compiled_call_impl = compiled
 
 
-def _run(forward: Callable[..., Any], cache: TieredCache, given: dict[str, Any]) -> Any:
+def _run(forward: Callable[..., Any], cache: TieredCache, arguments: dict[str, Any]) -> Any:
     if cache.kv.training():
         raise UnsupportedModelError("a KV cache in tiers has no gradients (inference only): call model.eval() first")
-    if (mask := given.get("attention_mask")) is not None:
-        given = given | {"attention_mask": _cut(mask, cache.get_seq_length())}
-    return forward(**given)
+    if (mask := arguments.get("attention_mask")) is not None:
+        arguments = arguments | {"attention_mask": _cut(mask, cache.get_seq_length())}
+    return forward(**arguments)
 
 
 def _cut(mask: Any, past: int) -> Any:
     """Cut a static cache's mask, (B, 1, new, size), to the stored tokens; other masks are unchanged."""
     if isinstance(mask, dict):
-        return {kind: _cut(each, past) if kind == FULL else each for kind, each in mask.items()}
+        return {kind: _cut(layer_mask, past) if kind == FULL else layer_mask for kind, layer_mask in mask.items()}
     return mask[..., : past + mask.shape[2]] if isinstance(mask, torch.Tensor) and mask.dim() == 4 else mask

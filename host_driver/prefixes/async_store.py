@@ -159,15 +159,15 @@ class AsyncPrefixStore:
         return bool(self._loads or self._stores or self._unflushed or self._closing)
 
     def _load(self, future: Future[Rows | None], keys: Sequence[bytes], first: int) -> None:
-        began, found = time.perf_counter_ns(), None
+        began, rows = time.perf_counter_ns(), None
         try:
-            found = self._store.load(keys, first) if self._store else None
+            rows = self._store.load(keys, first) if self._store else None
         except (DriveError, OSError) as error:
             self._disconnect(str(error))
         finally:
-            tokens = found[0].shape[1] if found else 0
-            self._count(began, "load_us", loads=1, loaded_tokens=tokens, loads_failed=int(found is None))
-            future.set_result(found)
+            tokens = rows[0].shape[1] if rows else 0
+            self._count(began, "load_us", loads=1, loaded_tokens=tokens, loads_failed=int(rows is None))
+            future.set_result(rows)
 
     def _store_blocks(self, keys: Sequence[bytes], k: F16, v: F16, first: int) -> None:
         began, new, failed = time.perf_counter_ns(), 0, 0

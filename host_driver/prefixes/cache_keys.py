@@ -73,21 +73,21 @@ class PrefixNames:
         """Key of the manifest."""
         return self._key(blake2b(b"manifest", digest_size=KEY_BYTES, key=self._root).digest(), _MANIFEST)
 
-    def keys(self, tokens: Sequence[int], extra: str = "", known: Sequence[bytes] = ()) -> list[bytes]:
+    def keys(self, tokens: Sequence[int], extra: str = "", first_keys: Sequence[bytes] = ()) -> list[bytes]:
         """Keys of all whole blocks of a prompt: each is a hash of the block's tokens and the previous key.
 
         Args:
             tokens: Token IDs of the prompt.
             extra: Anything else that the KV data of the request depends on.
-            known: Keys of the first blocks, which are not hashed again.
+            first_keys: Keys of the first blocks, which are not hashed again.
         """
-        found = list(known)
-        key = found[-1] if found else self.key_of(extra.encode())
-        for at in range(len(found) * self.block_tokens, len(tokens) - self.block_tokens + 1, self.block_tokens):
+        keys = list(first_keys)
+        key = keys[-1] if keys else self.key_of(extra.encode())
+        for at in range(len(keys) * self.block_tokens, len(tokens) - self.block_tokens + 1, self.block_tokens):
             block = np.array(tokens[at : at + self.block_tokens], np.int64)
             key = self._key(blake2b(block.tobytes(), digest_size=KEY_BYTES, key=key).digest(), _BLOCK)
-            found.append(key)
-        return found
+            keys.append(key)
+        return keys
 
     def key_of(self, data: bytes) -> bytes:
         """Key of data that is not identified by tokens."""

@@ -85,11 +85,11 @@ def canonical(config: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items() if not str(key).startswith("_")}
+        return {str(key): _plain(entry) for key, entry in value.items() if not str(key).startswith("_")}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     if isinstance(value, set | frozenset):
-        return sorted(json.dumps(_plain(each), sort_keys=True) for each in value)
+        return sorted(json.dumps(_plain(entry), sort_keys=True) for entry in value)
     if isinstance(value, Enum):
         return value.name
     return value if value is None or isinstance(value, str | int | float) else str(value)
@@ -118,7 +118,7 @@ def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
     seen = set[str]()
     for at, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(at)
-        folders[:] = [] if real in seen else sorted(each for each in folders if not each.startswith("."))
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
         if real not in seen:
             paths = [Path(at, name) for name in names if name.endswith((*WEIGHTS, *TEXTS))]
             yield from ((str(path.relative_to(folder)), path) for path in paths)
@@ -128,15 +128,15 @@ def _walk_files(folder: Path) -> Iterator[tuple[str, Path]]:
 def _identity(name: str, path: Path, check: Check) -> FileIdentity:
     digest = blake2b(digest_size=_DIGEST_BYTES)
     with path.open("rb") as file:
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         sampled = check == "sampled" and name.endswith(WEIGHTS)
         if sampled:
             digest.update(file.read(HEAD_BYTES))
-            left = max(0, found.st_size - HEAD_BYTES)
+            left = max(0, status.st_size - HEAD_BYTES)
             for piece in range(PIECES if left else 0):
                 file.seek(HEAD_BYTES + left * piece // PIECES)
                 digest.update(file.read(PIECE_BYTES))
         else:
             while part := file.read(HEAD_BYTES):
                 digest.update(part)
-    return FileIdentity(name, found.st_size, found.st_mtime_ns if sampled else None, digest.hexdigest())
+    return FileIdentity(name, status.st_size, status.st_mtime_ns if sampled else None, digest.hexdigest())

@@ -36,7 +36,7 @@ Place = tuple[int, int]  # handle, tokens
 
 def list_keys(device: Drive) -> dict[bytes, Place]:
     """All keys of the tenant in a drive with handle and tokens; raises DriveError."""
-    found: dict[bytes, Place] = {}
+    places: dict[bytes, Place] = {}
     count = min(LISTED, max_bytes_of(device) // LISTED_BYTES)
     assert count > 0, "the drive's limit is below an answer with one key"
     after = bytes(KEY_BYTES)
@@ -44,9 +44,9 @@ def list_keys(device: Drive) -> dict[bytes, Place]:
         data: Any = check_completion(0, device.submit(KvList(keys_of([after]), count), 0).result()).data
         keys, handles, tokens = key_list(data[0]), data[1].tolist(), data[2].tolist()
         there = sum(token > 0 for token in tokens)
-        found |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
+        places |= {keys[i]: (handles[i], tokens[i]) for i in range(there)}
         if there < count:
-            return found
+            return places
         after = keys[-1]
 
 
@@ -85,8 +85,8 @@ def read_manifests(device: Drive) -> list[dict[str, Any]]:
     """
     listed = list_keys(device)
     counts = Counter(key[:PREFIX_BYTES] for key in blocks_of(listed))
-    found = {key[:PREFIX_BYTES]: _read(device, *listed[key]) for key in listed if is_manifest(key)}
-    return [found.get(root, {}) | {"blocks": counts[root]} for root in sorted({*counts, *found})]
+    manifests = {key[:PREFIX_BYTES]: _read(device, *listed[key]) for key in listed if is_manifest(key)}
+    return [manifests.get(root, {}) | {"blocks": counts[root]} for root in sorted({*counts, *manifests})]
 
 
 def _read(device: Drive, handle: int, tokens: int) -> dict[str, Any]:

@@ -115,13 +115,13 @@ class PrefixStore:
 
     def match(self, keys: Sequence[bytes]) -> Hit:
         """Find the longest stored prefix, and mark it as used."""
-        found = list(takewhile(lambda key: key in self._blocks, keys))
-        self._touch(found)
-        self.hits += len(found)
-        self.misses += len(keys) - len(found)
-        if not found:
+        matched = list(takewhile(lambda key: key in self._blocks, keys))
+        self._touch(matched)
+        self.hits += len(matched)
+        self.misses += len(keys) - len(matched)
+        if not matched:
             return Hit(0, None)
-        block = self._blocks[found[-1]]
+        block = self._blocks[matched[-1]]
         return Hit(block.end, block.chain)
 
     def _touch(self, keys: Sequence[bytes]) -> None:
@@ -319,9 +319,9 @@ class PrefixStore:
             return
         if blocks > self.max_blocks:
             raise ValueError(f"{blocks} blocks: must be at most max_blocks = {self.max_blocks}")
-        kept = set(keep)
+        protected = set(keep)
         while len(self._blocks) + blocks > self.max_blocks:
-            if not self._evict_oldest(kept):
+            if not self._evict_oldest(protected):
                 raise ValueError(f"no space for {blocks} blocks: all {self.max_blocks} of the store are in use")
 
     def _evict_oldest(self, keep: set[bytes]) -> bool:
@@ -352,7 +352,7 @@ class PrefixStore:
 
     def _forget(self, chain: BlockChain) -> None:
         """Drop a chain that lost data, with all its blocks."""
-        gone = [each for key in list(chain.ends.values()) for each in (key, self._remove(key).check)]
+        gone = [name for key in list(chain.ends.values()) for name in (key, self._remove(key).check)]
         for device, handle in zip(self.devices, chain.handles, strict=True):
             device.submit(KvDrop(keys_of(gone)), 0).result()
             device.submit(KvFree((handle,)), 0).result()
@@ -361,19 +361,19 @@ class PrefixStore:
         """Find blocks of an earlier host that all drives have; the deepest are the least recent."""
         self._submit_all([SeqSweep() for _ in self.devices])
         listed = [list_keys(device) for device in self.devices]
-        self._others = {key for each in listed for key in each if not self.names.owns(key)}
-        first, *others = tables = [blocks_of(each) for each in listed]
+        self._others = {key for places in listed for key in places if not self.names.owns(key)}
+        first, *others = tables = [blocks_of(places) for places in listed]
         whole = [
             key
             for key, block in first.items()
             if key not in self._others and all(key in other and other[key][1:] == block[1:] for other in others)
         ]
-        for device, each, table in zip(self.devices, listed, tables, strict=True):
-            known = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}
-            if half := [key for key in each if key not in known]:
+        for device, places, table in zip(self.devices, listed, tables, strict=True):
+            valid = {name for key in whole for name in (key, table[key][2])} | self._others | {self.names.manifest_key}
+            if half := [key for key in places if key not in valid]:
                 check_completion(0, device.submit(KvDrop(keys_of(half)), 0).result())
         self._submit_all([SeqSweep() for _ in self.devices])  # sequences that only had keys of partial blocks
-        self._described = all(self.names.manifest_key in each for each in listed)
+        self._described = all(self.names.manifest_key in places for places in listed)
         chains: dict[tuple[int, ...], BlockChain] = {}
         for key in sorted(whole, key=lambda key: -first[key][1]):
             handles = tuple(table[key][0] for table in tables)

@@ -55,8 +55,8 @@ def solve(problem: PlacementProblem, gap: float = 0.0, limit_s: float = 60.0) ->
         return None
     best, model, until_s = problem.placement(good), _Model(problem, good, gap), time.monotonic() + limit_s
     while (left_s := until_s - time.monotonic()) > 0 and (chosen := model.solve(left_s)) is not None:
-        found = problem.placement(chosen.tolist())
-        best = min(best, found, key=lambda each: each.latency_s)
+        candidate = problem.placement(chosen.tolist())
+        best = min(best, candidate, key=lambda placement: placement.latency_s)
         if not model.add_broken(chosen):
             break
     return best  # the initial choice if the solver finds no better one
@@ -90,8 +90,8 @@ class _Model:
 
     def _own(self, option: int) -> list[tuple[int, int]]:
         """Stretches in which a request waits only for its own fetches."""
-        asked, due = self.problem.asked[0, option], self.problem.due[0, option]
-        return [(int(a), int(b)) for a, b in zip(asked, due, strict=True) if b >= 0]
+        issued, due = self.problem.issued[0, option], self.problem.due[0, option]
+        return [(int(a), int(b)) for a, b in zip(issued, due, strict=True) if b >= 0]
 
     def _one_of(self, request: int) -> Row:
         row = np.zeros(self.choices + 1)
@@ -118,7 +118,7 @@ class _Model:
 
     def _fetched(self, a: int, b: int) -> F64:
         """Seconds of the fetches issued after the end of a and due by b, (R, options)."""
-        between = (self.problem.asked >= a) & (self.problem.due >= 0) & (self.problem.due <= b)
+        between = (self.problem.issued >= a) & (self.problem.due >= 0) & (self.problem.due <= b)
         seconds: F64 = between.sum(axis=2) * self.problem.costs.fetch[:, None]
         return seconds
 
@@ -148,17 +148,17 @@ class _Model:
 
     def _chain(self, chosen: I64, ends: F64) -> list[tuple[int, int]]:
         """Stretches of fetches on the critical path of the step, the last one first."""
-        found, layer, each = list[tuple[int, int]](), self.L - 1, np.arange(self.R)
+        stretches, layer, requests = list[tuple[int, int]](), self.L - 1, np.arange(self.R)
         while layer >= 0:
-            took = self.problem.costs.compute[layer] + self.problem.slower[each, chosen, layer].sum()
+            took = self.problem.costs.compute[layer] + self.problem.slower[requests, chosen, layer].sum()
             start = ends[layer + 1] - took
             if start > ends[layer] * (1 + _TOLERANCE):
-                late = [start - ends[a] - self._fetched(a, layer)[each, chosen].sum() for a in range(layer + 1)]
+                late = [start - ends[a] - self._fetched(a, layer)[requests, chosen].sum() for a in range(layer + 1)]
                 since = int(np.abs(late).argmin())
-                found.append((since, layer))
+                stretches.append((since, layer))
                 layer = since
             layer -= 1
-        return found
+        return stretches
 
 
 def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:

@@ -45,11 +45,11 @@ def _added(problem: PlacementProblem) -> F64:
 
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
-def _largest(total, mine, wanted, its, other):  # type: ignore[no-untyped-def]
+def _largest(total, old_first, new_first, old_second, new_second):  # type: ignore[no-untyped-def]
     """Bound after a change of two requests; of one if both parts of the second are the same."""
     most = 0.0
     for layer in range(total.size):
-        most = max(most, total[layer] - mine[layer] + wanted[layer] - its[layer] + other[layer])
+        most = max(most, total[layer] - old_first[layer] + new_first[layer] - old_second[layer] + new_second[layer])
     return most
 
 
@@ -65,17 +65,17 @@ def _totals(compute, added, chosen, total):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def _descend(exact, compute, fetch, asked, due, slower, added, held, room, effort, chosen):  # type: ignore[no-untyped-def]
+def _descend(exact, compute, fetch, issued, due, slower, added, held, room, effort, chosen):  # type: ignore[no-untyped-def]
     """Change `chosen` while that shortens the step (`exact`) or its bound, and effort is left."""
     R, options = held.shape
     ends, total = np.zeros(compute.size + 1), np.zeros(compute.size)
     _totals(compute, added, chosen, total)
-    run(compute, fetch, asked, due, slower, chosen, ends)
+    run(compute, fetch, issued, due, slower, chosen, ends)
     shortest, used, at = ends[-1] if exact else total.max(), 0, 0
     for request in range(R):
         used += held[request, chosen[request]]
     while at < R * R and effort > 0:  # a request alone, then with the next one, then with the one after that
-        one, other, found = at % R, (at % R + at // R) % R, False
+        one, other, better = at % R, (at % R + at // R) % R, False
         at += 1
         for second in range(options if one != other else 1):
             for first in range(options):
@@ -94,13 +94,13 @@ def _descend(exact, compute, fetch, asked, due, slower, added, held, room, effor
                 chosen[one] = first
                 if exact:
                     effort -= _STEP
-                    run(compute, fetch, asked, due, slower, chosen, ends)
+                    run(compute, fetch, issued, due, slower, chosen, ends)
                     length = ends[-1]
                 if length < shortest * (1 - 1e-9):
-                    shortest, used, found = length, held_now, True
+                    shortest, used, better = length, held_now, True
                     _totals(compute, added, chosen, total)
                 else:
                     chosen[other] = b
                     chosen[one] = a
-        if found:
+        if better:
             at = 0

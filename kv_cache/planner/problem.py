@@ -129,15 +129,15 @@ def blocks_on_device(costs: StepCosts, chosen: Sequence[Offload]) -> int:
 
 @cache
 def option_arrays(layers: int, option: Offload) -> tuple[I64, I64, F64]:
-    """Arrays of an option for `PlacementProblem`: asked, due, and 1 for each layer attended in drives, (L,) each."""
-    asked, due = np.full(layers, -1, np.int64), np.full(layers, -1, np.int64)
+    """Arrays of an option for `PlacementProblem`: issued, due, and 1 for each layer attended in drives, (L,) each."""
+    issued, due = np.full(layers, -1, np.int64), np.full(layers, -1, np.int64)
     in_drives, lie = np.zeros(layers), np.array(offloaded_layers(layers, option.count), np.int64)
     if option.in_drives:
         in_drives[lie] = 1
     else:
-        due[: lie.size], asked[: lie.size] = lie, 0
-        asked[option.buffers : lie.size] = lie[: -option.buffers] + 1
-    return asked, due, in_drives
+        due[: lie.size], issued[: lie.size] = lie, 0
+        issued[option.buffers : lie.size] = lie[: -option.buffers] + 1
+    return issued, due, in_drives
 
 
 def _forms(layers: int, options: Sequence[Offload], width: int) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def _forms(layers: int, options: Sequence[Offload], width: int) -> tuple[Any, ..
     every = [option_arrays(layers, option) for option in options] + [option_arrays(layers, Offload(0))] * (
         width - len(options)
     )
-    return tuple(np.array(each) for each in zip(*every, strict=True))
+    return tuple(np.array(arrays) for arrays in zip(*every, strict=True))
 
 
 def latency_s(costs: StepCosts, chosen: Sequence[Offload]) -> float:
@@ -157,7 +157,7 @@ class PlacementProblem:
     """Costs and options as arrays for the solvers.
 
     Attributes:
-        asked: Time from which an offloaded layer can be fetched: 0 is the start of the step, n the end of layer n
+        issued: Time from which an offloaded layer can be fetched: 0 is the start of the step, n the end of layer n
             (from 1). (R, options, L) int64, offloaded layers in ascending order, padded with -1.
         due: The layer that waits for the fetch, in the same order; -1 is padding.
         slower: Additional seconds of a layer that is attended in drives, (R, options, L).
@@ -167,17 +167,17 @@ class PlacementProblem:
     def __init__(self, costs: StepCosts, options: Options) -> None:
         self.costs, self.options = costs, options
         width, L = max(map(len, options)), costs.layers
-        known = {id(option): _forms(L, option, width) for option in options}  # usually all requests share one list
-        self.asked, self.due, in_drives = (np.stack([known[id(option)][k] for option in options]) for k in range(3))
+        forms = {id(option): _forms(L, option, width) for option in options}  # usually all requests share one list
+        self.issued, self.due, in_drives = (np.stack([forms[id(option)][k] for option in options]) for k in range(3))
         self.slower = np.zeros(in_drives.shape)
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
-        self.step = costs.compute, costs.fetch, self.asked, self.due, self.slower  # inputs of `run`
+        self.step = costs.compute, costs.fetch, self.issued, self.due, self.slower  # inputs of `run`
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
         for request, option in enumerate(options):
             self.held[request, : len(option)] = costs.blocks[request] * np.array(
-                [device_layers(L, each) for each in option]
+                [device_layers(L, offload) for offload in option]
             )
 
     @property
@@ -206,8 +206,8 @@ class PlacementProblem:
         if self.held[np.arange(chosen.size), chosen].sum() > self.costs.room:
             return None
         _descend(*self.step, self.held, self.costs.room, chosen)
-        found: list[int] = chosen.tolist()
-        return found
+        indices: list[int] = chosen.tolist()
+        return indices
 
     def optimum(self) -> PlacementResult | None:
         """Placement with the shortest step by branch and bound; None if no placement fits."""
@@ -217,7 +217,7 @@ class PlacementProblem:
 
 
 @njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})  # only maxima are reordered, which do not round
-def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
+def run(compute, fetch, issued, due, slower, chosen, ends):  # type: ignore[no-untyped-def]
     """Compute the end times of layers into `ends`.
 
     A layer starts when the previous one has ended and all fetches due by then are complete. Fetches issued after the
@@ -230,7 +230,7 @@ def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-un
             now, option = at[request], chosen[request]
             if now < compute.size and due[request, option, now] == layer:
                 waits = True
-                for since in range(asked[request, option, now] + 1):
+                for since in range(issued[request, option, now] + 1):
                     load[since] += fetch[request]
                 at[request] += 1
         start, took = ends[layer], compute[layer]
@@ -243,7 +243,7 @@ def run(compute, fetch, asked, due, slower, chosen, ends):  # type: ignore[no-un
 
 
 @njit(cache=True, nogil=True)
-def _search(compute, fetch, asked, due, slower, held, room, best):  # type: ignore[no-untyped-def]
+def _search(compute, fetch, issued, due, slower, held, room, best):  # type: ignore[no-untyped-def]
     """Find the best option of each request by depth-first search.
 
     A step is at least as long as the fetches due by any layer plus the layers from there on. Requests not yet decided
@@ -285,18 +285,18 @@ def _search(compute, fetch, asked, due, slower, held, room, best):  # type: igno
             depth += 1
             continue
         ends[0] = 0.0
-        run(compute, fetch, asked, due, slower, chosen, ends)
+        run(compute, fetch, issued, due, slower, chosen, ends)
         if ends[L] < shortest:
             shortest = ends[L]
             best[:] = chosen
 
 
 @njit(cache=True, nogil=True)
-def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: ignore[no-untyped-def]
+def _descend(compute, fetch, issued, due, slower, held, room, chosen):  # type: ignore[no-untyped-def]
     """Change the options of one request or two while the step becomes shorter."""
     R, options = held.shape
     ends = np.zeros(compute.size + 1)
-    run(compute, fetch, asked, due, slower, chosen, ends)
+    run(compute, fetch, issued, due, slower, chosen, ends)
     shortest, better = ends[-1], True
     while better:
         better = False
@@ -312,7 +312,7 @@ def _descend(compute, fetch, asked, due, slower, held, room, chosen):  # type: i
                             taken += held[request, chosen[request]]
                         if taken > room:
                             continue
-                        run(compute, fetch, asked, due, slower, chosen, ends)
+                        run(compute, fetch, issued, due, slower, chosen, ends)
                         if ends[-1] < shortest * (1 - 1e-12):
                             shortest, best, second_best, better = ends[-1], option, second, True
                 chosen[other] = second_best

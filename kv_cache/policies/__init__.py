@@ -82,22 +82,22 @@ def _checked(source: str, name: object, policy: Any) -> PolicyLike:
     return checked
 
 
-def policy_of(given: Any) -> Policy:
+def policy_of(definition: Any) -> Policy:
     """Create a policy from a name, from `FILE:NAME` (a Python file and a name in its table POLICIES), or an object.
 
     Raises:
         ValueError: The name is unknown, or the object is not a policy.
     """
-    if not isinstance(given, str):
-        return Policy.of(given)
-    file, _, name = given.rpartition(":")
-    known = load_policies(Path(file) if file else None)
-    if name not in known and file:
-        mine = [each for each in known if known[each] is not POLICIES.get(each)]
-        raise ValueError(f"policy = {given!r}: {file} has no policy {name!r}, it has {', '.join(mine) or 'none'}")
-    if name not in known:
-        raise ValueError(f"policy = {given!r}: must be one of {', '.join(known)}, or FILE:NAME")
-    return Policy.of(known[name])
+    if not isinstance(definition, str):
+        return Policy.of(definition)
+    file, _, name = definition.rpartition(":")
+    policies = load_policies(Path(file) if file else None)
+    if name not in policies and file:
+        names = [key for key in policies if policies[key] is not POLICIES.get(key)]
+        raise ValueError(f"policy = {definition!r}: {file} has no policy {name!r}, it has {', '.join(names) or 'none'}")
+    if name not in policies:
+        raise ValueError(f"policy = {definition!r}: must be one of {', '.join(policies)}, or FILE:NAME")
+    return Policy.of(policies[name])
 
 
 _TABLES = Tables(POLICIES, "POLICIES", "vcsd.policies", _checked, "docs/policies.md")

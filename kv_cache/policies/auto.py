@@ -18,9 +18,9 @@ def auto(it: Iteration) -> None:
     """
     total = len(it.layers) * it.layer_bytes(max(it.final_tokens, *it.new.values()))
     total = max(total, it.memory.get("total", 0))
-    known = total, *map(it.capacity, (DEVICE, HOST, PAGE_CACHE))
-    if known != it.memory.get("known"):
-        it.memory["total"], it.memory["known"] = total, known
+    sizes = total, *map(it.capacity, (DEVICE, HOST, PAGE_CACHE))
+    if sizes != it.memory.get("sizes"):
+        it.memory["total"], it.memory["sizes"] = total, sizes
         it.memory["chosen"], it.memory["why"] = _choose(it, total)
     match it.memory["chosen"]:
         case "reactive":

@@ -71,4 +71,4 @@ def _seconds(coming: Tickets, group: Callable[[int], int]) -> dict[int, float]:
         if copies:
             began = min(transfer.began_ns for _, transfer in copies)
             took.setdefault(group(layer), []).append(max(transfer.ended_ns for _, transfer in copies) - began)
-    return {number: mean(each) for number, each in took.items()}
+    return {number: mean(times) for number, times in took.items()}

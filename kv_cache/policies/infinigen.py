@@ -104,7 +104,7 @@ def _write_back(it: Iteration, block: BlockKey, home: str) -> None:
 
 def _by_tier(it: Iteration, layer: int) -> dict[str, list[Hashable]]:
     """Requests by the tier of their blocks of a layer."""
-    found = dict[str, list[Hashable]]()
+    rows = dict[str, list[Hashable]]()
     for row in it.batch:
-        found.setdefault(it.tiers_of(it.blocks(layer, [row])[0])[0], []).append(row)
-    return found
+        rows.setdefault(it.tiers_of(it.blocks(layer, [row])[0])[0], []).append(row)
+    return rows

@@ -30,7 +30,7 @@ class LayerKv(Policy):
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput:
         L, running, prompt = s.cost.layers, sorted(s.sequences, key=lambda sequence: sequence.number), s.filling
-        if prompt and all(_prefill_s(s, prompt) <= _slack_s(s, each) for each in running):
+        if prompt and all(_prefill_s(s, prompt) <= _slack_s(s, sequence) for sequence in running):
             most = hidden_layers(s, prompt) if running else L
             if options := offloads(s, [*running, prompt], most):
                 tokens = {prompt.number: prompt.num_missing_tokens}
@@ -38,13 +38,13 @@ class LayerKv(Policy):
         while (options := offloads(s, running, L)) is None and len(running) > 1:
             running.pop()
         if options is None:
-            longest = max(each.num_tokens for each in running)
+            longest = max(sequence.num_tokens for sequence in running)
             raise RuntimeError(
                 f"a request of {longest} tokens does not fit on the device with all layers offloaded: use more device "
                 "memory or a shorter request"
             )
-        steps = min(BLOCK_TOKENS - each.num_computed_tokens % BLOCK_TOKENS for each in running)
-        numbers = [each.number for each in running]
+        steps = min(BLOCK_TOKENS - sequence.num_computed_tokens % BLOCK_TOKENS for sequence in running)
+        numbers = [sequence.number for sequence in running]
         return SchedulerOutput(
             num_scheduled_tokens=dict.fromkeys(numbers, 1),
             placement=dict(zip(numbers, options, strict=True)),

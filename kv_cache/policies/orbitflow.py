@@ -87,7 +87,7 @@ class _StickyChoice(Uniform):
         self._option = Offload(0)
 
     def choose(self, s: SchedulerState, running: Sequence[SequenceState]) -> Offload:
-        who = tuple(each.number for each in running)
+        who = tuple(sequence.number for sequence in running)
         if s.changed or self._who != who:
             self._who, self._option = who, self.choose_again(s, running)
         return self._option
@@ -124,7 +124,7 @@ class Heuristic(Uniform):
 
 def _fitting(s: SchedulerState, running: Sequence[SequenceState], least_tokens: float) -> Offload:
     """Fewest offloaded layers (every N-th) with which all fit at their lengths, or at `least_tokens` if longer."""
-    costs = s.cost.costs([max(each.num_computed_tokens + 1, int(least_tokens)) for each in running])
+    costs = s.cost.costs([max(sequence.num_computed_tokens + 1, int(least_tokens)) for sequence in running])
     resident = costs.room // int(costs.blocks.sum())
     if resident >= s.cost.layers:
         return Offload(0)
@@ -169,19 +169,21 @@ class OrbitFlow(PlacementPolicy):
         """Plan for all requests, or for fewer; the request with most blocks and deposited tokens pauses first."""
         running = list(s.sequences)
         while True:
-            found = self._find_plan(s, running)
-            if found:
-                return found
+            plan = self._find_plan(s, running)
+            if plan:
+                return plan
             if len(running) == 1:
                 raise RuntimeError(
                     f"a request of {running[0].num_computed_tokens} tokens does not fit on the device: use more device "
                     "memory or a shorter request"
                 )
-            running.remove(max(running, key=lambda each: each.num_computed_tokens // BLOCK_TOKENS + s.deposited(each)))
+            running.remove(
+                max(running, key=lambda sequence: sequence.num_computed_tokens // BLOCK_TOKENS + s.deposited(sequence))
+            )
 
     def _find_plan(self, s: SchedulerState, running: list[SequenceState]) -> _Plan | None:
         """Plan with the shortest step that holds longest; None if no plan fits or too many tokens would be late."""
-        tokens = [each.num_computed_tokens + 1 for each in running]
+        tokens = [sequence.num_computed_tokens + 1 for sequence in running]
         alone, next_one = len(running) == 1 or not self.pauses, s.cost.costs(tokens, 1)
         if not alone and self._late(s, running, next_one.min_latency_s) > self.late:
             return None
@@ -202,8 +204,12 @@ class OrbitFlow(PlacementPolicy):
         if self.drives and costs.attend is not None:
             options += [Offload(n, in_drives=True) for n in self.counts(costs.layers) if n]
         if self.uniform:
-            found = [PlacementProblem(costs, [[option]] * costs.requests).optimum() for option in options]
-            return min((each for each in found if each), key=lambda each: each.latency_s, default=None)
+            placements = [PlacementProblem(costs, [[option]] * costs.requests).optimum() for option in options]
+            return min(
+                (placement for placement in placements if placement),
+                key=lambda placement: placement.latency_s,
+                default=None,
+            )
         problem = PlacementProblem(costs, [options] * costs.requests)
         return problem.optimum() if problem.choices <= EXACT else local_search(problem)
 
@@ -213,7 +219,7 @@ class OrbitFlow(PlacementPolicy):
             return 0.0
         steps = WINDOWS[-1]
         behind = steps * (1 - s.slo_s / latency_s)  # late tokens of a request in the window
-        return sum(max(0.0, behind - self.deposits * s.deposited(each)) for each in running) / steps
+        return sum(max(0.0, behind - self.deposits * s.deposited(sequence)) for sequence in running) / steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +231,7 @@ class _Plan:
 
 def _costs(s: SchedulerState, running: Sequence[SequenceState]) -> StepCosts:
     """Costs of the next step."""
-    return s.cost.costs([each.num_computed_tokens + 1 for each in running])
+    return s.cost.costs([sequence.num_computed_tokens + 1 for sequence in running])
 
 
 def _fits(costs: StepCosts, options: Sequence[Offload]) -> bool:

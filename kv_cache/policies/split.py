@@ -46,11 +46,11 @@ def _planned(it: Iteration) -> int:
     layer_bytes = max(it.layer_bytes(), it.layer_bytes(it.final_tokens))
     if it.prefill:
         layer_bytes = max(layer_bytes, it.memory.get("layer_bytes", 0))
-    known = it.capacity(PAGE_CACHE), layer_bytes
-    if known != it.memory.get("known"):
-        it.memory["known"], it.memory["layer_bytes"] = known, layer_bytes
-        kept = int(min(len(it.layers), it.capacity(PAGE_CACHE) // layer_bytes))
-        it.memory["most"] = min(len(it.parts) * kept, _balanced(it))
+    sizes = it.capacity(PAGE_CACHE), layer_bytes
+    if sizes != it.memory.get("sizes"):
+        it.memory["sizes"], it.memory["layer_bytes"] = sizes, layer_bytes
+        cached_layers = int(min(len(it.layers), it.capacity(PAGE_CACHE) // layer_bytes))
+        it.memory["most"] = min(len(it.parts) * cached_layers, _balanced(it))
     most: int = it.memory["most"]
     return most
 
@@ -102,9 +102,9 @@ def _apply_feedback(it: Iteration, most: int) -> int:
     state: _Feedback | None = it.memory.get("feedback")
     if state is None or state.most != most:
         state = it.memory["feedback"] = _Feedback(most, most)
-    found = it.page_cache_hits(PAGE_CACHE) or (0, 0)
-    read, hit = (now - before for now, before in zip(found, it.memory.get("found", (0, 0)), strict=True))
-    it.memory["found"] = found
+    totals = it.page_cache_hits(PAGE_CACHE) or (0, 0)
+    read, hit = (now - before for now, before in zip(totals, it.memory.get("totals", (0, 0)), strict=True))
+    it.memory["totals"] = totals
     if read:
         state.update(read, hit)
     return state.count

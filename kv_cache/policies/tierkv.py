@@ -29,7 +29,7 @@ class Rotating(TimeSlices):
 
     def enter_next(self) -> None:
         if self.queue:
-            for kv in [each for each in self.active if self.is_over(each)]:
+            for kv in [kv for kv in self.active if self.is_over(kv)]:
                 self.leave(kv)
         entering = []
         while self.queue and self.fits(self.queue[0]):
@@ -91,10 +91,10 @@ class TierKv(Rotating):
         waiting = iter(list(self.queue))
         kv = next(waiting, None)
         for ahead in range(1, window + 1):
-            for each in self.active:
-                request, made = each.sequence.request, each.sequence.num_output_tokens
-                left = min(self.slice_tokens - each.turn, request.output_tokens - made)
-                room += each.room if left == ahead else 0
+            for active in self.active:
+                request, output_tokens = active.sequence.request, active.sequence.num_output_tokens
+                left = min(self.slice_tokens - active.turn, request.output_tokens - output_tokens)
+                room += active.room if left == ahead else 0
             while kv and kv.room <= room:
                 room -= kv.room
                 yield ahead, kv

@@ -214,7 +214,7 @@ class TimeSlices(Policy):
         for kv in self.active:
             kv.turn += 1
         link_stats = self.store.link_stats.items()
-        self._busy.append((self.store.now_s, {link: each.busy_s for link, each in link_stats}))
+        self._busy.append((self.store.now_s, {link: stats.busy_s for link, stats in link_stats}))
 
     def link_utilization(self, link: Level) -> float:
         """Fraction of recent time in which a link was busy."""
@@ -254,7 +254,7 @@ class TimeSlices(Policy):
                 chosen.append(victim)
                 lacking -= self.store.size(victim, level)
             if lacking <= 0:
-                return all(self._displace(each, urgency, cause) for each in chosen)
+                return all(self._displace(victim, urgency, cause) for victim in chosen)
         return False
 
     def _displace(self, kv: Kv, urgency: int, cause: Kv) -> bool:

@@ -23,22 +23,22 @@ class Vllm(Policy):
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput:
         first_come = sorted([*s.sequences, *([s.filling] if s.filling else [])], key=lambda sequence: sequence.number)
-        running = [each for each in first_come if not each.prefills]
+        running = [sequence for sequence in first_come if not sequence.prefills]
         preempted = set()
         while len(running) > 1 and _blocks(running) > s.cost.room_blocks:
             last = running.pop()
             last.num_computed_tokens = 0
             preempted.add(last.number)
-        waiting = next((each for each in first_come if each.prefills), None)
+        waiting = next((sequence for sequence in first_come if sequence.prefills), None)
         if waiting is not None and _blocks([*running, waiting]) <= s.cost.room_blocks:
             tokens, placement = {waiting.number: waiting.num_missing_tokens}, {waiting.number: Offload(0)}
             return SchedulerOutput(num_scheduled_tokens=tokens, placement=placement, preempted=frozenset(preempted))
         if not running or _blocks(running) > s.cost.room_blocks:
-            longest = max(each.num_tokens for each in first_come)
+            longest = max(sequence.num_tokens for sequence in first_come)
             raise RuntimeError(
                 f"a request of {longest} tokens does not fit on the device: use more device memory or a shorter request"
             )
-        numbers = [each.number for each in running]
+        numbers = [sequence.number for sequence in running]
         free = s.cost.room_blocks - _blocks(running)
         return SchedulerOutput(
             num_scheduled_tokens=dict.fromkeys(numbers, 1),

@@ -45,19 +45,19 @@ def decode_s(
     took = np.zeros(max(1, most if extra_s is None else min(most, extra_s.size)))
     extra_s = np.zeros(took.size) if extra_s is None else extra_s
     forms = [option_arrays(cost.layers, option) for option in options]
-    asked, due, in_drives = (np.array([[form[k]] for form in forms]) for k in range(3))
+    issued, due, in_drives = (np.array([[form[k]] for form in forms]) for k in range(3))
     shares = np.array([device_layers(cost.layers, option) for option in options])
     line, held = cost.line(len(tokens)), np.array(tokens)
-    count = _steps(line, cost.room_blocks, held, asked, due, in_drives, shares, within_s, extra_s, took)
+    count = _steps(line, cost.room_blocks, held, issued, due, in_drives, shares, within_s, extra_s, took)
     if not count:
         raise RuntimeError(f"a placement of {tuple(options)} does not fit on the device: offload more layers")
     return took[:count]
 
 
 @njit(cache=True, nogil=True)
-def _steps(line: StepLine, room, tokens, asked, due, in_drives, shares, until_s, extra_s, took):  # type: ignore[no-untyped-def]
+def _steps(line: StepLine, room, tokens, issued, due, in_drives, shares, until_s, extra_s, took):  # type: ignore[no-untyped-def]
     """Fill `took` until the requests do not fit or the time limit is reached; returns the number of steps."""
-    R, L = tokens.size, asked.shape[2]
+    R, L = tokens.size, issued.shape[2]
     compute, ends, slower = np.zeros(L), np.zeros(L + 1), np.zeros(in_drives.shape)
     fetch, chosen, passed = np.zeros(R), np.zeros(R, np.int64), 0.0
     for step in range(took.size):
@@ -71,7 +71,7 @@ def _steps(line: StepLine, room, tokens, asked, due, in_drives, shares, until_s,
             now = tokens[r] + step
             fetch[r] = (line.fetch_s + line.fetch_token_s * now) / L
             slower[r] = in_drives[r] * (line.drive_token_s * now + line.call_s / R - line.token_s * now / L)
-        run(compute, fetch, asked, due, slower, chosen, ends)
+        run(compute, fetch, issued, due, slower, chosen, ends)
         took[step] = ends[L] + extra_s[step]
         passed += took[step]
     return took.size

@@ -114,7 +114,9 @@ class RealTransfers:
         with self._changed:
             self._under_way += 1
             self._pending[route.name] += end - first
-            self._follow(copy, [each for each in before.values() if isinstance(each, RealTransfer)], copy_range.needs)
+            self._follow(
+                copy, [transfer for transfer in before.values() if isinstance(transfer, RealTransfer)], copy_range.needs
+            )
         return copy
 
     def release(self, block: BlockKey, tier: str, after: tuple[Transfer, ...]) -> None:
@@ -219,11 +221,11 @@ class RealTransfers:
 
     def _follow(self, copy: RealTransfer, before: list[RealTransfer], needs: tuple[Transfer, ...]) -> None:
         """Queue a copy after the ones it waits for; it fails if one that it needs has failed."""
-        running = [each for each in before if not each.done]
+        running = [earlier for earlier in before if not earlier.done]
         copy.waits = len(running)
 
         def go() -> None:
-            copy.error = next((each.error for each in before if each in needs and each.error), None)
+            copy.error = next((earlier.error for earlier in before if earlier in needs and earlier.error), None)
             before.clear()  # otherwise each copy would keep all earlier ones alive
             heapq.heappush(self._queues[copy.route.name], copy)
             self._changed.notify_all()
@@ -234,8 +236,8 @@ class RealTransfers:
             if not copy.waits:
                 go()
 
-        for each in running:
-            each.when_done.append(ended)
+        for earlier in running:
+            earlier.when_done.append(ended)
         if not running:
             go()
 

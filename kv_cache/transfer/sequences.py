@@ -210,7 +210,7 @@ class SequenceStore:
         links = (
             ()
             if kv.level is None
-            else tuple(Level(each) for each in range(min(kv.level, to) + 1, max(kv.level, to) + 1))
+            else tuple(Level(level) for level in range(min(kv.level, to) + 1, max(kv.level, to) + 1))
         )
         size = self.levels.bytes_of(kv.tokens) if links else 0
         self._number += 1

@@ -35,7 +35,7 @@ def falcon_forward(
     group, d = module.num_heads // module.num_kv_heads, module.head_dim
     qkv = module.query_key_value(hidden_states).unflatten(2, (module.num_kv_heads, group + 2, d))
     query, key, value = qkv[..., :-2, :].flatten(2, 3), qkv[..., -2, :], qkv[..., -1, :]
-    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)

@@ -239,7 +239,7 @@ def test_names_depend_on_all_that_k_and_v_depend_on() -> None:
     others += [replace(NAMES, drives=1), replace(NAMES, shape=replace(SHAPE, layers=3))]
     names = [each.keys(tokens)[-1] for each in (NAMES, *others)] + [NAMES.keys(tokens, extra="x")[-1]]
     assert len(set(names)) == len(names)
-    assert NAMES.keys(tokens) == replace(NAMES).keys(tokens) == NAMES.keys(tokens, known=NAMES.keys(tokens[:9]))
+    assert NAMES.keys(tokens) == replace(NAMES).keys(tokens) == NAMES.keys(tokens, first_keys=NAMES.keys(tokens[:9]))
     assert NAMES.keys([1, *tokens[1:]])[1] != NAMES.keys(tokens)[1], "a key stands for all tokens before it"
 
 
