@@ -45,10 +45,10 @@ class ServerMetrics:
         self._tokens.inc()
         (self._ttft if first else self._tbt).observe(waited_s)
 
-    def iteration(self, made: int, served: int, longest_wait: int) -> None:
+    def iteration(self, batch_size: int, served: int, longest_wait: int) -> None:
         """Count an iteration. `longest_wait`: iterations since the last token, of the request that waits longest."""
         self._iterations.inc()
-        self._batch.set(made)
+        self._batch.set(batch_size)
         self._served.set(served)
         self.longest_wait = max(self.longest_wait, longest_wait)
         self._idle.set(self.longest_wait)
