@@ -325,16 +325,14 @@ class Server:
         """
         if not handles:
             return False
-        new_tokens: dict[Hashable, list[int]] = {
-            handle.number: ids for handle, ids in zip(handles, tokens, strict=True)
-        }
+        chunks: dict[Hashable, list[int]] = {handle.number: ids for handle, ids in zip(handles, tokens, strict=True)}
 
         def homes(number: Any, layer: int) -> tuple[str, ...]:
             return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
 
         try:
             self.kv.runner.memory["buffers"] = output.buffers
-            logits = self._rows.forward(new_tokens, homes)
+            logits = self._rows.forward(chunks, homes)
         except BaseException as error:  # other requests are not affected
             for handle in handles:
                 self._finish_request(handle, "failed", error)

@@ -157,7 +157,7 @@ class DriveSetOptions:
         typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's"),
     ] = "2"
     drive: Annotated[
-        Path | None, typer.Option("--drive-config", help="YAML setup of the drives (default: the paper's)")
+        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
     ] = None
     keep: Annotated[Path | None, typer.Option("--data-dir", help="folder for the drives' files")] = None
     transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"

@@ -99,12 +99,8 @@ def serve(
     from csd_link.connect import find_server
 
     load_methods(methods)  # reports errors once, here, instead of in every drive
-    overrides = {
-        "restarts": restart,
-        "methods": methods and methods.absolute(),
-        "layouts": layouts and layouts.absolute(),
-    }
-    drives = _apply_options(_config(what or []), overrides, hosting, window, mount)
+    edits = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
+    drives = _apply_options(_config(what or []), edits, hosting, window, mount)
     tls = _credentials(tls_cert, tls_key, tls_ca)
     for setting, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
         if setting and not listen:
@@ -227,15 +223,15 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _apply_options(
-    config: ServedDrives, overrides: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
+    config: ServedDrives, edits: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
-    """The drives with the options applied. `overrides`: fields of a drive, None if the config file decides."""
+    """The drives with the options applied. `edits`: fields of a drive, None if the config file decides."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
     placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
-        drive = replace(drive, **{name: value for name, value in overrides.items() if value is not None})
+        drive = replace(drive, **{name: value for name, value in edits.items() if value is not None})
         drive = replace(drive, **hosting.override(drive, count))
         drive = replace(drive, **drive.hosting_fields(count))
         if window:
