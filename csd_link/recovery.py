@@ -228,10 +228,8 @@ class RecoveringDrive:
         """Whether a truncation may reopen a full group of rounded rows, which a replay would not round."""
         if not isinstance(command, KvCrop):
             return False
-        held = [self._held[handle] for handle in command.seqs if handle in self._held]
-        return any(
-            journal.lossy and (not journal.flushed or any(layer.rows for layer in journal.layers)) for journal in held
-        )
+        lossy = [self._held[handle] for handle in command.seqs if handle in self._held and self._held[handle].lossy]
+        return any(not journal.flushed or any(layer.rows for layer in journal.layers) for journal in lossy)
 
     def _after_flush(self, command: Command, submit_ns: int) -> Completion:
         """Carry out a command after a flush."""

@@ -59,8 +59,8 @@ class _Store:
         self._kv, self._namespace = internal_kv, {"namespace": NAMESPACE}
 
     def get(self, key: str) -> str | None:
-        found = self._kv._internal_kv_get(key.encode(), **self._namespace)
-        return None if found is None else str(found.decode())
+        content = self._kv._internal_kv_get(key.encode(), **self._namespace)
+        return None if content is None else str(content.decode())
 
     def put(self, key: str, text: str, overwrite: bool = True) -> bool:
         """Store a text; returns whether the key already existed."""
@@ -213,9 +213,9 @@ def _end(ray: Any, names: Sequence[str]) -> None:
     for act in ("stop", "remove_files"):
         under_way = [getattr(actor, act).remote() for actor in actors]
         done, _ = ray.wait(under_way, num_returns=len(under_way), timeout=STOP_TIMEOUT_S) if under_way else ([], [])
-        for each in done:
+        for call in done:
             with suppress(ray.exceptions.RayError):
-                ray.get(each)
+                ray.get(call)
     for actor in actors:
         ray.kill(actor, no_restart=True)
     with suppress(ValueError):

@@ -137,9 +137,9 @@ def main() -> None:
         aside.touch(mode=0o600)
         token = os.environ["RAY_AUTH_TOKEN"]
         address = context.address_info["gcs_address"]
-        found = {"address": address, "pid": os.getpid(), "token": token, "ray_dir": ray_dir}
-        found |= {"fleet": fleet, "flash": flash}
-        aside.write_text(json.dumps(found))
+        content = {"address": address, "pid": os.getpid(), "token": token, "ray_dir": ray_dir}
+        content |= {"fleet": fleet, "flash": flash}
+        aside.write_text(json.dumps(content))
         aside.replace(local_file())
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         signal.sigwait(signals)

@@ -133,10 +133,10 @@ class Guest:
 
 def find_kernel() -> Path:
     """Find the newest Debian cloud kernel; raises FileNotFoundError with the command that installs it."""
-    found = sorted(Path("/boot").glob("vmlinuz-*cloud*"), key=_version)
-    if not found:
+    kernels = sorted(Path("/boot").glob("vmlinuz-*cloud*"), key=_version)
+    if not kernels:
         raise FileNotFoundError("no kernel for the guest machine: apt-get install linux-image-cloud-amd64")
-    return found[-1]
+    return kernels[-1]
 
 
 def _version(kernel: Path) -> list[int]:
@@ -152,13 +152,13 @@ def kernel_modules(kernel: Path, names: Iterable[str]) -> list[Path]:
     folder = MODULES / kernel.name.removeprefix("vmlinuz-")
     listed = (folder / "modules.dep").read_text().splitlines() if (folder / "modules.dep").exists() else []
     needs = {Path(at).name: (at, after.split()) for at, _, after in (line.partition(":") for line in listed)}
-    found = list[str]()
+    paths = list[str]()
     for name in names:
         at, after = needs.get(f"{name}.ko", ("", []))
         if not at:
             raise FileNotFoundError(f"{folder} has no {name}.ko: apt-get install linux-image-cloud-amd64")
-        found += [*reversed(after), at]
-    return [folder / each for each in dict.fromkeys(found)]
+        paths += [*reversed(after), at]
+    return [folder / path for path in dict.fromkeys(paths)]
 
 
 def make_root(image: Path, packages: Iterable[Path], files: Mapping[str, Path]) -> None:
@@ -208,8 +208,8 @@ def make_root(image: Path, packages: Iterable[Path], files: Mapping[str, Path]) 
 def _wheels() -> list[Path]:
     """Third-party packages that are needed in the guest."""
     origins = [Path(find_spec(name).origin) for name in _NEEDED]  # type: ignore[union-attr, arg-type]  # installed
-    found = [path.parent if path.name == "__init__.py" else path for path in origins]
-    return [*found, *found[0].parent.glob("numpy.libs")]
+    packages = [path.parent if path.name == "__init__.py" else path for path in origins]
+    return [*packages, *packages[0].parent.glob("numpy.libs")]
 
 
 def _copy_tree(source: Path, target: Path) -> None:
@@ -225,10 +225,10 @@ def _copy_file(path: Path, stage: Path) -> None:
 
 def _libraries(binaries: Iterable[Path]) -> set[Path]:
     """Shared libraries of this machine that binaries need, including the loader."""
-    found: set[Path] = set()
-    given = set(binaries)
-    for binary in given:
+    libraries: set[Path] = set()
+    executables = set(binaries)
+    for binary in executables:
         said = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
         words = (word for line in said.splitlines() for word in line.split())
-        found |= {Path(word) for word in words if word.startswith("/") and not word.endswith(":")}
-    return {path for path in found if path.exists() and path not in given}
+        libraries |= {Path(word) for word in words if word.startswith("/") and not word.endswith(":")}
+    return {path for path in libraries if path.exists() and path not in executables}

@@ -138,8 +138,8 @@ def _run(*command: str) -> None:
 
 def _reserved(command_line: str) -> list[tuple[int, int]]:
     """Start and size of every memmap=SIZE$START on a kernel command line."""
-    found = re.findall(r"memmap=(\w+)\$(\w+)", command_line)
-    return [(_bytes(start), _bytes(size)) for size, start in found]
+    matches = re.findall(r"memmap=(\w+)\$(\w+)", command_line)
+    return [(_bytes(start), _bytes(size)) for size, start in matches]
 
 
 def _bytes(text: str) -> int:
@@ -151,8 +151,8 @@ def _bytes(text: str) -> int:
 
 def _cpus(text: str) -> set[int]:
     """Parse a list in the kernel's syntax: 0-3,7."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus

@@ -98,7 +98,8 @@ class DriveEntry:
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """Convert to a drive configuration; paths are relative to `folder`."""
         path, mount, methods, layouts, device = (
-            each and folder / expand(each) for each in (self.path, self.mount, self.methods, self.layouts, self.device)
+            location and folder / expand(location)
+            for location in (self.path, self.mount, self.methods, self.layouts, self.device)
         )
         default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
@@ -123,9 +124,9 @@ class DriveEntry:
         """Fraction of each tenant; tenants without one get equal parts of the rest."""
         if not isinstance(self.tenants, dict) or all(tenant.share is None for tenant in self.tenants.values()):
             return ()
-        given = [tenant.share for tenant in self.tenants.values()]
-        left = 1 - sum(share for share in given if share is not None)
-        return tuple(left / given.count(None) if share is None else share for share in given)
+        shares = [tenant.share for tenant in self.tenants.values()]
+        left = 1 - sum(share for share in shares if share is not None)
+        return tuple(left / shares.count(None) if share is None else share for share in shares)
 
 
 @frozen_value
@@ -189,11 +190,11 @@ def check_files(drives: Iterable[ServedDrive]) -> None:
                 raise ValueError(f"{drive.name}: {name}: {folder}: is not a folder")
 
 
-def resolve_spec(given: str | DriveSpec | None, folder: Path) -> DriveSpec:
+def resolve_spec(drive: str | DriveSpec | None, folder: Path) -> DriveSpec:
     """Return a drive by preset, description file in `folder`, or description; raises ValueError for other names."""
-    if not isinstance(given, str):
-        return given or INSTCSD_ZYNQ7045_8CH
-    file = folder / expand(Path(given))
-    if given not in DRIVES and not file.is_file():
-        raise ValueError(f"drive = {given!r}: neither a file nor a preset ({', '.join(DRIVES)})")
-    return DRIVES[given] if given in DRIVES else load_drive(file)
+    if not isinstance(drive, str):
+        return drive or INSTCSD_ZYNQ7045_8CH
+    file = folder / expand(Path(drive))
+    if drive not in DRIVES and not file.is_file():
+        raise ValueError(f"drive = {drive!r}: neither a file nor a preset ({', '.join(DRIVES)})")
+    return DRIVES[drive] if drive in DRIVES else load_drive(file)

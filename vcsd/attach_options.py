@@ -101,13 +101,13 @@ def checked(drives: Any, method: Any, options: dict[str, Any]) -> dict[str, Any]
     check_known(options)
     _check_kind("drives", drives, *_DRIVES)
     _check_kind("method", method, str, "text")
-    given = {name: options.get(name, default) for name, (default, _, _) in _OPTIONS.items()}
+    settings = {name: options.get(name, default) for name, (default, _, _) in _OPTIONS.items()}
     for name, (_, kind, words) in _OPTIONS.items():
-        _check_kind(name, given[name], kind, words)
-    budget = given["budget"]
+        _check_kind(name, settings[name], kind, words)
+    budget = settings["budget"]
     if budget is not None and not callable(getattr(budget, "at", None)):
         raise ValueError(f"budget = {budget!r}: must be {_OPTIONS['budget'][2]}")
-    return {**given, "drives": drives, "method": method}
+    return {**settings, "drives": drives, "method": method}
 
 
 def check_known(options: dict[str, Any]) -> None:
@@ -117,23 +117,23 @@ def check_known(options: dict[str, Any]) -> None:
             raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
 
 
-def attention_of(given: dict[str, Any]) -> AttentionConfig:
+def attention_of(settings: dict[str, Any]) -> AttentionConfig:
     """Method, budget and layout of the options."""
-    load_layouts(given["layouts_file"])
+    load_layouts(settings["layouts_file"])
     names = "method", "compression", "budget_convention", "budget", "layout", "kv_dtype"
-    return AttentionConfig.named(*(given[name] for name in names))
+    return AttentionConfig.named(*(settings[name] for name in names))
 
 
-def drives_of(given: dict[str, Any]) -> DriveSetConfig | Sequence[Drive]:
+def drives_of(settings: dict[str, Any]) -> DriveSetConfig | Sequence[Drive]:
     """Drives to create, served drives, or the caller's devices."""
-    drives = given["drives"]
+    drives = settings["drives"]
     if isinstance(drives, Sequence) and not isinstance(drives, str):
-        if given["spares"]:
-            raise ValueError(f"spares = {given['spares']}: only with created or served drives, not with devices")
+        if settings["spares"]:
+            raise ValueError(f"spares = {settings['spares']}: only with created or served drives, not with devices")
         return drives
-    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), given["transport"])
+    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), settings["transport"])
     names = "spec", "data_dir", "restart_drives", "methods_file", "layouts_file", "spares"
-    return DriveSetConfig(count=count, transport=transport, **{name: given[name] for name in names})
+    return DriveSetConfig(count=count, transport=transport, **{name: settings[name] for name in names})
 
 
 def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, method: Any, options: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, method: A
         _check_kind("tiers", tiers, TierLimits, "a TierLimits")
     if policy == IN_STORAGE:
         raise ValueError("tiers: drives hold the whole KV cache: with tiers set a policy, such as dual-blade or auto")
-    given = {"drives": (drives, 1), "method": (method, METHOD)}
-    for name, (value, default) in (given | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
+    settings = {"drives": (drives, 1), "method": (method, METHOD)}
+    for name, (value, default) in (settings | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
         if value != default:
             raise ValueError(f"{name} is a drive option, and policy = {policy!r} attends on the device: remove one")

@@ -48,11 +48,11 @@ def _refused(logs: Logs) -> dict[tuple[str, ...], float]:
 
 
 def _commands(logs: Logs) -> dict[tuple[str, ...], float]:
-    return {(kind,): float(each["commands"]) for kind, each in logs[LogPage.LATENCY].items()}
+    return {(kind,): float(times["commands"]) for kind, times in logs[LogPage.LATENCY].items()}
 
 
 def _seconds(logs: Logs) -> dict[tuple[str, ...], float]:
-    return {(kind,): each["commands"] * each["mean_ns"] / 1e9 for kind, each in logs[LogPage.LATENCY].items()}
+    return {(kind,): times["commands"] * times["mean_ns"] / 1e9 for kind, times in logs[LogPage.LATENCY].items()}
 
 
 # Name (counters get _total), help text, labels after `drive`, values
@@ -103,15 +103,15 @@ class DriveCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        found = {drive: self._read(drive) for drive in self._drives}
+        by_drive = {drive: self._read(drive) for drive in self._drives}
         answers = GaugeMetricFamily("vcsd_drive_answers", "Whether the drive answered this scrape", labels=["drive"])
-        for drive, logs in found.items():
+        for drive, logs in by_drive.items():
             answers.add_metric([drive], float(logs is not None))
         yield answers
         for kind, rows in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
             for name, text, labels, values in rows:
                 metric = kind(name, text, labels=["drive", *labels])
-                for drive, logs in found.items():
+                for drive, logs in by_drive.items():
                     for more, value in values(logs).items() if logs else ():
                         metric.add_metric([drive, *more], value)
                 yield metric
@@ -129,11 +129,11 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found = self._read()
+            table = self._read()
         except (DriveLostError, ValueError):
-            found = None
-        members = found.members if found else ()
-        yield GaugeMetricFamily("vcsd_fleet_answers", "Whether a fleet is up", value=float(found is not None))
+            table = None
+        members = table.members if table else ()
+        yield GaugeMetricFamily("vcsd_fleet_answers", "Whether a fleet is up", value=float(table is not None))
         count = Count[str](member.state for member in members)
         states = GaugeMetricFamily("vcsd_fleet_drives", "Drives and spares, by state", labels=["state"])
         for state in STATES:

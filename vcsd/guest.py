@@ -131,7 +131,7 @@ def run_guest(run: GuestDecodeTest) -> dict[str, Any]:
         "id_ctrl": answer["id_ctrl"],
         "tokens": run.tokens,
         "decoded_over": sorted(decodes),
-        "equal": not differ and all(passed[each] for each in SAME if passed),
+        "equal": not differ and all(passed[figure] for figure in SAME if passed),
         "differ": differ,
         "passthrough": passed,
         "decode_wall_s": {way: decode["wall_s"] for way, decode in decodes.items()},
@@ -151,15 +151,15 @@ def in_process(run: GuestDecodeTest, max_bytes: int) -> dict[str, Any]:
     return expected
 
 
-def _passthrough_result(found: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
+def _passthrough_result(report: dict[str, Any] | None, layers: Layers, left_bytes: int) -> dict[str, Any]:
     """Result of the passthrough round trip, compared with this process; `left_bytes`: still allocated there."""
-    if found is None:
+    if report is None:
         return {}
     expected = digests(layers, layers.tensors())
-    return {name: found[name] for name in ("namespace", "how", "requests", "request_bytes", "depth", "wall_s")} | {
-        "bytes_equal": found["tensors"] == expected["tensors"],
-        "output_equal": found["outputs"] == expected["outputs"],
-        "deallocated": found["zeros"] and not left_bytes,
+    return {name: report[name] for name in ("namespace", "how", "requests", "request_bytes", "depth", "wall_s")} | {
+        "bytes_equal": report["tensors"] == expected["tensors"],
+        "output_equal": report["outputs"] == expected["outputs"],
+        "deallocated": report["zeros"] and not left_bytes,
     }
 
 

@@ -70,8 +70,8 @@ def run_guest_over_fabric(run: GuestDecodeTest) -> dict[str, Any]:
     ((way, decode),) = answer["decodes"].items()
     expected = in_process(run, decode["max_bytes"])
     differ = [f"{way}: {name}" for name in FIGURES if decode[name] != expected[name]]
-    files_right = all(each["bytes_equal"] and each["fsck_clean"] for each in answer["filesystem"])
-    trimmed = all(each["nuse_trimmed"] < each["nuse_with_file"] for each in answer["filesystem"])
+    files_right = all(drive["bytes_equal"] and drive["fsck_clean"] for drive in answer["filesystem"])
+    trimmed = all(drive["nuse_trimmed"] < drive["nuse_with_file"] for drive in answer["filesystem"])
     over_paths = [paths[which] for paths in answer["paths"].values() for which in ("both", "alone")]
     checked = not any(fio["error"] for fio in (answer["fio"], *over_paths))
     return {
@@ -112,11 +112,11 @@ def answer_over_fabric(
     kernel = find_kernel()
     files = dict(work.files) | {f"usr/sbin/{name}": _program(name, package) for name, package in PROGRAMS.items()}
     modules = enumerate(kernel_modules(kernel, MODULES))
-    files |= {f"modules/{number:02}-{each.name}": each for number, each in modules}
+    files |= {f"modules/{number:02}-{module.name}": module for number, module in modules}
     with tempfile.TemporaryDirectory(prefix="guest-", dir=private_dir(run_dir())) as scratch:
         folder = Path(scratch)
         root, memory = folder / "root.img", folder / "memory"
-        ours = [Path(each.__file__ or "").parent for each in (csd_spec, csd_io, csd_link, host_driver)]
+        ours = [Path(package.__file__ or "").parent for package in (csd_spec, csd_io, csd_link, host_driver)]
         make_root(root, [*ours, *work.packages], files)
         reservation = Reservation() if work.memory_bytes is None else Reservation(start_bytes=work.memory_bytes)
         MappedMedium.create(memory, reservation.end_bytes)
@@ -167,7 +167,7 @@ def _place_drive(run: GuestDecodeTest, listen: Listen, name: str, path: Path | N
 
 
 def _program(name: str, package: str) -> Path:
-    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-    if not found:
+    program = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if not program:
         raise FileNotFoundError(f"{name} is missing: apt-get install {package}")
-    return Path(found)
+    return Path(program)

@@ -96,7 +96,7 @@ class HostingCliOptions:
 
     def override(self, said: HostingOptions, drives: int) -> dict[str, Any]:
         """Fields of one of `drives` drives: these options, or the configuration's values if unset."""
-        kept = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
-        medium = Medium(self.medium or said.medium.kind, kept or said.medium.cache_bytes)
+        cache_bytes = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
+        medium = Medium(self.medium or said.medium.kind, cache_bytes or said.medium.cache_bytes)
         fields = {"durability": self.durability or said.durability, "threads": self.threads or said.threads}
         return fields | {"medium": medium}

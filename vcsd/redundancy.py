@@ -28,7 +28,7 @@ def _mirror_partner(drives: Sequence[Drive], number: int) -> Drive:
     """The next drive on another machine, or the next one; it stores the same heads as drive `number`."""
     later = [*drives[number + 1 :], *drives[:number], drives[number]]
     node = getattr(drives[number], "node", None)
-    return next((each for each in later if node and getattr(each, "node", None) != node), later[0])
+    return next((drive for drive in later if node and getattr(drive, "node", None) != node), later[0])
 
 
 def _identity(device: Drive) -> Drive:
@@ -84,8 +84,8 @@ def open_redundant(
         added = undo.enter_context(ExitStack())  # closed after the groups that use these drives
         active = opened[:count]
 
-        def more(known: Collection[str]) -> Drive | None:
-            if not isinstance(drives, DriveSetConfig) or not (connect := transport_of(drives).more(drives, known)):
+        def more(names: Collection[str]) -> Drive | None:
+            if not isinstance(drives, DriveSetConfig) or not (connect := transport_of(drives).more(drives, names)):
                 return None
             return over(added.enter_context(open_devices([connect], recovery_s))[0])
 

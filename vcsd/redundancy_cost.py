@@ -167,7 +167,7 @@ def costs(decode: Decode, rates: Rates, parity_drives: int = PARITY_DRIVES) -> d
     link, port, program = rates.link_bytes_per_s, rates.port_bytes_per_s, rates.program_bytes_per_s
     fits, computed_s = f * held <= rates.capacity_bytes, rates.prefill_s + decode.decoded * rates.step_s
     filled_s = max(held / link, held / port, f * held / program)
-    found: dict[Scheme, Cost] = {
+    by_scheme: dict[Scheme, Cost] = {
         "none": Cost(0, 0, None, None, fits),
         "recompute": Cost(0, 0, computed_s, computed_s + filled_s, fits),
     }
@@ -177,30 +177,30 @@ def costs(decode: Decode, rates: Rates, parity_drives: int = PARITY_DRIVES) -> d
         read_s, has_room = max(held / link, g * held / port), held <= rates.capacity_bytes
         mirrored = decode.drives * f * held, decode.step_bytes
         xored = groups * held, groups * decode.step_bytes / decode.drives
-        found["mirror"] = Cost(*mirrored, 0, 2 * filled_s, 2 * f * held <= rates.capacity_bytes)
-        found["parity"] = Cost(*xored, read_s, max(read_s, filled_s), fits and has_room, is_built=False)
-    return {scheme: found[scheme] for scheme in SCHEMES if scheme in found}
+        by_scheme["mirror"] = Cost(*mirrored, 0, 2 * filled_s, 2 * f * held <= rates.capacity_bytes)
+        by_scheme["parity"] = Cost(*xored, read_s, max(read_s, filled_s), fits and has_room, is_built=False)
+    return {scheme: by_scheme[scheme] for scheme in SCHEMES if scheme in by_scheme}
 
 
-def cheapest(found: dict[Scheme, Cost], figure: Figure) -> list[Scheme]:
+def cheapest(by_scheme: dict[Scheme, Cost], figure: Figure) -> list[Scheme]:
     """Schemes with the lowest value of a figure among those that survive a loss and fit."""
-    values = {scheme: getattr(cost, figure) for scheme, cost in _surviving(found).items()}
+    values = {scheme: getattr(cost, figure) for scheme, cost in _surviving(by_scheme).items()}
     return [scheme for scheme, value in values.items() if value == min(values.values())]
 
 
-def is_useful(found: dict[Scheme, Cost], scheme: Scheme) -> bool:
+def is_useful(by_scheme: dict[Scheme, Cost], scheme: Scheme) -> bool:
     """Whether no other surviving scheme has both at most its storage and at most its time until decode resumes."""
-    mine, others = found.get(scheme), _surviving(found)
-    if mine is None or others.pop(scheme, None) is None:
+    cost, others = by_scheme.get(scheme), _surviving(by_scheme)
+    if cost is None or others.pop(scheme, None) is None:
         return False
     return all(
-        other.storage_bytes > mine.storage_bytes or (other.degraded_s or 0) > (mine.degraded_s or 0)
+        other.storage_bytes > cost.storage_bytes or (other.degraded_s or 0) > (cost.degraded_s or 0)
         for other in others.values()
     )
 
 
-def _surviving(found: dict[Scheme, Cost]) -> dict[Scheme, Cost]:
-    return {scheme: cost for scheme, cost in found.items() if cost.degraded_s is not None and cost.fits}
+def _surviving(by_scheme: dict[Scheme, Cost]) -> dict[Scheme, Cost]:
+    return {scheme: cost for scheme, cost in by_scheme.items() if cost.degraded_s is not None and cost.fits}
 
 
 @frozen_value

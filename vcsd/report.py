@@ -81,7 +81,7 @@ class Report:
             useful_read_fraction=flash.useful_bytes / flash.fetched_bytes if flash.fetched_bytes else None,
             prefill_ns=traffic.prefill_ns,
             step_ns=total.ns / steps,
-            steady_step_ns=_mean(*(sum(each[k] for each in traffic.by_context.values()) for k in (3, 2))),
+            steady_step_ns=_mean(*(sum(sums[k] for sums in traffic.by_context.values()) for k in (3, 2))),
             by_context=[
                 {
                     "from_tokens": first,
@@ -214,7 +214,7 @@ class Report:
         return {
             "in_drives": list(self.placed.in_drives),
             "with_model": {
-                kind: [number for number, each in enumerate(self.placed.kinds) if each == kind]
+                kind: [number for number, layer_kind in enumerate(self.placed.kinds) if layer_kind == kind]
                 for kind in sorted(set(self.placed.kinds) - {FULL})
             },
             "kv_fraction_in_drives": {str(tokens): self.kv_share(tokens) for tokens in CONTEXTS},
@@ -257,13 +257,13 @@ def method_statistics(driver: Driver) -> dict[str, float]:
     for device in driver.devices:
         with suppress(DriveError, ReplicaError, OSError):
             programs.append(read_log(device, LogPage.PROGRAMS)["programs"])
-    mine = [each for page in programs for each in page if each["name"] == method]
-    rows = sum(each["rows"] for each in mine)
-    found: dict[str, float] = {"rows": rows}
+    matching = [program for page in programs for program in page if program["name"] == method]
+    rows = sum(program["rows"] for program in matching)
+    statistics: dict[str, float] = {"rows": rows}
     for key in _LEFT_OUT if rows else ():
-        found[key] = sum(each["rows"] * each[key] for each in mine) / rows
-        found[f"{key}_worst"] = max(each[f"{key}_worst"] for each in mine)
-    return found
+        statistics[key] = sum(program["rows"] * program[key] for program in matching) / rows
+        statistics[f"{key}_worst"] = max(program[f"{key}_worst"] for program in matching)
+    return statistics
 
 
 def _mean(total: float, count: int) -> float | None:

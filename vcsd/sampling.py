@@ -66,6 +66,6 @@ class Sampler:
         """Log-probabilities of a sampled token from the logits (vocabulary,); empty if none are asked for."""
         if self._logprobs is None:
             return []
-        found = logits.float().log_softmax(dim=-1)
-        values, tokens = found.topk(min(self._logprobs, len(found)))
-        return [TokenLogprob(float(found[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))]
+        logprobs = logits.float().log_softmax(dim=-1)
+        values, tokens = logprobs.topk(min(self._logprobs, len(logprobs)))
+        return [TokenLogprob(float(logprobs[token]), tuple(zip(tokens.tolist(), values.tolist(), strict=True)))]

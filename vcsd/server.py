@@ -232,21 +232,21 @@ class Server:
             return False
         for number in output.preempted & self.kv.requests():
             self.kv.free(number)  # recomputed when it is scheduled again
-        made, took_s = list[RequestHandle](), None
+        emitted, took_s = list[RequestHandle](), None
         prompts, decoding = self._split(output)
         ran: set[int] = set()
         try:
             for handle, tokens, final in prompts:
-                if self._compute([handle], [tokens], output, made, final):
+                if self._compute([handle], [tokens], output, emitted, final):
                     ran.add(handle.number)
             began_s = time.monotonic()
-            if self._compute(decoding, [handle.tokens[-1:] for handle in decoding], output, made):
+            if self._compute(decoding, [handle.tokens[-1:] for handle in decoding], output, emitted):
                 ran |= {handle.number for handle in decoding}
             took_s = time.monotonic() - began_s if self._measured and decoding else None
         finally:  # also after an interruption
             self._engine.complete(output, ran, took_s, most=1)
-            self._count_idle(made)
-            for handle in [each for each in made if each.over]:
+            self._count_idle(emitted)
+            for handle in [handle for handle in emitted if handle.over]:
                 self._finish_request(handle, handle.over)
         return True
 
@@ -257,11 +257,11 @@ class Server:
         prompts, decoding = [], list[RequestHandle]()
         for number, count in output.num_scheduled_tokens.items():
             handle = self.handles[number]
-            known, stored = handle.prompt + handle.tokens, self.kv.tokens(number)
-            if handle.tokens and stored == len(known) - 1:
+            all_tokens, stored = handle.prompt + handle.tokens, self.kv.tokens(number)
+            if handle.tokens and stored == len(all_tokens) - 1:
                 decoding.append(handle)
             else:
-                prompts.append((handle, known[stored : stored + count], stored + count >= len(known)))
+                prompts.append((handle, all_tokens[stored : stored + count], stored + count >= len(all_tokens)))
         return prompts, decoding
 
     def run(self) -> None:
@@ -315,7 +315,7 @@ class Server:
         handles: list[RequestHandle],
         tokens: list[list[int]],
         output: SchedulerOutput,
-        made: list[RequestHandle],
+        emitted: list[RequestHandle],
         final: bool = True,
     ) -> bool:
         """Compute tokens of requests, and sample the next ones if these were the last of a prompt.
@@ -325,14 +325,14 @@ class Server:
         """
         if not handles:
             return False
-        given: dict[Hashable, list[int]] = {handle.number: each for handle, each in zip(handles, tokens, strict=True)}
+        chunks: dict[Hashable, list[int]] = {handle.number: ids for handle, ids in zip(handles, tokens, strict=True)}
 
         def homes(number: Any, layer: int) -> tuple[str, ...]:
             return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
 
         try:
             self.kv.runner.memory["buffers"] = output.buffers
-            logits = self._rows.forward(given, homes)
+            logits = self._rows.forward(chunks, homes)
         except BaseException as error:  # other requests are not affected
             for handle in handles:
                 self._finish_request(handle, "failed", error)
@@ -343,7 +343,7 @@ class Server:
             try:
                 token = handle.sampler.next(row, handle.prompt + handle.tokens)
                 self._emit(handle, token, handle.sampler.logprobs(row, token))
-                made.append(handle)
+                emitted.append(handle)
             except Exception as error:  # noqa: BLE001 - fails this request alone
                 self._finish_request(handle, "failed", error)
         return True
@@ -362,13 +362,13 @@ class Server:
             self._changed.notify_all()
         handle.listener()
 
-    def _count_idle(self, made: list[RequestHandle]) -> None:
+    def _count_idle(self, emitted: list[RequestHandle]) -> None:
         for handle in self.handles.values():
-            if handle not in made:
+            if handle not in emitted:
                 handle.idle += 1
                 handle.max_idle = max(handle.max_idle, handle.idle)
         longest = max((handle.max_idle for handle in self.handles.values()), default=0)
-        self.counters.iteration(len(made), len(self.handles), longest)
+        self.counters.iteration(len(emitted), len(self.handles), longest)
 
     def _finish_request(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:
         """Free all resources of a request and end it."""
@@ -385,16 +385,16 @@ class Server:
         handle.listener()
 
 
-def token_ids(name: str, given: Any, vocabulary: int = 1 << 31) -> list[int]:
+def token_ids(name: str, tokens: Any, vocabulary: int = 1 << 31) -> list[int]:
     """Token IDs from a list, an array, a tensor, or a batch of one row; raises ValueError."""
-    given = given.tolist() if hasattr(given, "tolist") else given
-    given = [given] if isinstance(given, int) else given
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise ValueError(f"{name} = {given!r}: must be token IDs")
-    found = list(given)
-    if len(found) == 1 and isinstance(found[0], list):
-        (found,) = found
-    for each in found:
-        if isinstance(each, bool) or not isinstance(each, Integral) or not 0 <= int(each) < vocabulary:
-            raise ValueError(f"{name}: {each!r} is not a token ID: must be a whole number from 0 to {vocabulary - 1}")
-    return [int(each) for each in found]
+    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    tokens = [tokens] if isinstance(tokens, int) else tokens
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        raise ValueError(f"{name} = {tokens!r}: must be token IDs")
+    ids = list(tokens)
+    if len(ids) == 1 and isinstance(ids[0], list):
+        (ids,) = ids
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocabulary:
+            raise ValueError(f"{name}: {token!r} is not a token ID: must be a whole number from 0 to {vocabulary - 1}")
+    return [int(token) for token in ids]

@@ -101,9 +101,9 @@ class AttachConfig:
         """Method and parameters at `stored` tokens, for JSON output."""
         params = self.attention.at(stored, head_dim)
         convention = getattr(self.attention.budget, "convention", "paper")
-        asked: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
+        description: dict[str, Any] = {"attention": self.attention.method, "convention": convention}
         layout = self.attention.kv_layout
-        return asked | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
+        return description | {"r": params.r, "k": params.k, "l": params.l, "layout": layout.name, "lossy": layout.lossy}
 
     @contextmanager
     def without_data_dir(self) -> Iterator[AttachConfig]:
@@ -141,7 +141,7 @@ class DriveSession:
         placed: LayerPlacement,
         config: AttachConfig,
         host: HostCompute,
-        known: Collection[str] | None = None,
+        methods: Collection[str] | None = None,
     ) -> None:
         """Create a session.
 
@@ -150,18 +150,18 @@ class DriveSession:
             placed: Placement of the model's layers.
             config: Configuration.
             host: The model's device.
-            known: Methods of the drives; None if unknown (drives refuse unknown methods).
+            methods: Methods of the drives; None if unknown (drives refuse unknown methods).
         """
-        self.driver, self.placed, self.config, self._host, self._known = driver, placed, config, host, known
+        self.driver, self.placed, self.config, self._host, self._methods = driver, placed, config, host, methods
         self._attended: dict[str, float] | None = None
 
     def set_method(self, method: str, budget: SparsityBudget) -> None:
         """Change method and budget from the next decode step on; stored data is kept."""
         method = AttentionConfig.named(method).method
-        asked = replace(self.driver.attention, method=method, budget=budget)
-        check_method(asked, self._known)
+        attention = replace(self.driver.attention, method=method, budget=budget)
+        check_method(attention, self._methods)
         budget.at(1, self.driver.shape.head_dim)
-        self.driver.attention = asked
+        self.driver.attention = attention
 
     def report(self) -> Report:
         """Report of the work so far; printing it shows a table."""
@@ -233,11 +233,11 @@ def attach(
     if policy != IN_STORAGE or tiers is not None:
         check_in_tiers(policy, tiers, drives, method, options)
         return TierConfig(policy=policy, tiers=tiers or TierLimits()).attach(model)
-    given = checked(drives, method, options)
-    direct = {name: given[name] for name in ("micro_batches", "flush_interval_steps", "redundancy")}
-    over = network_named(given["network"]) if given["network"] else None
+    settings = checked(drives, method, options)
+    direct = {name: settings[name] for name in ("micro_batches", "flush_interval_steps", "redundancy")}
+    over = network_named(settings["network"]) if settings["network"] else None
     return attach_with(
-        model, AttachConfig(attention=attention_of(given), drives=drives_of(given), network=over, **direct)
+        model, AttachConfig(attention=attention_of(settings), drives=drives_of(settings), network=over, **direct)
     )
 
 
@@ -249,8 +249,8 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
     config = config.stored(model.dtype, placed.shape.latent)
     what = config.attention
     config.check(placed.shape)
-    known = config.known_methods()  # before connecting: drives serve one host at a time
-    check_method(what, known)
+    methods = config.known_methods()  # before connecting: drives serve one host at a time
+    check_method(what, methods)
     check_not_attached(model)
     with HomeStack() as undo:
         drives = config.drives
@@ -260,7 +260,7 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
         if isinstance(drives, DriveSetConfig) and drives.data_dir:
             undo.callback(driver.flush)
         host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
-        csd = DriveSession(driver, placed, config, host, known)
+        csd = DriveSession(driver, placed, config, host, methods)
         undo.callback(csd.save_statistics)
         micro_batches = config.micro_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))

@@ -173,16 +173,16 @@ def _times(recorded: FirstSteps, name: str, own: AttentionConfig, methods: Path 
     latent, scale = recorded.shape.latent, recorded.shape.layers / len(recorded.layers)
     outputs = dict[str, NDArray[np.float32]]()
     ours = {} if own == NAMED["ours"] else {"ours": NAMED["ours"]}
-    for each, attention in ({"dense": _DENSE, "sparf": AttentionConfig(), **ours} | {name: own}).items():
+    for method, attention in ({"dense": _DENSE, "sparf": AttentionConfig(), **ours} | {name: own}).items():
         try:
             attention = attention.for_model_dtype(recorded.bf16, latent)
             with _drives(recorded, attention, methods) as (driver, devices, batch):
-                step, outputs[each] = _decode(recorded, driver, devices, batch)
+                step, outputs[method] = _decode(recorded, driver, devices, batch)
         except ValueError as error:
-            times.left_out[each] = str(error)
+            times.left_out[method] = str(error)
         else:
-            times.step_times_ns[each], times.budgets[each] = step.ns * scale, _budget(attention)
-            times.units_ns[each] = {
+            times.step_times_ns[method], times.budgets[method] = step.ns * scale, _budget(attention)
+            times.units_ns[method] = {
                 unit: scale * sum(step.breakdown_ns[part] for part in parts) for unit, parts in UNITS.items()
             }
     try:
@@ -196,7 +196,7 @@ def _times(recorded: FirstSteps, name: str, own: AttentionConfig, methods: Path 
         times.step_times_ns[PLAIN_SSD], times.budgets[PLAIN_SSD] = ns * scale, _budget(_DENSE)
         times.output_errors[PLAIN_SSD] = 0.0
     if "dense" in outputs:
-        times.output_errors |= {each: _error(output, outputs["dense"]) for each, output in outputs.items()}
+        times.output_errors |= {method: _error(output, outputs["dense"]) for method, output in outputs.items()}
     return times
 
 
@@ -223,18 +223,18 @@ def _drives(
     """
     gc.collect()  # free the address space of earlier drives
     shape, layers = recorded.recorded_shape, list(recorded.layers.values())
-    known = load_methods(methods)
+    method_table = load_methods(methods)
     if attention.kv_layout.attended:  # otherwise it is only read
-        check_method(attention, list(known))
+        check_method(attention, list(method_table))
     drives = DriveSetConfig(count=len(recorded.specs), spec=recorded.specs[0])
     check_drives(drives, attention, shape, recorded.sequences, recorded.max_tokens)
     with ExitStack() as undo:
-        devices = [InProcessDrive(spec, methods=known) for spec in recorded.specs]
+        devices = [InProcessDrive(spec, methods=method_table) for spec in recorded.specs]
         for device in devices:
             undo.callback(device.close)
         driver = Driver(devices, shape, attention)
         undo.callback(driver.close)
-        driver.terms = {number: each.terms for number, each in enumerate(layers) if each.terms is not None}
+        driver.terms = {number: layer.terms for number, layer in enumerate(layers) if layer.terms is not None}
         batch = driver.create(recorded.sequences, recorded.max_tokens)
         for number, layer in enumerate(layers):
             for rows, lengths, k, v in layer.prompt:
@@ -250,8 +250,8 @@ def _loaded(k: F16, v: F16) -> Callable[[], tuple[F16, F16]]:
 def _idle_ns(driver: Driver, devices: Devices) -> int:
     """Next time at which the flash of all drives is idle, rounded up to the time model's grain, ns."""
     timing = [device.firmware.ftl.timing for device in devices]
-    grain = max(each.grain_ns for each in timing)
-    idle = max([driver.now_ns, *(each.idle_ns() for each in timing)])
+    grain = max(flash.grain_ns for flash in timing)
+    idle = max([driver.now_ns, *(flash.idle_ns() for flash in timing)])
     return -(-idle // grain) * grain
 
 
@@ -288,6 +288,6 @@ def _read(recorded: FirstSteps, driver: Driver, devices: Devices, batch: Batch) 
         for device, handles in zip(devices, batch.handles, strict=True)
     ]
     done = [future.result() for future in submitted]
-    if refused := [each.reason for each in done if each.status is not Status.SUCCESS]:
+    if refused := [completion.reason for completion in done if completion.status is not Status.SUCCESS]:
         raise ValueError(refused[0])
-    return max(each.finish_ns for each in done) - start_ns
+    return max(completion.finish_ns for completion in done) - start_ns

@@ -12,13 +12,13 @@ from rich.text import Text
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
     """Create a table; the columns in `left` (default: the first) are text, the others figures."""
-    made = Table(title=title, title_justify="left")
+    grid = Table(title=title, title_justify="left")
     for column in columns:
         text = column in (left or columns[:1])
-        made.add_column(column, justify="left" if text else "right", no_wrap=not text or not left)
+        grid.add_column(column, justify="left" if text else "right", no_wrap=not text or not left)
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def parts(shown: Any) -> Iterator[Any]:
@@ -47,5 +47,5 @@ def _plain(cell: Any) -> str:
 
 def flat_table(title: str, result: dict[str, Any]) -> Table:
     """Table of a flat dictionary."""
-    rows = ((name, f"{each:,.4g}" if isinstance(each, float) else str(each)) for name, each in result.items())
+    rows = ((name, f"{figure:,.4g}" if isinstance(figure, float) else str(figure)) for name, figure in result.items())
     return table(title, ("what", "figure"), rows)

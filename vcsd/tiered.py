@@ -54,8 +54,8 @@ class TierConfig:
             ValueError: The name is unknown, or the object is not a policy.
         """
         if isinstance(self.policy, str):
-            known = self.policies or {}
-            return Policy.of(known[self.policy]) if self.policy in known else policy_of(self.policy)
+            policies = self.policies or {}
+            return Policy.of(policies[self.policy]) if self.policy in policies else policy_of(self.policy)
         try:
             return Policy.of(self.policy)
         except (TypeError, ValueError) as error:
@@ -154,7 +154,8 @@ class TierReport:
             why=run.memory.get("why", ""),
             iterations=run.iterations,
             layers={
-                kind: [number for number, each in enumerate(kinds) if each == kind] for kind in dict.fromkeys(kinds)
+                kind: [number for number, layer_kind in enumerate(kinds) if layer_kind == kind]
+                for kind in dict.fromkeys(kinds)
             },
             tiers=[
                 {"name": name, "limit_bytes": limits[name].limit_bytes, "peak_bytes": run.table.peak[name]}
@@ -204,8 +205,8 @@ class TierReport:
             for route in self.routes
         ]
         read, hit = self.page_cache["read_bytes"], self.page_cache["hit_bytes"]
-        found = f", {hit / read:.1%} of what was read in files was cached" if read and hit is not None else ""
-        return table(f"Moved in {self.iterations} forwards{found}", ("route", "copies", "MiB", "waited, s"), rows)
+        cached = f", {hit / read:.1%} of what was read in files was cached" if read and hit is not None else ""
+        return table(f"Moved in {self.iterations} forwards{cached}", ("route", "copies", "MiB", "waited, s"), rows)
 
 
 def _mib(nbytes: float | None) -> str:

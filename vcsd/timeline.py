@@ -58,7 +58,7 @@ class StepRecorder:
     def __init__(self, driver: Driver) -> None:
         self._driver, self._specs = driver, [device.spec for device in driver.devices]
         self._firmware = [getattr(device, "firmware", None) for device in driver.devices]
-        self._traces = [DriveTrace() if each else None for each in self._firmware]
+        self._traces = [DriveTrace() if firmware else None for firmware in self._firmware]
         self._set(self._traces)
         driver.observer = self
         self._current: StepTrace | None = None
@@ -128,15 +128,15 @@ def tracks_of(step: StepTrace, specs: Sequence[DriveSpec]) -> dict[str, Tracks]:
     zero = step.begin_ns
     host: Tracks = {"step": [Slice("decode step", 0, step.end_ns - zero)]}
     for span in step.layers:
-        end_ns = max(each.finish_ns for each in span.done)
+        end_ns = max(completion.finish_ns for completion in span.done)
         track = host.setdefault(f"micro-batch {span.micro_batch}", [])
         details = {"slowest_drive": max(range(len(span.done)), key=lambda drive: span.done[drive].finish_ns)}
         track.append(Slice(f"layer {span.layer}", span.begin_ns - zero, end_ns - zero, details=details))
-    found = {"host": host}
+    processes = {"host": host}
     for drive, spec in enumerate(specs):
         tracks = _drive_tracks(step.commands[drive], spec, zero) if step.commands[drive] else _outside(step, drive)
-        found[f"drive {drive}"] = tracks
-    return found
+        processes[f"drive {drive}"] = tracks
+    return processes
 
 
 def _outside(step: StepTrace, drive: int) -> Tracks:
@@ -172,7 +172,7 @@ def _engine_tracks(units: Iterable[Segment], zero: int) -> Tracks:
     """A track for each unit that works at the same time as others of its pool."""
     tracks: Tracks = {}
     ends: dict[str, list[int]] = {"argtopk": [], "kernel": []}
-    for unit, begin, end in sorted(units, key=lambda each: (each.begin_ns, each.end_ns)):
+    for unit, begin, end in sorted(units, key=lambda segment: (segment.begin_ns, segment.end_ns)):
         pool = "argtopk" if unit == "argtopk" else "kernel"
         free = next((number for number, last in enumerate(ends[pool]) if last <= begin), len(ends[pool]))
         ends[pool][free : free + 1] = [end]

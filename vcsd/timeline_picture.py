@@ -39,11 +39,11 @@ def draw(processes: dict[str, Tracks], path: Path) -> None:
     figure = Figure(figsize=(11, 0.32 * len(rows) + 1.2), layout="constrained")
     axes, used = figure.subplots(), dict[str, str]()
     for row, (_, track) in enumerate(rows):
-        for each in track:
-            word = each.name.split(",")[0].split(" ")[0]
+        for piece in track:
+            word = piece.name.split(",")[0].split(" ")[0]
             kind = word if word in COLOURS else word.split("_")[0]
             used[kind] = COLOURS.get(kind, "#cbd2d9")
-            bar = each.begin_ns / 1e3, (each.end_ns - each.begin_ns) / 1e3
+            bar = piece.begin_ns / 1e3, (piece.end_ns - piece.begin_ns) / 1e3
             axes.broken_barh([bar], (row - 0.4, 0.8), facecolor=used[kind], edgecolor="white", linewidth=0.2)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.invert_yaxis()

@@ -35,15 +35,15 @@ Tracks = dict[str, list[Slice]]  # slices by name of the track; those of one tra
 def joined(track: list[Slice], gap_ns: int = 0) -> Iterator[Slice]:
     """Slices of a track in order; those of one kind that overlap, touch, or are `gap_ns` apart become one."""
     last: Slice | None = None
-    for each in sorted(track, key=lambda each: (each.begin_ns, each.end_ns)):
-        if last and each.name == last.name and each.begin_ns - last.end_ns <= gap_ns:
-            end_ns = max(last.end_ns, each.end_ns)
-            last = last._replace(end_ns=end_ns, pages=last.pages + each.pages, nbytes=last.nbytes + each.nbytes)
+    for piece in sorted(track, key=lambda piece: (piece.begin_ns, piece.end_ns)):
+        if last and piece.name == last.name and piece.begin_ns - last.end_ns <= gap_ns:
+            end_ns = max(last.end_ns, piece.end_ns)
+            last = last._replace(end_ns=end_ns, pages=last.pages + piece.pages, nbytes=last.nbytes + piece.nbytes)
             continue
         if last:
             yield last
-        begin_ns = max(each.begin_ns, last.end_ns) if last else each.begin_ns
-        last = each._replace(begin_ns=begin_ns, end_ns=max(each.end_ns, begin_ns))
+        begin_ns = max(piece.begin_ns, last.end_ns) if last else piece.begin_ns
+        last = piece._replace(begin_ns=begin_ns, end_ns=max(piece.end_ns, begin_ns))
     if last:
         yield last
 
@@ -68,9 +68,9 @@ def write_trace(
         The description: `more`, the number of slices, and how many of them were merged.
     """
     whole = count_slices(processes)
-    kept = {name: _bounded(tracks, MAX_EVENTS / max(1, whole), merged) for name, tracks in processes.items()}
-    told = more | {"slices": count_slices(kept), "merged_slices": whole - count_slices(kept)}
-    path.write_text(json.dumps({"traceEvents": list(_events_of(kept)), "displayTimeUnit": "ns", "otherData": told}))
+    bounded = {name: _bounded(tracks, MAX_EVENTS / max(1, whole), merged) for name, tracks in processes.items()}
+    told = more | {"slices": count_slices(bounded), "merged_slices": whole - count_slices(bounded)}
+    path.write_text(json.dumps({"traceEvents": list(_events_of(bounded)), "displayTimeUnit": "ns", "otherData": told}))
     return told
 
 
@@ -78,12 +78,12 @@ def _bounded(tracks: Tracks, share: float, merged: tuple[str, ...]) -> Tracks:
     """Tracks with about `share` of their slices."""
     if share >= 1:
         return tracks
-    found = dict(tracks)
+    shortened = dict(tracks)
     for name, track in tracks.items():
         gap_ns, most = 1_000, max(64, int(share * len(track)))
-        while name.startswith(merged) and len(found[name]) > most and gap_ns < 1 << 40:
-            found[name], gap_ns = list(joined(track, gap_ns)), 4 * gap_ns
-    return found
+        while name.startswith(merged) and len(shortened[name]) > most and gap_ns < 1 << 40:
+            shortened[name], gap_ns = list(joined(track, gap_ns)), 4 * gap_ns
+    return shortened
 
 
 def _events_of(processes: dict[str, Tracks]) -> Iterator[dict[str, Any]]:
@@ -94,14 +94,14 @@ def _events_of(processes: dict[str, Tracks]) -> Iterator[dict[str, Any]]:
         for tid, (name, track) in enumerate(tracks.items()):
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
-            for each in track:
-                sizes = {"pages": each.pages, "bytes": each.nbytes} if each.pages or each.nbytes else {}
+            for piece in track:
+                sizes = {"pages": piece.pages, "bytes": piece.nbytes} if piece.pages or piece.nbytes else {}
                 yield {
                     "ph": "X",
-                    "name": each.name,
+                    "name": piece.name,
                     "pid": pid,
                     "tid": tid,
-                    "ts": each.begin_ns / 1e3,
-                    "dur": (each.end_ns - each.begin_ns) / 1e3,
-                    "args": sizes | (each.details or {}),
+                    "ts": piece.begin_ns / 1e3,
+                    "dur": (piece.end_ns - piece.begin_ns) / 1e3,
+                    "args": sizes | (piece.details or {}),
                 }

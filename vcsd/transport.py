@@ -45,11 +45,11 @@ def fleet_or_count(drives: int | str, transport: str) -> tuple[int, str]:
     if isinstance(drives, int):
         return drives, transport
     name, _, where = drives.partition(":")
-    found = transports.transports().get(name)
-    if not isinstance(found, RayFleet):
+    fleet = transports.transports().get(name)
+    if not isinstance(fleet, RayFleet):
         raise ValueError(f"drives = {drives!r}: must be a number, ray or ray://HOST:PORT")
-    found.check(where)
-    return found.count(where), drives
+    fleet.check(where)
+    return fleet.count(where), drives
 
 
 def open_drives(drives: DriveSetConfig) -> AbstractContextManager[list[Drive]]:
@@ -80,26 +80,26 @@ def methods_of(drives: DriveSetConfig) -> list[str]:
         DriveLostError: A served drive does not answer.
     """
     served = transports.transport_of(drives).served(drives)
-    known = [_programs(connect) for connect in served] or [list(load_methods(drives.methods_file))]
-    return [name for name in known[0] if all(name in names for names in known)]
+    methods = [_programs(connect) for connect in served] or [list(load_methods(drives.methods_file))]
+    return [name for name in methods[0] if all(name in names for names in methods)]
 
 
 def _programs(connect: Connect) -> list[str]:
     with closing(connect()) as device:
-        return [each["name"] for each in read_log(device, LogPage.PROGRAMS)["programs"]]
+        return [program["name"] for program in read_log(device, LogPage.PROGRAMS)["programs"]]
 
 
-def check_method(what: AttentionConfig, known: Collection[str] | None) -> None:
+def check_method(what: AttentionConfig, methods: Collection[str] | None) -> None:
     """Raise ValueError for a method that the drives do not know, or a built-in one that their layout does not support.
 
     Args:
         what: Method and layout.
-        known: Methods of the drives; None if unknown: then the drives refuse unknown methods, and those that do not
+        methods: Methods of the drives; None if unknown: then the drives refuse unknown methods, and those that do not
             support the layout, at the first step.
     """
     method, layout = what.method, what.kv_layout
-    if known is not None and method not in known:
-        raise ValueError(f"method = {method!r}: the drives know {', '.join(known)}")
+    if methods is not None and method not in methods:
+        raise ValueError(f"method = {method!r}: the drives know {', '.join(methods)}")
     if not layout.attended:
         raise ValueError(f"layout = {layout.name!r}: cannot be attended, only read back: use another layout")
     if method == "progressive" and not layout.coarse:

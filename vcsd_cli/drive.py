@@ -52,22 +52,22 @@ def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None
 @log.command("latency")
 def log_latency(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
     """Print simulated times of commands since power-on."""
-    found = _log(drive, LogPage.LATENCY)
-    _rows(f"latency, {drive}", [{"command": kind} | each for kind, each in found.items()], found, output)
+    page = _log(drive, LogPage.LATENCY)
+    _rows(f"latency, {drive}", [{"command": kind} | times for kind, times in page.items()], page, output)
 
 
 @log.command("error")
 def log_error(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
     """Print the last failed commands since power-on."""
-    found = _log(drive, LogPage.ERROR)
-    _rows(f"errors, {drive}", found["errors"], found, output)
+    page = _log(drive, LogPage.ERROR)
+    _rows(f"errors, {drive}", page["errors"], page, output)
 
 
 @log.command("programs")
 def log_programs(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
     """Print device-defined programs: the attention methods of the drive."""
-    found = _log(drive, LogPage.PROGRAMS)
-    _rows(f"programs, {drive}", found["programs"], found, output)
+    page = _log(drive, LogPage.PROGRAMS)
+    _rows(f"programs, {drive}", page["programs"], page, output)
 
 
 def prefixes(
@@ -78,24 +78,24 @@ def prefixes(
     """List the models whose prompt prefixes are stored in a drive (docs/prefixes.md)."""
     from vcsd.administer import read_prefixes
 
-    found = read_prefixes(drive, _created, tenant)
+    manifests = read_prefixes(drive, _created, tenant)
     rows = [
         {
-            "model": (model := each.get("model", {})).get("name", "?"),
+            "model": (model := manifest.get("model", {})).get("name", "?"),
             "identity": model.get("digest", "?"),
             "files": len(model.get("files", [])),
-            "blocks": each["blocks"],
-            "tokens of a block": each.get("block_tokens", "?"),
+            "blocks": manifest["blocks"],
+            "tokens of a block": manifest.get("block_tokens", "?"),
         }
-        for each in found
+        for manifest in manifests
     ]
-    _rows(f"prefixes, {drive}", rows, {"models": found}, output)
+    _rows(f"prefixes, {drive}", rows, {"models": manifests}, output)
 
 
-def _rows(title: str, rows: list[dict[str, Any]], found: dict[str, Any], output: Output) -> None:
+def _rows(title: str, rows: list[dict[str, Any]], records: dict[str, Any], output: Output) -> None:
     """Print records with equal keys as a table."""
     if output is Output.JSON:
-        print_json(found)
+        print_json(records)
         return
     if not rows:
         stdout().print(f"{title}: none")
@@ -223,11 +223,11 @@ def top(
     from vcsd.administer import opened, read_log
 
     def look() -> dict[str, dict[str, Any]]:
-        found = {}
+        pages = {}
         for name in running():
             with opened(name, _created) as device:
-                found[name] = read_log(device, LogPage.SMART)
-        return found
+                pages[name] = read_log(device, LogPage.SMART)
+        return pages
 
     before = look()
     if not before:
@@ -308,8 +308,8 @@ def config_validate(
     else:
         spec = load_drive(file)
         drives = {spec.name: spec}
-    found = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
-    show(f"{file} is valid", {"valid": True} | found, output)
+    summary = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
+    show(f"{file} is valid", {"valid": True} | summary, output)
 
 
 class DescriptionKind(StrEnum):

@@ -37,9 +37,9 @@ def _cluster(address: str) -> ClusterAddress:
 
 def _table(cluster: ClusterAddress) -> FleetTable:
     """The fleet's table; raises ValueError if no fleet is up."""
-    if (found := read_table(cluster)) is None:
+    if (table := read_table(cluster)) is None:
         raise ValueError("no fleet is up: vcsd fleet up starts one")
-    return found
+    return table
 
 
 @fleet.command()
@@ -89,15 +89,15 @@ def up(
 @fleet.command()
 def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) -> None:
     """Show the drives of the fleet: state, node, address, restarts."""
-    found = _table(_cluster(address))
+    table = _table(_cluster(address))
     now = time.time()
     rows = [
-        asdict(member) | {"uptime_s": round(now - member.since_s) if member.since_s else 0} for member in found.members
+        asdict(member) | {"uptime_s": round(now - member.since_s) if member.since_s else 0} for member in table.members
     ]
     if output is Output.JSON:
-        print_json({"fleet": found.fleet, "drives": rows})
+        print_json({"fleet": table.fleet, "drives": rows})
         return
-    shown = Table(title=f"Fleet {found.fleet}", title_justify="left")
+    shown = Table(title=f"Fleet {table.fleet}", title_justify="left")
     for column in ("drive", "state", "node", "address", "generation", "restarts", "up for, s"):
         shown.add_column(column)
     for row in rows:

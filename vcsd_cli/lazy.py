@@ -75,13 +75,13 @@ def _load(name: str | None, place: str) -> Any:
     """Import the command at a location."""
     module, attribute = _parse(place)
     with importing():
-        found = getattr(importlib.import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        for command in found.registered_commands:
+        target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        for command in target.registered_commands:
             command.cls = StrictCommand
-        return typer.main.get_group(found)
+        return typer.main.get_group(target)
     app = typer.Typer(add_completion=False)
-    app.command(name, cls=StrictCommand)(make_command(found))
+    app.command(name, cls=StrictCommand)(make_command(target))
     return typer.main.get_command(app)
 
 
@@ -120,11 +120,11 @@ def make_command(function: Callable[..., Any]) -> Callable[..., None]:
     if shows:
         options.append(_option("output", Output.NORMAL, OutputOption))
 
-    def command(**given: Any) -> None:
-        output = given.pop("output") if shows else Output.NORMAL
+    def command(**options: Any) -> None:
+        output = options.pop("output") if shows else Output.NORMAL
         for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        done = function(**given)
+            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        done = function(**options)
         if shows:
             _show(done, output)
 
@@ -162,8 +162,8 @@ def _show(outcome: Outcome, output: Output) -> None:
     if output is Output.JSON:
         print_json(outcome.result)
     else:
-        for each in outcome.shown:
-            stdout().print(each)
+        for part in outcome.shown:
+            stdout().print(part)
         for line in outcome.notes:
             note(line)
     if outcome.failed:

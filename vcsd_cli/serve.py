@@ -100,11 +100,11 @@ def serve(
     from csd_link.connect import find_server
 
     load_methods(methods)  # reports errors once, here, instead of in every drive
-    asked = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
-    drives = _apply_options(_config(what or []), asked, hosting, window, mount)
+    edits = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
+    drives = _apply_options(_config(what or []), edits, hosting, window, mount)
     tls = _credentials(tls_cert, tls_key, tls_ca)
-    for given, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
-        if given and not listen:
+    for setting, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
+        if setting and not listen:
             raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
     if listen:
         names = tuple(drive.name for drive in drives)
@@ -189,9 +189,9 @@ def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Creden
         return None
     if not cert or not key:
         raise ValueError("TLS needs a certificate and its key: add --tls-cert FILE --tls-key FILE")
-    found = Credentials(str(cert.absolute()), str(key.absolute()), str(ca.absolute()) if ca else "")
-    found.server()
-    return found
+    credentials = Credentials(str(cert.absolute()), str(key.absolute()), str(ca.absolute()) if ca else "")
+    credentials.server()
+    return credentials
 
 
 def _listen_address(drive: ServedDrive) -> str:
@@ -226,15 +226,15 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _apply_options(
-    config: ServedDrives, asked: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
+    config: ServedDrives, edits: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
 ) -> tuple[ServedDrive, ...]:
-    """The drives with the options applied. `asked`: fields of a drive, None if the config file decides."""
+    """The drives with the options applied. `edits`: fields of a drive, None if the config file decides."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
     placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
-        drive = replace(drive, **{name: value for name, value in asked.items() if value is not None})
+        drive = replace(drive, **{name: value for name, value in edits.items() if value is not None})
         drive = replace(drive, **hosting.override(drive, count))
         drive = replace(drive, **drive.hosting_fields(count))
         if window:
@@ -282,13 +282,13 @@ def create(
         tenants=tuple(tenant or (DEFAULT,)),
         **{field: value for field, value in asdict(hosting).items() if value is not None},
     )
-    made = entry.served(folder, restarts=True)
+    served = entry.served(folder, restarts=True)
     if folder.exists():
         raise ValueError(f"drive {name} exists: vcsd delete {name} first, or take another name")
     private_dir(home())
     aside = private_dir(home() / f".{os.getpid()}")
     try:
-        describe(made.spec, aside)
+        describe(served.spec, aside)
         if namespace_mib:
             size_namespace(aside, namespace_mib << 20)
         listed = adapter(ServeFile).dump_python(ServeFile(drives=(entry,)), mode="json", exclude_defaults=True)
@@ -298,16 +298,16 @@ def create(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     done = f"{folder}: created; start it with vcsd serve {name}"
-    report_done(done, {"name": name, "folder": str(folder), "drive": made.spec.name}, output)
+    report_done(done, {"name": name, "folder": str(folder), "drive": served.spec.name}, output)
 
 
 def list_drives(output: OutputOption = Output.NORMAL) -> None:
     """List created and served drives."""
-    made = {name: str(file.parent) for name, file in created().items()}
+    folders = {name: str(file.parent) for name, file in created().items()}
     windows = {name: _window(drive_dir(name)) for name in running()}
     rows = [
-        {"name": name, "served": name in windows, "path": made.get(name), "window": windows.get(name)}
-        for name in sorted(made | windows)
+        {"name": name, "served": name in windows, "path": folders.get(name), "window": windows.get(name)}
+        for name in sorted(folders | windows)
     ]
     if output is Output.JSON:
         print_json({"drives": rows})

@@ -54,18 +54,18 @@ class Results(Console):
     No figure of a table is cut. Without a terminal, tables are tab-separated and lines are not wrapped.
     """
 
-    def print(self, *objects: Any, **given: Any) -> None:
-        for each in chain.from_iterable(map(parts, objects)):
-            if not isinstance(each, Table):
-                super().print(each, soft_wrap=not self.is_terminal, **given)
+    def print(self, *objects: Any, **options: Any) -> None:
+        for part in chain.from_iterable(map(parts, objects)):
+            if not isinstance(part, Table):
+                super().print(part, soft_wrap=not self.is_terminal, **options)
             elif self.is_terminal:  # the terminal wraps lines that are too long; Rich would cut figures
                 width = self.width
-                least = Measurement.get(self, self.options.update(width=WIDEST), each).minimum
-                self.width = max(width, least + len(each.columns))  # Rich rounds widths of columns down
-                super().print(each, **given)
+                least = Measurement.get(self, self.options.update(width=WIDEST), part).minimum
+                self.width = max(width, least + len(part.columns))  # Rich rounds widths of columns down
+                super().print(part, **options)
                 self.width = width
             else:
-                self.file.write(f"{tab_separated(each)}\n")  # Rich would expand tabs
+                self.file.write(f"{tab_separated(part)}\n")  # Rich would expand tabs
 
 
 def stdout() -> Console:

@@ -26,10 +26,10 @@ class StrictCommand(TyperCommand):
         args, paths = self._expanded(args)
         ctx.meta[__name__] = paths
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        once = [each for each in order if isinstance(each, TyperOption) and not each.multiple]
-        for each in once:
-            if once.count(each) > 1:
-                ctx.fail(f"{each.opts[0]} is given twice: give it once")
+        once = [option for option in order if isinstance(option, TyperOption) and not option.multiple]
+        for option in once:
+            if once.count(option) > 1:
+                ctx.fail(f"{option.opts[0]} is given twice: give it once")
         with self._naming_options(paths):
             rest = super().parse_args(ctx, args)
         ctx.params.update({name: expand(value) for name, value in ctx.params.items() if isinstance(value, Path)})

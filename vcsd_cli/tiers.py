@@ -66,11 +66,11 @@ class TierOptions(TierLimitOptions):
             if self.policy is None and any(size is not None for size in (*sizes, self.files, self.policies)):
                 raise ValueError(f"tiers have no effect in drives: add --policy POLICY ({_NAMES})")
             return None
-        known = load_policies(self.policies)
-        moving = [name for name, given in known.items() if Policy.of(given).has_layers]
+        policies = load_policies(self.policies)
+        moving = [name for name, policy in policies.items() if Policy.of(policy).has_layers]
         if self.policy not in moving and ":" not in self.policy:
             raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(moving)}, or FILE:NAME")
         tiers = self.limits()
         from vcsd.tiered import TierConfig
 
-        return TierConfig(policy=self.policy, tiers=tiers, policies=known, record=True)
+        return TierConfig(policy=self.policy, tiers=tiers, policies=policies, record=True)

@@ -115,19 +115,19 @@ class ModelEndpoint:
             raise ApiError(NOT_FOUND, message, "model", "model_not_found")
 
     async def _complete(self, request: Request) -> Response:
-        asked = await self._read(request, CompletionRequest)
-        prompts = await asyncio.to_thread(self._encode, asked.prompts, asked.n or 1)
-        return await self._answer(request, asked, prompts, asked.max_tokens or COMPLETION_TOKENS)
+        body = await self._read(request, CompletionRequest)
+        prompts = await asyncio.to_thread(self._encode, body.prompts, body.n or 1)
+        return await self._answer(request, body, prompts, body.max_tokens or COMPLETION_TOKENS)
 
     async def _chat(self, request: Request) -> Response:
-        asked = await self._read(request, ChatRequest)
-        prompt = await asyncio.to_thread(self._render, asked)
-        return await self._answer(request, asked, [prompt], asked.max_completion_tokens or asked.max_tokens)
+        body = await self._read(request, ChatRequest)
+        prompt = await asyncio.to_thread(self._render, body)
+        return await self._answer(request, body, [prompt], body.max_completion_tokens or body.max_tokens)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        asked = parse(kind, await read_body(request, self._config.max_body_bytes))
-        self._check_name(asked.model)
-        return asked
+        body = parse(kind, await read_body(request, self._config.max_body_bytes))
+        self._check_name(body.model)
+        return body
 
     def _encode(self, prompts: Sequence[str | list[int]], choices: int) -> list[list[int]]:
         """Token IDs of prompts."""
@@ -138,15 +138,15 @@ class ModelEndpoint:
         return [self._tokenize(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _tokenize(self, text: str, special: bool = True) -> list[int]:
-        found: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        return found
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
 
-    def _render(self, asked: ChatRequest) -> list[int]:
+    def _render(self, body: ChatRequest) -> list[int]:
         """Token IDs of a chat by the model's template."""
         if not self._tokenizer.chat_template:
             message = "the model's tokenizer has no chat template: use /v1/completions"
             raise ApiError(400, message, "messages", "no_chat_template")
-        messages = [message.values() for message in asked.messages]
+        messages = [message.values() for message in body.messages]
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # templates raise whatever they like
@@ -155,16 +155,16 @@ class ModelEndpoint:
         return self._tokenize(str(text), special=False)
 
     async def _answer(
-        self, request: Request, asked: GenerationRequest, prompts: list[list[int]], max_tokens: int | None
+        self, request: Request, body: GenerationRequest, prompts: list[list[int]], max_tokens: int | None
     ) -> Response:
-        generation = Generation(self._server, self._text, asked, self._config.end_tokens)
+        generation = Generation(self._server, self._text, body, self._config.end_tokens)
         self._generations.add(generation)
-        kind = ChatForm if isinstance(asked, ChatRequest) else CompletionForm
-        as_ids, has_logprobs = bool(asked.return_tokens_as_token_ids), asked.top_logprobs_count is not None
+        kind = ChatForm if isinstance(body, ChatRequest) else CompletionForm
+        as_ids, has_logprobs = bool(body.return_tokens_as_token_ids), body.top_logprobs_count is not None
         form = kind(self._config.name, self._text, as_ids, has_logprobs)
         generation.submit(prompts, max_tokens)
-        if asked.stream:
-            counts = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+        if body.stream:
+            counts = body.stream_options is not None and bool(body.stream_options.include_usage)
             return EventStream(generation, _events(generation, form, counts))
         whole = [Piece(choice.index) for choice in generation.choices]
         async with cancelling(request.receive, generation):

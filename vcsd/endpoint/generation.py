@@ -103,9 +103,9 @@ class Generation:
         prompt_count: Tokens of the prompts.
     """
 
-    def __init__(self, server: Server, text: TokenText, asked: GenerationRequest, end_tokens: Collection[int]) -> None:
-        self._server, self._text, self._asked = server, text, asked
-        self._stop = () if asked.ignore_eos else end_tokens
+    def __init__(self, server: Server, text: TokenText, body: GenerationRequest, end_tokens: Collection[int]) -> None:
+        self._server, self._text, self._body = server, text, body
+        self._stop = () if body.ignore_eos else end_tokens
         self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
         self.choices: list[AnswerChoice] = []
         self.prompt_count = 0
@@ -124,7 +124,7 @@ class Generation:
             for prompt in prompts:
                 longest = self._longest(prompt, max_tokens)
                 self.prompt_count += len(prompt)
-                for sampling in self._asked.sampling():
+                for sampling in self._body.sampling():
                     self._submit(prompt, longest, sampling)
         except ApiError:
             self.cancel()
@@ -154,7 +154,7 @@ class Generation:
             raise ApiError(UNAVAILABLE, str(error), code="server_closed") from error
         except ValueError as error:
             raise ApiError(400, str(error), "prompt") from error
-        self.choices.append(AnswerChoice(len(self.choices), handle, self._text, self._asked.stops))
+        self.choices.append(AnswerChoice(len(self.choices), handle, self._text, self._body.stops))
 
     def _wake(self) -> None:
         """Called in the server's thread after each token."""

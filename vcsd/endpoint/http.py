@@ -86,8 +86,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def check_key(request: Request, key: str | None) -> None:
     """Raise ApiError unless the request has the key, if there is one."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if key and not (scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())):
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if key and not (scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), key.encode())):
         message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
         raise ApiError(UNAUTHORIZED, message, code="invalid_api_key")
 

@@ -126,8 +126,8 @@ class CompletionRequest(GenerationRequest):
     @property
     def prompts(self) -> Sequence[str | list[int]]:
         """The prompts, as texts or token IDs."""
-        given: Any = self.prompt
-        return [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
 @lenient_value
@@ -198,13 +198,13 @@ def parse(kind: type[T], body: bytes) -> T:
         ApiError: It is not JSON, or a field has a wrong type or value.
     """
     try:
-        asked: T = adapter(kind).validate_json(body)  # type: ignore[arg-type]  # a class is hashable
+        request: T = adapter(kind).validate_json(body)  # type: ignore[arg-type]  # a class is hashable
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         param = str(first["loc"][0]) if first["loc"] else None
-        where = ".".join(str(each) for each in first["loc"])
+        where = ".".join(str(part) for part in first["loc"])
         reason = _ALLOWED.get(param or "") if first["type"] != "missing" else None
         message = f"{param}: {reason}" if reason else f"{where or 'the body'}: {first['msg']}"
         raise ApiError(400, message, param) from None
-    asked.check()
-    return asked
+    request.check()
+    return request

@@ -88,12 +88,12 @@ def http_server(endpoint: ModelEndpoint) -> Any:
                     loop.call_soon_threadsafe(endpoint.cancel)
                 self.should_exit = True
 
-            before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 yield
             finally:
-                for each, handler in before.items():
-                    signal.signal(each, handler)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             timer = asyncio.get_running_loop().call_later(GRACE_S, endpoint.cancel)

@@ -32,24 +32,26 @@ class TokenText:
         name: Any = self.tokenizer.convert_ids_to_tokens(token)
         if len(name) == len("<0x00>") and name.startswith("<0x"):
             return bytes([int(name[3:5], 16)])
-        known = _byte_of_character()
-        return bytes(known[each] for each in name) if all(each in known for each in name) else text.encode()
+        byte_of = _byte_of_character()
+        if all(character in byte_of for character in name):
+            return bytes(byte_of[character] for character in name)
+        return text.encode()
 
     def name(self, token: int) -> str:
         """Text of one token; `bytes:` and its bytes in hexadecimal if it is part of a character."""
-        found = self.bytes_of(token)
+        raw = self.bytes_of(token)
         try:
-            return found.decode()
+            return raw.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{each:02x}" for each in found)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 @cache
 def _byte_of_character() -> dict[str, int]:
     """Bytes by the characters that stand for them in the vocabularies of byte-level tokenizers."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [each for each in range(0x100) if each not in printable]
-    return {chr(each): each for each in printable} | {chr(0x100 + at): other for at, other in enumerate(others)}
+    others = [code for code in range(0x100) if code not in printable]
+    return {chr(code): code for code in printable} | {chr(0x100 + at): other for at, other in enumerate(others)}
 
 
 class Detokenizer:
@@ -71,21 +73,21 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Add a token; returns the text that is complete with it."""
         self._window.append(token)
-        found = self._text.decode(self._window)
-        complete = len(found)
-        while complete > max(0, len(found) - INCOMPLETE) and found[complete - 1] == UNKNOWN:
+        text = self._text.decode(self._window)
+        complete = len(text)
+        while complete > max(0, len(text) - INCOMPLETE) and text[complete - 1] == UNKNOWN:
             complete -= 1
-        new = found[self._sent : complete]
+        new = text[self._sent : complete]
         self._sent = max(self._sent, complete)
-        if new and complete == len(found):
+        if new and complete == len(text):
             self._window = self._window[self._begin :]
             self._begin, self._sent = len(self._window), len(self._text.decode(self._window))
         return new
 
     def flush(self) -> str:
         """Text of the incomplete character at the end."""
-        found = self._text.decode(self._window)
-        new, self._sent = found[self._sent :], len(found)
+        text = self._text.decode(self._window)
+        new, self._sent = text[self._sent :], len(text)
         return new
 
 
@@ -129,6 +131,6 @@ def _start_at_end(text: str, stop: str) -> int:
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that end a text, of the model's generation config and of its tokenizer."""
     config: Any = model.generation_config
-    given = config.eos_token_id if config is not None else None
-    found = set(given if isinstance(given, list | tuple) else [given])
-    return {int(each) for each in found | {tokenizer.eos_token_id} if each is not None}
+    configured = config.eos_token_id if config is not None else None
+    ids = set(configured if isinstance(configured, list | tuple) else [configured])
+    return {int(token) for token in ids | {tokenizer.eos_token_id} if token is not None}

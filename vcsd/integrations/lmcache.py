@@ -62,10 +62,10 @@ class VcsdBackend(StoragePluginInterface):
         self._keeper, self._there = AsyncPrefixStore(store, settings.stores_in_flight), set[bytes]()
 
     def contains(self, key: Any, pin: bool = False) -> bool:
-        for each, there in self._keeper.take_changes().items():
-            (self._there.add if there else self._there.discard)(each)
-        found = self._key(key) in self._there
-        return found and (not pin or self.pin(key))
+        for stored_key, there in self._keeper.take_changes().items():
+            (self._there.add if there else self._there.discard)(stored_key)
+        present = self._key(key) in self._there
+        return present and (not pin or self.pin(key))
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         """Always False: storing a chunk twice is harmless."""
@@ -88,7 +88,7 @@ class VcsdBackend(StoragePluginInterface):
 
     def batched_get_blocking(self, keys: Sequence[Any]) -> list[Any]:
         """Load all chunks concurrently; None for those no longer stored."""
-        return [self._memory_object(each) for each in [self._keeper.load([self._key(key)]) for key in keys]]
+        return [self._memory_object(future) for future in [self._keeper.load([self._key(key)]) for key in keys]]
 
     def pin(self, key: Any) -> bool:
         return self._keeper.pin([self._key(key)])
@@ -123,11 +123,11 @@ class VcsdBackend(StoragePluginInterface):
         """Chunk in LMCache's memory; None if it could not be loaded or allocated."""
         if (rows := future.result()) is None:
             return None
-        made = self.local_cpu_backend.allocate(self._form, self._dtype, MemoryFormat.KV_2LTD)
-        if made is not None:
+        chunk = self.local_cpu_backend.allocate(self._form, self._dtype, MemoryFormat.KV_2LTD)
+        if chunk is not None:
             bits = np.stack(rows).reshape(2, *self._form[1:3], -1).view(np.int16)
-            made.tensor.copy_(torch.from_numpy(bits).view(self._dtype))
-        return made
+            chunk.tensor.copy_(torch.from_numpy(bits).view(self._dtype))
+        return chunk
 
 
 def _identity(metadata: Any, settings: Settings) -> ModelIdentity:

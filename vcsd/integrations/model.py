@@ -56,7 +56,7 @@ def identity_of(vllm_config: Any, settings: Settings, **form: str) -> ModelIdent
     models = {"": model} | ({"draft/": draft} if draft is not None and draft is not model else {})
     config = {
         "vllm": getattr(sys.modules.get("vllm"), "__version__", ""),
-        "models": {prefix: _resolved(each) for prefix, each in models.items()},
+        "models": {prefix: _resolved(model_config) for prefix, model_config in models.items()},
         "cache": _fields(cache, CACHE, CACHE_OPTIONAL),
         "parallel": _fields(vllm_config.parallel_config, PARALLEL, PARALLEL_OPTIONAL),
         "attention": getattr(getattr(vllm_config, "attention_config", None), "backend", None),
@@ -67,18 +67,18 @@ def identity_of(vllm_config: Any, settings: Settings, **form: str) -> ModelIdent
     files: tuple[FileIdentity, ...] = ()
     if not settings.identity:
         _check_weights(vllm_config)
-        for prefix, each in models.items():
-            files += _files(each, vllm_config.load_config, settings.weights, prefix)
+        for prefix, model_config in models.items():
+            files += _files(model_config, vllm_config.load_config, settings.weights, prefix)
     return ModelIdentity(name=str(model.model), config=canonical(config), files=files, check=settings.weights)
 
 
 def _resolved(model: Any) -> dict[str, Any]:
     """A model's configuration as vLLM uses it."""
-    found = {name: _as_dict(getattr(model, name)) for name in ("hf_config", "hf_text_config")}
-    found |= _fields(model, MODEL, MODEL_OPTIONAL)
-    if any(kind in json.dumps(found, default=str) for kind in LENGTH_DEPENDENT_ROPE):
-        found["max_model_len"] = model.max_model_len
-    return found
+    resolved = {name: _as_dict(getattr(model, name)) for name in ("hf_config", "hf_text_config")}
+    resolved |= _fields(model, MODEL, MODEL_OPTIONAL)
+    if any(kind in json.dumps(resolved, default=str) for kind in LENGTH_DEPENDENT_ROPE):
+        resolved["max_model_len"] = model.max_model_len
+    return resolved
 
 
 def _as_dict(config: Any) -> Any:

@@ -64,8 +64,8 @@ class PagedCache:
             layer.index_copy_(0, numbers, values.to(layer.device))
 
     def _numbers(self, blocks: Sequence[int]) -> torch.Tensor:
-        each = np.asarray(blocks, np.int64)[:, None] * self._parts + np.arange(self._parts)
-        return torch.from_numpy(each.reshape(-1)).to(self._layers[0].device)
+        numbers = np.asarray(blocks, np.int64)[:, None] * self._parts + np.arange(self._parts)
+        return torch.from_numpy(numbers.reshape(-1)).to(self._layers[0].device)
 
 
 def shape_of(layers: int, heads: int, values: int) -> ModelShape:

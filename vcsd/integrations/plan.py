@@ -121,67 +121,67 @@ class PrefixScheduler:
         adapter = self._adapter(request.lora_request) if request.lora_request else ""
         if adapter is None:
             return
-        known = self._known[request.request_id] = RequestState(request, f"{adapter}\0{request.cache_salt or ''}")
-        self._admission.record(self._keys(known, request.num_prompt_tokens))
+        state = self._known[request.request_id] = RequestState(request, f"{adapter}\0{request.cache_salt or ''}")
+        self._admission.record(self._keys(state, request.num_prompt_tokens))
 
     def matched_tokens(self, request: EngineRequest, computed: int) -> int:
         """Number of tokens after the first `computed` that can be loaded; at least one is left to compute."""
-        known = self._known.get(request.request_id)
-        if known is None or known.loaded == request.num_preemptions:
+        state = self._known.get(request.request_id)
+        if state is None or state.loaded == request.num_preemptions:
             return 0
-        known.computed = computed
-        tokens = self._stored_tokens(self._keys(known, len(request.all_token_ids) - 1))
+        state.computed = computed
+        tokens = self._stored_tokens(self._keys(state, len(request.all_token_ids) - 1))
         return max(0, tokens - computed)
 
     def add_load(self, request: EngineRequest, blocks: Sequence[int], tokens: int) -> None:
         """Plan a load of `tokens` tokens into blocks that the engine allocated for the request."""
         if not tokens:
             return
-        known, size = self._known[request.request_id], self._block_tokens
-        known.loaded = request.num_preemptions
-        end = known.computed + tokens
-        into = list(blocks[known.computed // size : end // size])
-        keys = known.keys[: end // self._names.block_tokens]
-        self._plan.loads.append(PrefixLoad(request.request_id, keys, known.computed, into))
+        state, size = self._known[request.request_id], self._block_tokens
+        state.loaded = request.num_preemptions
+        end = state.computed + tokens
+        into = list(blocks[state.computed // size : end // size])
+        keys = state.keys[: end // self._names.block_tokens]
+        self._plan.loads.append(PrefixLoad(request.request_id, keys, state.computed, into))
 
     def plan(self, scheduled: Mapping[str, int], blocks_of: Callable[[str], Sequence[int]]) -> PrefixPlan:
         """Plan of the next iteration, in which requests compute the scheduled numbers of tokens."""
         for request_id, tokens in scheduled.items():
-            known = self._known.get(request_id)
-            if known and (save := self._save(known, tokens, blocks_of)):
+            state = self._known.get(request_id)
+            if state and (save := self._save(state, tokens, blocks_of)):
                 self._plan.saves.append(save)
         plan, self._plan = self._plan, PrefixPlan()
         return plan
 
-    def _save(self, known: RequestState, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:
+    def _save(self, state: RequestState, tokens: int, blocks_of: Callable[[str], Sequence[int]]) -> Save | None:
         """Store of the blocks that are complete at the end of the iteration.
 
         Of the prompt, all computed tokens count. Of the output, only tokens of earlier iterations count, without the
         last one, which is the input of the next iteration.
         """
-        r = known.request
+        r = state.request
         prompt = min(r.num_computed_tokens + tokens, r.num_prompt_tokens)
-        keys = self._keys(known, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
+        keys = self._keys(state, max(prompt, min(r.num_computed_tokens, len(r.all_token_ids) - 1)))
         keys = keys[: self._admission.admitted(keys) // self._step_keys * self._step_keys]
-        first, end = max(known.saved, self._stored_tokens(keys)), len(keys) * self._names.block_tokens
+        first, end = max(state.saved, self._stored_tokens(keys)), len(keys) * self._names.block_tokens
         if end <= first:
             return None
-        known.saved, size = end, self._block_tokens
+        state.saved, size = end, self._block_tokens
         return Save(keys, first, list(blocks_of(r.request_id)[first // size : end // size]))
 
     def end(self, request_id: str) -> None:
         """Forget a finished request."""
         self._known.pop(request_id, None)
 
-    def _keys(self, known: RequestState, tokens: int) -> list[bytes]:
+    def _keys(self, state: RequestState, tokens: int) -> list[bytes]:
         """Keys of a request's first tokens, in whole blocks of both the engine and the drives."""
         whole = tokens // self._step_tokens * self._step_keys
-        if len(known.keys) < whole:
-            ids = list(known.request.all_token_ids[: whole * self._names.block_tokens])
-            known.keys = self._names.keys(ids, known.extra, known.keys)
-        return known.keys[:whole]
+        if len(state.keys) < whole:
+            ids = list(state.request.all_token_ids[: whole * self._names.block_tokens])
+            state.keys = self._names.keys(ids, state.extra, state.keys)
+        return state.keys[:whole]
 
     def _stored_tokens(self, keys: Sequence[bytes]) -> int:
         """Tokens of the longest prefix that all workers have, in whole blocks of the engine."""
-        found = takewhile(lambda key: all(key in each for each in self._stored), keys)
-        return len(list(found)) // self._step_keys * self._step_tokens
+        prefix = takewhile(lambda key: all(key in worker_keys for worker_keys in self._stored), keys)
+        return len(list(prefix)) // self._step_keys * self._step_tokens

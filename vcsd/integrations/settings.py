@@ -49,8 +49,8 @@ class Settings:
         """Drives of one of several workers; raises ValueError if they cannot be divided evenly."""
         if len(self.drives) % workers:
             raise ValueError(f"{len(self.drives)} drives for {workers} workers: must be a multiple of the workers")
-        each = len(self.drives) // workers
-        return self.drives[worker * each : (worker + 1) * each]
+        count = len(self.drives) // workers
+        return self.drives[worker * count : (worker + 1) * count]
 
     def connects(self, worker: int = 0, workers: int = 1) -> list[Connect]:
         """Functions that connect to a worker's drives."""

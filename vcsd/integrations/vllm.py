@@ -184,12 +184,14 @@ class VcsdConnector(KVConnectorBase_V1):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, StoredKeys]) -> None:
         """Raises ValueError if a worker's model has another identity than the scheduler's."""
-        if others := [each.worker for each in metadata.values() if each.model != self._model]:
+        if others := [stored.worker for stored in metadata.values() if stored.model != self._model]:
             raise ValueError(
                 f"worker {others[0]}: its model differs from the scheduler's; if they are copies of one model,"
                 ' set "weights" to "content"'
             )
-        self._scheduling.apply_changes({each.worker: dict.fromkeys(each.keys, True) for each in metadata.values()})
+        self._scheduling.apply_changes(
+            {stored.worker: dict.fromkeys(stored.keys, True) for stored in metadata.values()}
+        )
 
     def on_new_request(self, request: Any) -> None:
         self._scheduling.begin(request)
@@ -260,15 +262,15 @@ def _separates_tokens(spec: Any, cache_dtype: str, device: str) -> bool:
     True only for known formats: attention backends for CPUs and some for ROCm interleave the tokens of a block, and so
     do formats with scales of several tokens.
     """
-    known = type(spec).__name__ in APART_SPECS and cache_dtype in APART_DTYPES
-    return known and device == "cuda" and torch.version.hip is None
+    is_known = type(spec).__name__ in APART_SPECS and cache_dtype in APART_DTYPES
+    return is_known and device == "cuda" and torch.version.hip is None
 
 
-def _block_tokens(asked: int, engine: int, apart: bool) -> int:
+def _block_tokens(configured: int, engine: int, apart: bool) -> int:
     """Tokens per block in drives, by the operator's setting and the engine's block size; raises ValueError."""
-    if not asked:
+    if not configured:
         return BLOCK_TOKENS if apart and engine % BLOCK_TOKENS == 0 else engine
-    if asked % engine and (not apart or engine % asked):
+    if configured % engine and (not apart or engine % configured):
         allowed = "a multiple or a divisor" if apart else "a multiple"
-        raise ValueError(f"block_tokens = {asked}: must be {allowed} of the engine's {engine}")
-    return asked
+        raise ValueError(f"block_tokens = {configured}: must be {allowed} of the engine's {engine}")
+    return configured

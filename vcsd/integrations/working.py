@@ -32,8 +32,9 @@ class WorkerCache:
 
     def finish(self) -> set[str]:
         """Write finished loads to the cache; returns their requests."""
-        ended = [each for each in self._loading if each[1].done()]
-        self._loading = [each for each in self._loading if each not in ended]  # not done(): others may finish meanwhile
+        ended = [entry for entry in self._loading if entry[1].done()]
+        # not done(): others may finish meanwhile
+        self._loading = [entry for entry in self._loading if entry not in ended]
         for load, future in ended:
             self._put(load, future.result())
         return {load.request for load, _ in ended}
