@@ -18,8 +18,8 @@ def _make(folder, name, *more):
 def _signed(folder, name, ca, *names):
     """Credentials of a certificate of a CA, with subject alternative names."""
     more = ("-CA", ca.cert, "-CAkey", ca.key, "-addext", "basicConstraints=critical,CA:FALSE")
-    made = _make(folder, name, *more, *(("-addext", f"subjectAltName={','.join(names)}") if names else ()))
-    return Credentials(made.cert, made.key, ca.cert)
+    certificate = _make(folder, name, *more, *(("-addext", f"subjectAltName={','.join(names)}") if names else ()))
+    return Credentials(certificate.cert, certificate.key, ca.cert)
 
 
 def certificates(folder, nqn):

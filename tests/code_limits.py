@@ -28,8 +28,8 @@ class Function:
 
 def modules() -> list[Path]:
     """Our Python files, tests left out, each once: `vcsd_eval` is a link to `eval`."""
-    found = sorted(path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
-    folders = [folder for folder in found if not folder.is_symlink()]
+    packages = sorted(path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
+    folders = [folder for folder in packages if not folder.is_symlink()]
     return sorted(file.relative_to(ROOT) for folder in folders for file in folder.rglob("*.py"))
 
 
@@ -45,7 +45,7 @@ def functions(file: Path) -> Iterator[Function]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             count = len(arguments) - (bool(arguments) and arguments[0].arg in ("self", "cls"))
-            decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
+            decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
             exempt = any(word in decorators for word in EXEMPT)
             exempt |= any("typer." in ast.unparse(argument.annotation) for argument in arguments if argument.annotation)
             lines = (node.end_lineno or 0) - node.lineno + 1
@@ -54,16 +54,16 @@ def functions(file: Path) -> Iterator[Function]:
 
 def imports(file: Path, names: dict[str, Path]) -> set[Path]:
     """Our files that a file imports, wherever in it: in functions and for type checkers too."""
-    found = set()
+    imported = set()
     for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            found |= {names[name.name] for name in node.names if name.name in names}
+            imported |= {names[name.name] for name in node.names if name.name in names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for each in node.names:
-                found |= {names[name] for name in (f"{node.module}.{each.name}",) if name in names} or {
+            for alias in node.names:
+                imported |= {names[name] for name in (f"{node.module}.{alias.name}",) if name in names} or {
                     names[name] for name in (node.module,) if name in names
                 }
-    return found - {file}
+    return imported - {file}
 
 
 def import_cycles() -> list[list[str]]:
@@ -111,18 +111,18 @@ def modules_without_test() -> list[str]:
 
 def unknown_partners() -> list[str]:
     """Files that a test names as its own and that are not there."""
-    known = {str(file) for file in modules()}
-    return [f"{test}: {name}" for test, name in partners() if name not in known]
+    names = {str(file) for file in modules()}
+    return [f"{test}: {name}" for test, name in partners() if name not in names]
 
 
 def shared_names() -> dict[str, list[str]]:
     """Names that several classes have, with the files that define them."""
-    found: dict[str, list[str]] = {}
+    places: dict[str, list[str]] = {}
     for file in modules():
         for node in ast.walk(ast.parse((ROOT / file).read_text())):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(str(file))
-    return {name: files for name, files in sorted(found.items()) if len(files) > 1}
+                places.setdefault(node.name, []).append(str(file))
+    return {name: files for name, files in sorted(places.items()) if len(files) > 1}
 
 
 def by_folder(sizes: dict[str, int]) -> dict[str, int]:
@@ -146,10 +146,10 @@ def main() -> int:
         ("names of several classes", len(shared_names()), MAX_SHARED_NAMES, ", ".join(shared_names())),
         ("modules without a test", len(modules_without_test()), 0, ", ".join(modules_without_test())),
     )
-    for what, found, limit, where in rows:
-        print(f"{what}: {found} of at most {limit}{'  ' if where else ''}{where}")
+    for what, figure, limit, where in rows:
+        print(f"{what}: {figure} of at most {limit}{'  ' if where else ''}{where}")
     print("lines:", ", ".join(f"{folder} {lines:,}" for folder, lines in by_folder(sizes).items()))
-    return int(any(found > limit for _, found, limit, _ in rows))
+    return int(any(figure > limit for _, figure, limit, _ in rows))
 
 
 if __name__ == "__main__":

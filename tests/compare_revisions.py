@@ -167,8 +167,8 @@ def compare(old: Tree, new: Tree, words: tuple[str, ...], scratch: Path, within:
         folder = scratch / ("old" if tree is old else "new")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        mine = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
-        tree.begin([*mine, "-o", "json"])
+        filled = [word.format(folder=folder, data=os.environ.get("VCSD_DATA", "")) for word in words]
+        tree.begin([*filled, "-o", "json"])
     answers = [old.answer(), new.answer()]
     for which, (code, _, errors, _) in zip(("before", "now"), answers, strict=True):
         if code:
@@ -229,9 +229,9 @@ def main(
                 jobs.append((" ".join(words), lambda words=words: compare(old, new, words, scratch, within)))
         for number, (name, job) in enumerate(jobs, 1):
             began = time.monotonic()
-            found, ratio = job()
-            rows.append({"command": name, "same": not found, "cpu_ratio": ratio or None, "differences": found})
-            verdict = "same" if not found else "; ".join(found[:3])
+            differing, ratio = job()
+            rows.append({"command": name, "same": not differing, "cpu_ratio": ratio or None, "differences": differing})
+            verdict = "same" if not differing else "; ".join(differing[:3])
             print(f"{number}/{len(jobs)} {name}: {verdict} ({time.monotonic() - began:.0f} s)", file=sys.stderr)
         for tree in trees:
             tree.close()

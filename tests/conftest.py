@@ -74,7 +74,7 @@ def quick_tests(tests: Iterable[str], seconds: Mapping[str, float], limit_s: flo
     for test in set(tests):
         files[test.partition("::")[0]].append(test)
     chosen, total = set[str](), 0.0
-    sums = {file: sum(seconds.get(test, 0.0) for test in found) for file, found in files.items()}
+    sums = {file: sum(seconds.get(test, 0.0) for test in tests_of) for file, tests_of in files.items()}
     for file in sorted(files, key=lambda file: (sums[file], file)):
         total += sums[file]
         if total > limit_s:
@@ -181,7 +181,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the longest tests by phase, and the sum of the slow ones; fixtures count."""
     phases: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASES, 0.0))
     slow = set()
-    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+    for report in (entry for reports in terminalreporter.stats.values() for entry in reports):
         if getattr(report, "when", None) in PHASES:
             phases[report.nodeid][report.when] += report.duration
             if "slow" in report.keywords:
@@ -204,8 +204,8 @@ def _record(seconds: Mapping[str, float]) -> None:
     taken: dict[str, float] = defaultdict(float)
     for nodeid, duration in seconds.items():
         taken[function_of(nodeid)] += duration
-    known = json.loads(DURATIONS.read_text()) | {test: round(taken[test], 2) for test in taken}
-    DURATIONS.write_text(json.dumps(known, indent=0, sort_keys=True) + "\n")
+    durations = json.loads(DURATIONS.read_text()) | {test: round(taken[test], 2) for test in taken}
+    DURATIONS.write_text(json.dumps(durations, indent=0, sort_keys=True) + "\n")
 
 
 def missing(what: str, reason: str) -> NoReturn:

@@ -68,7 +68,7 @@ def guest_run(
     from vcsd.guest_fabric import run_guest_over_fabric
 
     if fabric and (module or layers):
-        raise ValueError("--fabric tcp: the guest has no NVMe drive: remove --module and --layers")
+        raise ValueError("--fabric tcp: the guest has no NVMe drive: remove --module and --layers-file")
 
     wanted = DriveSetConfig(count=drives, spec=load_drive(drive) if drive else INSTCSD_ZYNQ7045_8CH)
     run = GuestDecodeTest(

@@ -30,7 +30,7 @@ class Drive:
         size, spread = LARGE if self.form.bf16 else np.float32(1), np.exp(generator.standard_normal((2, d)) / 2)
         self.handles = self.ftl.create(len(lengths), 1, H, self.form)
         for handle, tokens in zip(self.handles, lengths, strict=True):
-            k, v = (generator.standard_normal((tokens, H, d)) * each + each[::-1] / 3 for each in spread)
+            k, v = (generator.standard_normal((tokens, H, d)) * offset + offset[::-1] / 3 for offset in spread)
             v[:small] /= 100
             k, v = (to_half(size * rows.astype(np.float32), self.form.bf16) for rows in (k, v))
             for first, last in ((0, tokens - alone), *((t, t + 1) for t in range(tokens - alone, tokens))):
@@ -40,8 +40,8 @@ class Drive:
 
     def _take(self, handle):
         rows = self.ftl.read_back(handle, 0)[:2]
-        for each, stored in zip((self.K, self.V), rows, strict=True):
-            each.append(widen(stored, self.form.bf16).astype(np.float64))
+        for array, stored in zip((self.K, self.V), rows, strict=True):
+            array.append(widen(stored, self.form.bf16).astype(np.float64))
 
     def crop(self, length):
         """Crop the only sequence."""
@@ -55,10 +55,10 @@ class Drive:
         q = np.random.default_rng(seed).standard_normal((len(self.handles) * H, G, self.d)).astype(np.float32)
         q *= np.float32(sharp) / (LARGE if self.form.bf16 else 1)
         v_mean = np.concatenate([rows.mean(0) for rows in self.V]).astype(np.float32)
-        each = [CompressionBudget(c, "bytes").at(len(rows), self.d) for rows in self.V]
-        top_k, recent = (np.repeat([getattr(one, name) for one in each], H) for name in ("k", "l"))
-        asked = Queries(q, each[0].r, top_k, recent, v_mean, [{} for _ in each], terms)
-        return DecodeStep(view, self.ftl, asked, threads)
+        params = [CompressionBudget(c, "bytes").at(len(rows), self.d) for rows in self.V]
+        top_k, recent = (np.repeat([getattr(one, name) for one in params], H) for name in ("k", "l"))
+        queries = Queries(q, params[0].r, top_k, recent, v_mean, [{} for _ in params], terms)
+        return DecodeStep(view, self.ftl, queries, threads)
 
     def stream(self, number):
         """K and V of a stream, (S, d) each."""
@@ -69,8 +69,8 @@ def pages_of(step, name, stream):
     """Number and pages, (parts, page bytes), of each group of a stream that has pages."""
     slots = step.view.maps[name][stream]
     for group in np.flatnonzero(slots[0] != UNMAPPED):
-        mine = [step.view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in slots[:, group]]
-        yield group, np.array(mine).view(np.uint8)
+        pages = [step.view.banks[slot >> BANK_SHIFT][slot & 0x7FFFFFFF] for slot in slots[:, group]]
+        yield group, np.array(pages).view(np.uint8)
 
 
 def in_few_bits(step, name, stream):
@@ -92,11 +92,11 @@ def digits_of(step, stream):
     for group, pages in pages_of(step, "scores", stream):
         units, variance, used = np.zeros((step.queries, len(pages))), np.zeros(step.queries), []
         for part, page in enumerate(pages):
-            mine = np.zeros((step.queries, form.m))
+            digits = np.zeros((step.queries, form.m))
             some = q[:, part * form.m : (part + 1) * form.m]
-            mine[:, : some.shape[1]] = some
+            digits[:, : some.shape[1]] = some
             widths = page[4 * form.m : 5 * form.m].astype(int)
-            scaled = mine * to_fp32(page[: 2 * form.m].view(np.uint16), form.bf16).astype(np.float64)
+            scaled = digits * to_fp32(page[: 2 * form.m].view(np.uint16), form.bf16).astype(np.float64)
             largest = np.abs(scaled * 4.0 ** np.maximum(widths - 1, 0) * (widths > 0)).max(1)
             units[:, part] = 2.0 ** (np.floor(np.log2(np.maximum(largest, 2.0**-126))) - 6)
             used.append(widths.sum())

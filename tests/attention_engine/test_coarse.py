@@ -40,9 +40,9 @@ def test_scores_equal_logits_of_codes(d, G, name, tokens, bf16):
     for stream in range(H):
         K, variances, held = in_few_bits(step, "scores", stream), np.zeros(G), 0
         for group, units, variance, used in digits_of(step, stream):
-            mine = slice(group * T, min((group + 1) * T, tokens))
-            expected = step.q[stream].astype(np.float64) @ K[mine].T / root - variance[:, None] / 2
-            error = logits[stream, :, mine] - expected
+            of_group = slice(group * T, min((group + 1) * T, tokens))
+            expected = step.q[stream].astype(np.float64) @ K[of_group].T / root - variance[:, None] / 2
+            error = logits[stream, :, of_group] - expected
             bound = (units * (1.5 * used + 3)).sum(1, keepdims=True) + d * 2.0**-21 / root + 3e-6 * np.abs(expected)
             assert (np.abs(error) <= bound + 2e-5).all()
             errors.append((error**2).mean(1))
@@ -70,7 +70,7 @@ def test_tokens_without_codes_have_exact_scores(d, name, bf16):
 @KINDS
 def test_number_of_threads_changes_no_bit_of_scores(d, bf16):
     step = Drive(d, layout_of("progressive", d, bf16), [300, 190, 20]).step(6)
-    one, variances = (each.copy() for each in score(step.view, step.q, 1))
+    one, variances = (array.copy() for array in score(step.view, step.q, 1))
     many, others = score(step.view, step.q, 3)
     for stream, length in enumerate(step.seq_lens):
         np.testing.assert_array_equal(many[stream, :, :length], one[stream, :, :length])
@@ -119,10 +119,10 @@ def model(step, weights, reads, stream):
     V = np.where(read[:, None], np.nan_to_num(V), step.v_mean[stream])
     (rounding, squares), energy = np.zeros((2, len(w))), ENERGY[form.v_bits // 4]
     for group, pages in pages_of(step, "values", stream):
-        mine = w[:, group * T : (group + 1) * T]
+        group_weights = w[:, group * T : (group + 1) * T]
         for page in pages if reads[stream, group] else ():
-            products = mine * to_fp32(page.view(np.uint16)[: mine.shape[1]], form.bf16)
-            rounding += (products.max(1) / 127) ** 2 * mine.shape[1] / 6 * form.m * 1.2 * energy
+            products = group_weights * to_fp32(page.view(np.uint16)[: group_weights.shape[1]], form.bf16)
+            rounding += (products.max(1) / 127) ** 2 * group_weights.shape[1] / 6 * form.m * 1.2 * energy
             squares += (products**2).sum(1) * form.m * (NOISE[form.v_bits // 4] + 0.25 * energy)
     total = w.sum(1)
     return (w @ V) / total[:, None], total, (w * ~read).sum(1), np.sqrt(rounding) / total, np.sqrt(squares) / total

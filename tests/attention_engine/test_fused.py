@@ -37,13 +37,13 @@ def in_one(view, q, v, sums):
 @pytest.mark.parametrize("seed", range(4))
 def test_fused_step_equals_separate_kernels(seed):
     view, q, v, sums = case(seed)
-    mine, theirs = sums.copy(), sums.copy()
-    held, out, rows = in_one(view, q, v, mine)
+    own, theirs = sums.copy(), sums.copy()
+    held, out, rows = in_one(view, q, v, own)
     wide, means = widen_inputs(q, v, view.seq_lens, theirs)
     chosen = first_tokens(B * H, TOKENS), view.seq_lens
     exact, m_and_l = attend(view, wide, chosen, np.ones(wide.shape[:2], np.float32), means)
     assert held and (out == bits(to_half(exact)).reshape(out.shape)).all()
-    assert (rows.reshape(m_and_l.shape) == m_and_l).all() and (mine == theirs).all()
+    assert (rows.reshape(m_and_l.shape) == m_and_l).all() and (own == theirs).all()
 
 
 def test_fused_step_reports_values_beyond_fp16():
@@ -56,7 +56,7 @@ def test_fused_step_reports_values_beyond_fp16():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", range(3))
 def test_values_that_are_not_finite_are_found(value, which):
-    given = [halves(np.random.default_rng(0), *shape) for shape in ((B, H, G, D), (B, H, D), (B, H, D))]
-    assert finite(*map(bits, given), None)
-    given[which].flat[-1] = value
-    assert not finite(*map(bits, given), None)
+    arrays = [halves(np.random.default_rng(0), *shape) for shape in ((B, H, G, D), (B, H, D), (B, H, D))]
+    assert finite(*map(bits, arrays), None)
+    arrays[which].flat[-1] = value
+    assert not finite(*map(bits, arrays), None)

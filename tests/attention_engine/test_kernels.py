@@ -69,7 +69,7 @@ def view_of(K, V, n, m, generator, unfinished=False):
 
     K, V = K.view(np.uint16), V.view(np.uint16)
     e_slots = [[[span(s, p, g) for g in range(spans)] for p in range(parts)] for s in range(streams)]
-    slots = (np.array(each, np.uint32) for each in (token_slots(K), token_slots(V), e_slots))
+    slots = (np.array(table, np.uint32) for table in (token_slots(K), token_slots(V), e_slots))
     k_slots, v_slots, e_slots = slots
     if unfinished:
         e_slots[:, :, -1] = UNMAPPED
@@ -78,15 +78,15 @@ def view_of(K, V, n, m, generator, unfinished=False):
 
 def run_sparf(view, q, K, V, r, k, l, threads=1):  # noqa: E741
     streams, S, d = K.shape
-    each = np.full(streams, 1)
+    ones = np.full(streams, 1)
     v_sums = np.zeros((streams, d), np.float32)
     add_rows(v_sums, np.ascontiguousarray(V.view(np.uint16).transpose(1, 0, 2)))
     channels = top_channels(q, r, threads)
     logits = approximate(view, q, channels, threads)
-    tokens = best_tokens(softmax_scores(logits, each * S, threads=threads), each * S, each * k, each * l, threads)
-    alpha = selected_mass(logits, tokens, each * k, threads)
+    tokens = best_tokens(softmax_scores(logits, ones * S, threads=threads), ones * S, ones * k, ones * l, threads)
+    alpha = selected_mass(logits, tokens, ones * k, threads)
     v_mean = v_sums / np.float32(S)
-    out, rows = attend(view, q, (tokens, each * k), alpha, v_mean, threads=threads)
+    out, rows = attend(view, q, (tokens, ones * k), alpha, v_mean, threads=threads)
     return out, channels, tokens, rows
 
 
@@ -103,7 +103,7 @@ def relative_error(out, expected):
 def same_weight(rows, expected):
     """m within FP32's error of a sum of d products, l * e^m within that of the exponent."""
     np.testing.assert_allclose(rows[:, 0], expected[:, 0], rtol=1e-5, atol=1e-5)
-    weights = [np.log(each[:, 1].astype(np.float64)) + each[:, 0] for each in (rows, expected)]
+    weights = [np.log(pair[:, 1].astype(np.float64)) + pair[:, 0] for pair in (rows, expected)]
     np.testing.assert_allclose(*weights, rtol=1e-5, atol=2e-4)
 
 
@@ -214,7 +214,7 @@ def test_threads_change_no_bit(threads):
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 7, 2, 400, 64)
     view = view_of(K, V, 32, 4, generator)
-    one, several = (run_sparf(view, q, K, V, 8, 50, 12, each) for each in (1, threads))
+    one, several = (run_sparf(view, q, K, V, 8, 50, 12, count) for count in (1, threads))
     for a, b in zip(one, several, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -250,7 +250,7 @@ def test_unselected_values_never_change_output():
 def test_group_without_embedding_pages_uses_token_pages():
     generator = np.random.default_rng(0)
     q, K, V = make(generator, 2, 4, 300, 64)
-    outs = [run_sparf(view_of(K, V, 7, 4, generator, each), q, K, V, 8, 40, 10)[0] for each in (False, True)]
+    outs = [run_sparf(view_of(K, V, 7, 4, generator, missing), q, K, V, 8, 40, 10)[0] for missing in (False, True)]
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
@@ -311,9 +311,9 @@ def test_rows_are_added_in_token_order():
 
 
 def test_forked_process_uses_its_own_kernel_threads():
-    given = (lambda begin, end: None, 2, 8, ())
-    over_streams(*given)
-    child = multiprocessing.get_context("fork").Process(target=over_streams, args=given)
+    arguments = (lambda begin, end: None, 2, 8, ())
+    over_streams(*arguments)
+    child = multiprocessing.get_context("fork").Process(target=over_streams, args=arguments)
     child.start()
     child.join(HANG_S)
     child.kill()

@@ -42,8 +42,8 @@ class Drive:
         view = self.ftl.view(self.handles, 0)
         k = -(-view.seq_lens // 4)
         v_mean = np.concatenate([rows.astype(np.float32).mean(0) for rows in self.V])
-        asked = Queries(self.q, 4, k, -(-k // 4), v_mean, [{} for _ in LENGTHS])
-        return DecodeStep(view, self.ftl, replace(asked, terms=terms))
+        queries = Queries(self.q, 4, k, -(-k // 4), v_mean, [{} for _ in LENGTHS])
+        return DecodeStep(view, self.ftl, replace(queries, terms=terms))
 
     def stream(self, number):
         return [rows[number // H][:, number % H].astype(np.float64) for rows in (self.K, self.V)]
@@ -74,20 +74,20 @@ def test_output_with_terms_equals_exact_over_chosen(small_drive, name, kind):
         drive, terms = Drive(small_drive, seed), terms_of(KINDS[kind])
         step = drive.step(terms)
         out, (tokens, counts) = METHODS[name](step), step.chosen
-        each = np.tile(terms.astype(np.float64), (len(LENGTHS), 1, 1))
+        per_stream = np.tile(terms.astype(np.float64), (len(LENGTHS), 1, 1))
         for stream in range(step.streams):
             (K, V), length = drive.stream(stream), len(drive.stream(stream)[0])
             for query in range(G):
                 row = stream if len(counts) == step.streams else G * stream + query
-                chosen, mine = tokens[row, : counts[row]], each[stream, query : query + 1]
+                chosen, own = tokens[row, : counts[row]], per_stream[stream, query : query + 1]
                 alpha, q = float(step.alpha[stream, query]), drive.q[stream, query].astype(np.float64)
                 logits = reference.apply_logit_terms_reference(
-                    mine[:, :1] * (q @ K[chosen].T)[None], mine, chosen, length
+                    own[:, :1] * (q @ K[chosen].T)[None], own, chosen, length
                 )[0]
                 weights = np.exp(logits - logits.max())
                 mixed = alpha * (weights @ V[chosen]) / weights.sum() + (1 - alpha) * V.mean(0)
                 whole = weights.sum() / alpha
-                expected = mixed * whole / (whole + np.exp(mine[0, 2] - logits.max()))
+                expected = mixed * whole / (whole + np.exp(own[0, 2] - logits.max()))
                 np.testing.assert_allclose(out[stream, query], expected, rtol=2e-3, atol=2e-4)
 
 
@@ -98,12 +98,12 @@ def test_whole_outputs_against_the_oracle(small_drive, name, kind):
     step = drive.step(terms)
     out = METHODS[name](step)
     for stream in range(step.streams):
-        (K, V), mine = drive.stream(stream), terms[stream % H].astype(np.float64)
+        (K, V), own = drive.stream(stream), terms[stream % H].astype(np.float64)
         q, k = drive.q[stream].astype(np.float64), int(step.top_k[stream])
         if name == "dense":
-            expected = reference.dense(q, K, V, mine)
+            expected = reference.dense(q, K, V, own)
         else:
-            expected, _, chosen = reference.sparf(q, K, V, 4, k, -(-k // 4), mine)
+            expected, _, chosen = reference.sparf(q, K, V, 4, k, -(-k // 4), own)
             np.testing.assert_array_equal(step.chosen[0][stream, :k], chosen)
         np.testing.assert_allclose(out[stream], expected, rtol=2e-3, atol=2e-4)
 
@@ -131,7 +131,7 @@ def test_rows_of_parts_with_one_sink_merge_to_the_whole(small_drive):
     METHODS["dense"](step)
     plain = Drive(small_drive, 5).step(terms_of(NOTHING, 0))
     METHODS["dense"](plain)
-    sums = [np.log(each.rows[..., 1]) + each.rows[..., 0] for each in (step, plain)]
+    sums = [np.log(part.rows[..., 1]) + part.rows[..., 0] for part in (step, plain)]
     expected = np.logaddexp(sums[1], np.tile(terms[:, :, 2], (len(LENGTHS), 1)))
     np.testing.assert_allclose(sums[0], expected, rtol=1e-5)
 

@@ -26,7 +26,7 @@ def part_of(q, K, V):
 
 
 def merged(parts):
-    return merge(*(list(each) for each in zip(*parts, strict=True)))
+    return merge(*(list(column) for column in zip(*parts, strict=True)))
 
 
 def weight(rows):
@@ -88,8 +88,8 @@ def test_merge_of_empty_parts_is_empty():
 def test_large_logits_neither_overflow_nor_underflow():
     out = np.stack([np.full((2, D), value, np.float32) for value in (1, 3)])
     rows = np.array([[[5e4, 1], [-5e4, 1]], [[5e4, 3], [-5e4 - 200, 1]]], np.float32)
-    found, whole = merge(out, rows)
-    np.testing.assert_allclose(found, [[2.5] * D, [1] * D], rtol=1e-7)
+    whole_out, whole = merge(out, rows)
+    np.testing.assert_allclose(whole_out, [[2.5] * D, [1] * D], rtol=1e-7)
     np.testing.assert_array_equal(whole, [[5e4, 4], [-5e4, 1]])
     _, whole = merge(out, np.full((2, 2, 2), [0, 3e38], np.float32))
     np.testing.assert_array_equal(whole, [[0, 0]] * 2)  # its sum is beyond FP32, so it is no longer known

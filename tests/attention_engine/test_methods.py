@@ -34,7 +34,7 @@ class Drive:
         self.handles = self.ftl.create(len(lengths), 1, H, form)
         self.K, self.V = ([self.rows(S) for S in lengths] for _ in "KV")
         if order is not None:
-            self.K, self.V = ([rows[order] for rows in each] for each in (self.K, self.V))
+            self.K, self.V = ([rows[order] for rows in arrays] for arrays in (self.K, self.V))
         self.append(self.K, self.V)
         self.memory = [{} for _ in lengths]
 
@@ -49,7 +49,7 @@ class Drive:
         k, v = ([self.rows(1) for _ in self.handles] for _ in "KV")
         self.append(k, v)
         self.K, self.V = (
-            [np.concatenate(pair) for pair in zip(*each, strict=True)] for each in ((self.K, k), (self.V, v))
+            [np.concatenate(pair) for pair in zip(*pairs, strict=True)] for pairs in ((self.K, k), (self.V, v))
         )
 
     def step(self, G=2, r=4, share=4, q=None):
@@ -144,7 +144,7 @@ def test_oracle_selects_tokens_of_largest_weight(small_drive):
 
 def test_h2o_evicted_tokens_stay_evicted(small_drive):
     drive = Drive(small_drive, [200])
-    kept = None
+    survivors = None
     for number in range(30):
         drive.grow()
         step = drive.step(share=4)
@@ -152,10 +152,10 @@ def test_h2o_evicted_tokens_stay_evicted(small_drive):
         tokens, counts = step.chosen
         now = [set(tokens[s, : counts[s]].tolist()) for s in range(H)]
         assert all(200 + number in stream for stream in now)  # the newest
-        if kept is not None:
-            assert all(stream - before <= {200 + number} for stream, before in zip(now, kept, strict=True))
+        if survivors is not None:
+            assert all(stream - before <= {200 + number} for stream, before in zip(now, survivors, strict=True))
             assert (counts <= step.rows_for(step.budget_bytes)).all()
-        kept = now
+        survivors = now
 
 
 def test_quest_selects_page_with_needle(small_drive):
@@ -218,8 +218,8 @@ def test_token_order_changes_pages_not_output(small_drive, name):
     """Rows of K and V are permuted alike, outside the recent window."""
     order = np.concatenate([np.random.default_rng(1).permutation(240), np.arange(240, 300)])
     outs, pages = [], []
-    for each in (None, order):
-        drive = Drive(small_drive, [300], order=each)
+    for ordering in (None, order):
+        drive = Drive(small_drive, [300], order=ordering)
         step = drive.step(G=1, share=8, q=np.random.default_rng(2).standard_normal((H, 1, D)).astype(np.float32))
         outs.append(METHODS[name](step))
         pages.append(fetched_and_useful(step)[0])

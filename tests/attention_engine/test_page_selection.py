@@ -24,10 +24,10 @@ def weighed():
     generator = np.random.default_rng(0)
     logits = (3 * generator.standard_normal((3, 2, 150))).astype(np.float32)
     variances, sinks = generator.random((3, 2), np.float32), np.array([[2, -np.inf]] * 3, np.float32)
-    kept = logits.copy()
+    copied = logits.copy()
     for row, length in zip(logits, LENGTHS, strict=True):
         row[:, length:] = np.nan  # never read
-    return kept, logits, variances, sinks, weigh_pages(logits, LENGTHS, (N, PER_GROUP, 0), variances, sinks)
+    return copied, logits, variances, sinks, weigh_pages(logits, LENGTHS, (N, PER_GROUP, 0), variances, sinks)
 
 
 def test_weights_are_added_up_by_pages(weighed):
@@ -96,8 +96,8 @@ def test_tokens_of_pages_ascend_and_end_with_their_stream():
 def chosen(step, left, lost=0.05, least=1e-5):
     form, (logits, variances) = step.view.layout.progressive, score(step.view, step.q)
     worth = weigh_pages(logits, step.seq_lens, (form.n, form.value_tokens, 0), variances + np.float32(0.1))
-    kept = replace(worth, masses=worth.masses.copy())
-    return spend(step.view, worth, logits, left, lost, least), kept, form
+    copied = replace(worth, masses=worth.masses.copy())
+    return spend(step.view, worth, logits, left, lost, least), copied, form
 
 
 def test_masses_exclude_chosen_tokens():
@@ -106,10 +106,10 @@ def test_masses_exclude_chosen_tokens():
     worth = weigh_pages(logits, step.seq_lens, (form.n, form.value_tokens, 0), variances)
     choice = spend(step.view, worth, logits, 20, 0.05, 1e-5)
     for stream, length in enumerate(step.seq_lens):
-        mine = logits[stream, :, :length] * worth.shares[stream, :, None]  # what lies after the end is not defined
-        mine[:, choice.tokens[stream, : choice.counts[stream]]] = 0
+        weighted = logits[stream, :, :length] * worth.shares[stream, :, None]  # what lies after the end is not defined
+        weighted[:, choice.tokens[stream, : choice.counts[stream]]] = 0
         for group in range(0, length, form.value_tokens):
-            want = mine[:, group : group + form.value_tokens].sum(1)
+            want = weighted[:, group : group + form.value_tokens].sum(1)
             np.testing.assert_allclose(worth.masses[stream, :, group // form.value_tokens], want, atol=1e-6)
 
 

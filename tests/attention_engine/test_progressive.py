@@ -30,15 +30,15 @@ def layout_of(name, bf16):
 
 def run(step, **options):
     """Output, logits by scores, and the choice of a step."""
-    kept, choose = {}, step.choose_pages
+    pages, choose = {}, step.choose_pages
 
     def spy(logits, *arguments):
-        kept["logits"] = logits.copy()
-        kept["choice"] = choose(logits, *arguments)
-        return kept["choice"]
+        pages["logits"] = logits.copy()
+        pages["choice"] = choose(logits, *arguments)
+        return pages["choice"]
 
     step.choose_pages = spy
-    return progressive(step, **options), kept["logits"], kept["choice"]
+    return progressive(step, **options), pages["logits"], pages["choice"]
 
 
 def emulated(drive, step, logits, choice, stream):
@@ -89,9 +89,9 @@ def as_refined(drive):
         for group in np.flatnonzero(in_flash(slots)):
             drive.ftl.store.page_in(slots[group : group + 1])
             page = view.banks[0][slots[group]][None].view(np.uint8)
-            back, mine = to_fp32(refined(page, form), form.bf16)[0], slice(group * form.n, (group + 1) * form.n)
-            drive.K[stream // H][mine, stream % H] = back[:, : drive.d]
-            drive.V[stream // H][mine, stream % H] = back[:, -drive.d :]
+            back, of_group = to_fp32(refined(page, form), form.bf16)[0], slice(group * form.n, (group + 1) * form.n)
+            drive.K[stream // H][of_group, stream % H] = back[:, : drive.d]
+            drive.V[stream // H][of_group, stream % H] = back[:, -drive.d :]
     return drive
 
 
@@ -176,15 +176,15 @@ def test_estimated_error_matches_measured():
     """Expected error of the codes of keys and values, within a factor of two of the error against dense attention, if
     only scores are refined.
     """
-    drive, made, expected = Drive(64, "progressive", [1500]), [], []
+    drive, estimated, expected = Drive(64, "progressive", [1500]), [], []
     for seed in range(6):
         step = drive.step(4, 5, seed=seed)
         out = progressive(step, lost=0, least=1)
         for stream in range(H):
             exact = reference.dense(step.q[stream].astype(np.float64), *drive.stream(stream))
-            made.append(np.linalg.norm(out[stream] - exact, axis=1) / np.linalg.norm(out[stream], axis=1))
+            estimated.append(np.linalg.norm(out[stream] - exact, axis=1) / np.linalg.norm(out[stream], axis=1))
             expected.append(step.errors[stream])
-    ratio = np.sqrt(np.mean(np.square(made)) / np.mean(np.square(expected)))
+    ratio = np.sqrt(np.mean(np.square(estimated)) / np.mean(np.square(expected)))
     assert 0.5 < ratio < 2
 
 
@@ -199,7 +199,7 @@ def test_parts_of_a_sequence_merge_to_its_whole(bf16):
     merged = merge(outs, rows)
     merged = merged[0] if isinstance(merged, tuple) else merged
     for head in range(H):
-        K, V = (np.concatenate([part[:, head] for part in each]) for each in (drive.K, drive.V))
+        K, V = (np.concatenate([part[:, head] for part in stored]) for stored in (drive.K, drive.V))
         expected = reference.dense(step.q[head].astype(np.float64), K, V)
         assert np.linalg.norm(merged[head] - expected) < 0.05 * np.linalg.norm(expected)
 

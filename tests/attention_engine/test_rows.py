@@ -42,19 +42,19 @@ def _add(sums, weights, rows):
 
 @njit
 def _dots_into(out, queries, rows, scale):
-    q, each = np.uint64(queries.ctypes.data), np.uint64(4 * queries.shape[1])
+    q, stride = np.uint64(queries.ctypes.data), np.uint64(4 * queries.shape[1])
     o, to = np.uint64(out.ctypes.data), np.uint64(4 * out.shape[1])
     at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
-    dots_into((o, o + to), scale, (q, q + each), (at, at + size), rows.shape[1])
+    dots_into((o, o + to), scale, (q, q + stride), (at, at + size), rows.shape[1])
 
 
 @njit
 def _add_many(sums, weights, rows, order):
     at, size = np.uint64(rows.ctypes.data), np.uint64(2 * rows.shape[1])
     places = np.array([at + np.uint64(row) * size for row in order])
-    s, each = np.uint64(sums.ctypes.data), np.uint64(4 * sums.shape[1])
+    s, stride = np.uint64(sums.ctypes.data), np.uint64(4 * sums.shape[1])
     w, to = np.uint64(weights.ctypes.data), np.uint64(4 * weights.shape[1])
-    add_many((s, s + each), (w, w + to), np.uint64(places.ctypes.data), order.size, rows.shape[1])
+    add_many((s, s + stride), (w, w + to), np.uint64(places.ctypes.data), order.size, rows.shape[1])
 
 
 def test_exp_is_within_two_units_in_the_last_place():

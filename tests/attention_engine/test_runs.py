@@ -14,8 +14,8 @@ at = njit(lambda array: np.uint64(array.ctypes.data))
 
 @njit
 def four_dots(q, row):
-    a, each, d = at(q), np.uint64(q.shape[1] * 4), q.shape[1]
-    four = a, a + each, a + np.uint64(2) * each, a + np.uint64(3) * each
+    a, stride, d = at(q), np.uint64(q.shape[1] * 4), q.shape[1]
+    four = a, a + stride, a + np.uint64(2) * stride, a + np.uint64(3) * stride
     return dot_codes(four, at(row), d)
 
 
@@ -45,7 +45,7 @@ def test_four_query_dots_equal_single_dots(d):
     generator = np.random.default_rng(d)
     q, row = generator.standard_normal((4, d)).astype(np.float32), some_codes(generator, d)
     got = np.array(four_dots(q, row), np.float32)
-    np.testing.assert_array_equal(got, np.array([one_dot(each, row) for each in q], np.float32))
+    np.testing.assert_array_equal(got, np.array([one_dot(query, row) for query in q], np.float32))
     exact, size = q.astype(np.float64) @ row.astype(np.float64), np.abs(q) @ np.abs(row.astype(np.float64))
     assert (np.abs(got - exact) <= 1e-6 * size).all()
 

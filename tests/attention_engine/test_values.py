@@ -58,7 +58,7 @@ def test_bf16_rounding_is_nearest_even():
     for part in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
         values = (below | np.uint32(part)).view(np.float32)
         got = widen(to_half(values, True), True).astype(np.float64)
-        low, high = (each.view(np.float32).astype(np.float64) for each in (below, below + 0x10000))
+        low, high = (bits.view(np.float32).astype(np.float64) for bits in (below, below + 0x10000))
         wide = values.astype(np.float64)
         even = np.where(below >> 16 & 1, high, low)
         nearest = np.where(wide - low < high - wide, low, high)

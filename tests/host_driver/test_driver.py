@@ -45,24 +45,24 @@ class Talk:
 
     def step(self, micro_batches=1):
         """Outputs (layers, 2, q_heads, d) of one step, and its q, k, v."""
-        given = [
+        arrays = [
             (half(self.generator, 2, 8, 16), half(self.generator, 2, 4, 16), half(self.generator, 2, 4, 16))
             for _ in range(SHAPE.layers)
         ]
         outs = np.zeros((SHAPE.layers, 2, 8, 16), np.float16)
         with self.driver.step(micro_batches) as parts:
-            for layer, (q, k, v) in enumerate(given):
+            for layer, (q, k, v) in enumerate(arrays):
                 for number, part in enumerate(parts):
                     rows = slice(number, number + 1) if micro_batches > 1 else slice(None)
                     outs[layer, rows] = self.driver.decode(self.batch, rows, part, layer, q[rows], k[rows], v[rows])
-        return outs, given
+        return outs, arrays
 
 
 @pytest.mark.parametrize("drives", [1, 3])
 def test_a_step_is_attention_over_all_rows(drives):
     talk = Talk(drives)
-    outs, given = talk.step()
-    for layer, (q, k, v) in enumerate(given):
+    outs, arrays = talk.step()
+    for layer, (q, k, v) in enumerate(arrays):
         for row, (first, end) in enumerate(((0, 30), (30, 51))):
             for head in range(SHAPE.kv_heads):
                 K, V = (
@@ -73,7 +73,7 @@ def test_a_step_is_attention_over_all_rows(drives):
                 assert abs(outs[layer, row, 2 * head : 2 * head + 2] - expected).max() < 5e-3
     k, v = talk.driver.read(talk.batch, slice(None), 0)
     assert np.array_equal(k[:30], talk.rows[0][0][:30])
-    assert np.array_equal(k[30], given[0][1][0])
+    assert np.array_equal(k[30], arrays[0][1][0])
     part = talk.driver.read(talk.batch, slice(None), 0, 20, 15)  # of 31 and 22 tokens
     for found, whole in zip(part, (k, v), strict=True):
         assert np.array_equal(found, np.concatenate([whole[20:31], whole[51:53]]))
@@ -163,7 +163,7 @@ def cut(generator, lengths, attention):
 
     Returns q (8, 16), K and V of the parts, (tokens, 4, 16), and the drives' results: outputs and rows of the parts.
     """
-    q, parts, given = 2 * half(generator, 1, 8, 16), [], []
+    q, parts, expected = 2 * half(generator, 1, 8, 16), [], []
     for number, length in enumerate(lengths):
         k, v = half(generator, length, 4, 16), half(generator, length, 4, 16)
         devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(1 + number % 2)]
@@ -175,8 +175,8 @@ def cut(generator, lengths, attention):
             out, rows = driver.attend(batch, slice(None), micro_batch, 0, q, k[-1:], v[-1:])
         driver.close()
         parts.append((k, v))
-        given.append((out[0].astype(np.float32), rows[0]))
-    return q[0], parts, given
+        expected.append((out[0].astype(np.float32), rows[0]))
+    return q[0], parts, expected
 
 
 def of_head(head, q, parts):
@@ -200,8 +200,8 @@ HALF_ERROR = 2.0**-11 + 1e-4  # of the largest |V|: an output's rounding to FP16
 @settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32 - 1), lengths=LENGTHS)
 def test_a_sequence_in_parts_is_attended_as_one(seed, lengths):
-    q, parts, given = cut(np.random.default_rng(seed), lengths, AttentionConfig("dense", CompressionBudget(1)))
-    out, rows = merge(*zip(*given, strict=True))
+    q, parts, expected = cut(np.random.default_rng(seed), lengths, AttentionConfig("dense", CompressionBudget(1)))
+    out, rows = merge(*zip(*expected, strict=True))
     for head in range(4):
         some, wide = of_head(head, q, parts)
         K, V = whole_of(wide)
@@ -218,22 +218,22 @@ def test_sparse_parts_error_equals_missed_mass(seed, lengths, r, k):
     channels every part knows its weight.
     """
     attention = AttentionConfig("sparf", FixedBudget(SparFParams(r, k, k // 4)))
-    q, parts, given = cut(np.random.default_rng(seed), lengths, attention)
-    out, rows = merge(*zip(*given, strict=True))
+    q, parts, expected = cut(np.random.default_rng(seed), lengths, attention)
+    out, rows = merge(*zip(*expected, strict=True))
     for head in range(4):
         some, wide = of_head(head, q, parts)
         K, V = whole_of(wide)
         which = slice(2 * head, 2 * head + 2)
         true, said, shared = [], [], []
         for part_k, part_v in wide:
-            kept = min(k, len(part_k))
-            arguments = r, kept, min(k // 4, kept)
+            count = min(k, len(part_k))
+            arguments = r, count, min(k // 4, count)
             tokens = reference.sparf(some, part_k, part_v, *arguments)[2]
             true.append(log_weight(reference.dense_rows(some, part_k)))
             said.append(log_weight(reference.sparf_rows(some, part_k, *arguments)))
             attended = log_weight(reference.dense_rows(some, part_k[tokens]))
             shared.append(np.exp(attended - np.maximum(true[-1], said[-1])))
-        p, claimed = (np.exp(each - np.logaddexp.reduce(each)) for each in (np.array(true), np.array(said)))
+        p, claimed = (np.exp(weights - np.logaddexp.reduce(weights)) for weights in (np.array(true), np.array(said)))
         elsewhere = np.abs(p - claimed).sum(0) / 2 + (p * (1 - np.array(shared))).sum(0)  # (2,)
         bound = elsewhere[:, None] * np.ptp(V, axis=0) + HALF_ERROR * np.abs(V).max()
         assert (np.abs(out[which] - reference.dense(some, K, V)) <= bound).all()

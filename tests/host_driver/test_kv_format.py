@@ -17,15 +17,15 @@ LATENT = ModelShape(name="latent", layers=2, q_heads=4, kv_heads=1, head_dim=48,
 @pytest.mark.parametrize(("shape", "values"), [(PLAIN, 2 * 32), (NARROW, 2 * 24), (LATENT, 48)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_kv_format_row_bytes_and_views(shape, values, dtype) -> None:
-    each = KVFormat.of(shape, dtype)
-    assert each.row_bytes == values * dtype.itemsize
+    form = KVFormat.of(shape, dtype)
+    assert form.row_bytes == values * dtype.itemsize
     for rows in (torch.zeros(5 * values, dtype=dtype), np.zeros(5 * values, np.float16)):
-        k, v = each.split(rows)
-        assert k.shape == (5, each.kv_heads, each.k_channels) and v.shape == (5, each.kv_heads, each.v_channels)
+        k, v = form.split(rows)
+        assert k.shape == (5, form.kv_heads, form.k_channels) and v.shape == (5, form.kv_heads, form.v_channels)
         k[:], v[:] = 1, 2
         flat = rows.reshape(5, values)  # written through
         assert (flat[:, : k[0].size if isinstance(k, np.ndarray) else k[0].numel()] == 1).all()
-        assert flat.sum() == 5 * (each.kv_heads * each.k_channels + 2 * each.kv_heads * each.v_channels)
+        assert flat.sum() == 5 * (form.kv_heads * form.k_channels + 2 * form.kv_heads * form.v_channels)
 
 
 @pytest.mark.parametrize(

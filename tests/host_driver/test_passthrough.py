@@ -13,7 +13,7 @@ SMALL = Layers.random(layers=2, tokens=33, heads=3, group=2, dim=16)
 
 def test_guest_attention_equals_reference():
     out = attend(SMALL.q[0], SMALL.k[0], SMALL.v[0])
-    wide = [each[0].astype(np.float64) for each in (SMALL.q, SMALL.k, SMALL.v)]
+    wide = [array[0].astype(np.float64) for array in (SMALL.q, SMALL.k, SMALL.v)]
     for head in range(3):
         expected = reference.dense(wide[0][head], wide[1][:, head], wide[2][:, head])
         np.testing.assert_allclose(out[head], expected, rtol=1e-13, atol=1e-14)
@@ -29,10 +29,10 @@ def test_guest_weights_underflow_as_in_reference():
 @pytest.mark.parametrize("seed", range(3))
 def test_round_trip_returns_tensors_then_discards(seed):
     queue = sim_queue(seed, blocks=256)
-    found, expected = round_trip(queue, SMALL), digests(SMALL, SMALL.tensors())
-    assert {name: found[name] for name in expected} == expected
-    assert found["zeros"] and found["request_bytes"] <= queue.max_bytes
-    assert found["depth"] == min(32, found["requests"])
+    read_back, expected = round_trip(queue, SMALL), digests(SMALL, SMALL.tensors())
+    assert {name: read_back[name] for name in expected} == expected
+    assert read_back["zeros"] and read_back["request_bytes"] <= queue.max_bytes
+    assert read_back["depth"] == min(32, read_back["requests"])
 
 
 def test_a_failing_read_is_an_error(monkeypatch):
@@ -46,10 +46,15 @@ def test_file_works_like_a_namespace(tmp_path):
     layers = Layers.random(layers=2, tokens=2048, heads=8, group=1, dim=64)
     queue = open_queue(tmp_path, 16 << 20)
     queue.max_bytes = 256 << 10
-    found, expected = round_trip(queue, layers), digests(layers, layers.tensors())
+    read_back, expected = round_trip(queue, layers), digests(layers, layers.tensors())
     queue.close()
-    assert {name: found[name] for name in expected} == expected
-    assert (found["requests"], found["request_bytes"], found["depth"], found["zeros"]) == (32, 256 << 10, 32, True)
+    assert {name: read_back[name] for name in expected} == expected
+    assert (read_back["requests"], read_back["request_bytes"], read_back["depth"], read_back["zeros"]) == (
+        32,
+        256 << 10,
+        32,
+        True,
+    )
 
 
 def test_layers_load_from_file_invalid_are_refused(tmp_path):

@@ -49,7 +49,7 @@ def test_step_with_chunk_adds_both_times():
     assert first.token_times_s[0] == pytest.approx(alone_s)  # no other request decodes
     assert second.entered_s == first.token_times_s[0]
     beside = [100, 100, 50]
-    steps = [ROOMY.compute.decode_s(1, 251 + n) + ROOMY.compute.prefill_s(each) for n, each in enumerate(beside)]
+    steps = [ROOMY.compute.decode_s(1, 251 + n) + ROOMY.compute.prefill_s(chunk) for n, chunk in enumerate(beside)]
     assert first.step_s[1:4] == pytest.approx(steps)
     assert second.token_times_s[0] == first.token_times_s[3] == pytest.approx(alone_s + sum(steps))
     assert served.prefill_s == pytest.approx(2 * alone_s)
@@ -59,10 +59,12 @@ def test_step_with_chunk_adds_both_times():
 @pytest.mark.parametrize("order", ["fcfs", "srtf"])
 @pytest.mark.parametrize("policy", [FlexGenHalf, partial(OrbitFlow, late=0), OrbitFlow])
 def test_all_requests_get_all_tokens(unit, order, policy):
-    given = trace(40, longest=400)
+    requests = trace(40, longest=400)
     if unit == "steps":
-        given = replace(given, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in given.requests])
-    served = run(given, policy(), COST, prefill_chunk_tokens=64, order=order, max_batch_size=3)
+        requests = replace(
+            requests, unit="steps", requests=[replace(r, arrival=int(50 * r.arrival)) for r in requests.requests]
+        )
+    served = run(requests, policy(), COST, prefill_chunk_tokens=64, order=order, max_batch_size=3)
     assert sorted(sequence.request.number for sequence in served.sequences) == list(range(40))
     for sequence in served.sequences:
         assert sequence.num_output_tokens == sequence.request.output_tokens == sequence.token_times_s.size
@@ -79,13 +81,13 @@ def work_s(request):
 
 
 def test_srtf_lowers_mean_and_starves_no_request():
-    given = trace(150, gap_s=0.12)
+    requests = trace(150, gap_s=0.12)
     first_come, shortest, aged = (
-        run(given, order=order, aging_factor=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
+        run(requests, order=order, aging_factor=aging) for order, aging in (("fcfs", 0), ("srtf", 1e6), ("srtf", 3.0))
     )
-    found = [summary(each) for each in (first_come, shortest, aged)]
-    assert found[1]["ttft_s"]["p50"] < found[0]["ttft_s"]["p50"] / 2
-    assert found[0]["max_queue_wait_s"] < found[2]["max_queue_wait_s"] < found[1]["max_queue_wait_s"]
+    totals = [summary(result) for result in (first_come, shortest, aged)]
+    assert totals[1]["ttft_s"]["p50"] < totals[0]["ttft_s"]["p50"] / 2
+    assert totals[0]["max_queue_wait_s"] < totals[2]["max_queue_wait_s"] < totals[1]["max_queue_wait_s"]
     for one, other in combinations(aged.sequences, 2):  # in the order in which they entered
         if one.arrived_s > other.arrived_s:
             assert one.arrived_s < other.arrived_s + 3 * work_s(other.request)
@@ -103,14 +105,14 @@ def test_no_pause_is_longer_than_patience():
     """One long request among short ones that keep arriving, with no time for both."""
     lengths = [(300, 50), *[(30, 40)] * 20]
     requests = [
-        Request(number=n, arrival=0.1 * n, input_tokens=given, output_tokens=made)
-        for n, (given, made) in enumerate(lengths)
+        Request(number=n, arrival=0.1 * n, input_tokens=prompt, output_tokens=output)
+        for n, (prompt, output) in enumerate(lengths)
     ]
     long = Trace(name="long and short", requests=requests)
     tight = replace(COST, room_blocks=18)
     served = [
-        simulate(long, tight, OrbitFlow(late=0), 0.0101, AdmissionConfig(max_batch_size=3, max_paused_steps=each))
-        for each in (None, 1 << 30, 16)
+        simulate(long, tight, OrbitFlow(late=0), 0.0101, AdmissionConfig(max_batch_size=3, max_paused_steps=patience))
+        for patience in (None, 1 << 30, 16)
     ]
     patient, endless, bound = map(summary, served)
     assert patient == endless and bound["tokens"] == patient["tokens"]
@@ -122,9 +124,9 @@ def test_a_queue_that_is_full_rejects():
     requests = [Request(number=n, arrival=0, input_tokens=50, output_tokens=20) for n in range(9)]
     served = run(Trace(name="burst", requests=requests), max_batch_size=2, max_queued_requests=3)
     assert [request.number for request, _ in served.rejected] == [5, 6, 7, 8]  # two have slots at once
-    found = summary(served)
-    assert found["requests"] == 5 and found["rejected"] == 4 and found["reject_reasons"] == {FULL: 4}
-    assert found["deadline_attainment_incl_rejected"] == pytest.approx(found["deadline_attainment"] * 5 / 9)
+    totals = summary(served)
+    assert totals["requests"] == 5 and totals["rejected"] == 4 and totals["reject_reasons"] == {FULL: 4}
+    assert totals["deadline_attainment_incl_rejected"] == pytest.approx(totals["deadline_attainment"] * 5 / 9)
 
 
 def test_too_long_request_ends_run_or_is_rejected():
@@ -139,12 +141,12 @@ def test_too_long_request_ends_run_or_is_rejected():
 
 def test_a_run_in_which_all_are_rejected():
     alone = Trace(name="long", requests=[Request(number=0, arrival=0, input_tokens=9000, output_tokens=5)])
-    found = summary(run(alone, cost=COST, reject=True))
+    totals = summary(run(alone, cost=COST, reject=True))
     assert (
-        found["requests"],
-        found["rejected"],
-        found["tokens_per_s"],
-        found["deadline_attainment_incl_rejected"],
+        totals["requests"],
+        totals["rejected"],
+        totals["tokens_per_s"],
+        totals["deadline_attainment_incl_rejected"],
     ) == (0, 1, 0, 0)
 
 

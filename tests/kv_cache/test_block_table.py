@@ -77,21 +77,21 @@ class Rules(RuleBasedStateMachine):
 
     @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)), tokens=st.integers(1, 3))
     def grow(self, block: BlockKey, tier: str, tokens: int) -> None:
-        known = self.blocks_at.get(block)
-        if known is None or known.get(tier, -1) != self.total(block) or not self.fits(tier, tokens):
+        copies = self.blocks_at.get(block)
+        if copies is None or copies.get(tier, -1) != self.total(block) or not self.fits(tier, tokens):
             with pytest.raises(PolicyError):
                 self.table.grow(block, tier, tokens)
             return
         waits = self.table.grow(block, tier, tokens)
-        known[tier] += tokens
+        copies[tier] += tokens
         self.really_fits(tier, waits)
 
     @rule(block=st.sampled_from(EXTENTS), source=st.sampled_from(list(LIMITS)), to=st.sampled_from(list(LIMITS)))
     def copy(self, block: BlockKey, source: str, to: str) -> None:
-        known = self.blocks_at.get(block)
+        copies = self.blocks_at.get(block)
         if source == to:
             return
-        allowed = known is not None and known.get(source, -1) == self.total(block) and block not in self.attended
+        allowed = copies is not None and copies.get(source, -1) == self.total(block) and block not in self.attended
         if not allowed or not self.fits(to, self.total(block) - self.blocks_at[block].get(to, 0)):
             with pytest.raises(PolicyError):
                 self.table.copy(block, source, to)
@@ -114,20 +114,20 @@ class Rules(RuleBasedStateMachine):
     @rule(block=st.sampled_from(EXTENTS), tokens=st.integers(0, 6))
     def crop(self, block: BlockKey, tokens: int) -> None:
         """Crops shorten copies that have more tokens, and leave the others alone."""
-        known = self.blocks_at.get(block)
+        copies = self.blocks_at.get(block)
         moving = any(t.copy_range.block == block and not t.done for t in self.going)
-        if known is None or moving:
+        if copies is None or moving:
             return
         self.table.crop(block, tokens)
-        for tier, held in known.items():
-            known[tier] = min(held, tokens)
-            assert self.table[block].copies[tier].tokens == known[tier]
+        for tier, held in copies.items():
+            copies[tier] = min(held, tokens)
+            assert self.table[block].copies[tier].tokens == copies[tier]
 
     @rule(block=st.sampled_from(EXTENTS), tier=st.sampled_from(list(LIMITS)))
     def drop(self, block: BlockKey, tier: str) -> None:
-        known = self.blocks_at.get(block)
-        whole = [] if known is None else [name for name in known if known[name] == self.total(block)]
-        if known is None or tier not in known or whole == [tier] or block in self.attended:
+        copies = self.blocks_at.get(block)
+        whole = [] if copies is None else [name for name in copies if copies[name] == self.total(block)]
+        if copies is None or tier not in copies or whole == [tier] or block in self.attended:
             with pytest.raises(PolicyError):
                 self.table.drop(block, tier)
             return
@@ -148,8 +148,8 @@ class Rules(RuleBasedStateMachine):
 
     @rule(block=st.sampled_from(EXTENTS))
     def attend(self, block: BlockKey) -> None:
-        known = self.blocks_at.get(block)
-        if known is None or known.get(DEVICE, -1) != self.total(block):
+        copies = self.blocks_at.get(block)
+        if copies is None or copies.get(DEVICE, -1) != self.total(block):
             with pytest.raises(PolicyError):
                 self.table.attend([block], DEVICE, 0)
             return

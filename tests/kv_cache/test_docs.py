@@ -29,9 +29,9 @@ def test_example_policy_of_docs_is_short() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 9])
 def test_example_policy_moves_real_bytes(file: Path, layers: int) -> None:
-    known = load_policies(file)
-    assert "pinned" in known and "pinned" not in POLICIES
-    model = Model(known["pinned"], TierLimits(device=layers * LAYER), 0)
+    policies = load_policies(file)
+    assert "pinned" in policies and "pinned" not in POLICIES
+    model = Model(policies["pinned"], TierLimits(device=layers * LAYER), 0)
     model.iterations()
     assert model.run.table.peak[DEVICE] <= layers * LAYER
     assert bool(model.real.moved) == (layers < 6)

@@ -159,7 +159,9 @@ def test_a_deposit_gives_a_token_an_interval():
 
 
 def test_planner_pauses_longest_request_if_late():
-    requests = [Request(number=n, arrival=0, input_tokens=each, output_tokens=50) for n, each in enumerate((300, 30))]
+    requests = [
+        Request(number=n, arrival=0, input_tokens=prompt, output_tokens=50) for n, prompt in enumerate((300, 30))
+    ]
     seen = []
 
     class Watched(PlacementPolicy):

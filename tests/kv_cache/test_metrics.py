@@ -33,28 +33,28 @@ def served():
 
 
 def test_summary_of_a_run(served):
-    found = summary(served)
+    totals = summary(served)
     counts = ("requests", "steps", "rejected", "reject_reasons", "tokens", "slo_s", "makespan_s")
-    assert [found[name] for name in counts] == [3, 6, 1, {"full": 1}, 7, 1.0, 50.0]
-    assert found["path_bytes"] == {"host_link": 70.0, "drives": 80.0}
-    assert found["tbt_slo_attainment_step"] == 3 / 4
-    assert found["tbt_slo_attainment_buffered"] == 3 / 4
-    assert found["tbt_slo_attainment"] == 2 / 4
-    assert found["deadline_attainment"] == 1 / 4, "the fourth token of the first is half a second late"
-    assert found["deadline_attainment_incl_rejected"] == pytest.approx(1 / 4 * 7 / 10)
-    assert found["tpot_slo_attainment_step"] == 1 / 2, "means of 3.5 / 3 and 0.5 seconds"
-    assert found["tpot_slo_attainment"] == 0
-    assert found["ttft_s"]["p50"] == 2.0 and found["step_s"]["p50"] == 0.75 and found["tbt_s"]["p50"] == 1.5
-    assert found["tpot_s"]["p50"] == pytest.approx((3.5 / 3 + 3) / 2)
-    assert found["step_tpot_s"]["p50"] == pytest.approx((3.5 / 3 + 0.5) / 2)
-    assert (found["max_queue_wait_s"], found["max_token_gap_s"]) == (4.0, 3.0)
-    assert found["end_to_end_s"] == pytest.approx((5.5 + 8 + 1) / 3)
-    assert (found["requests_per_min"], found["tokens_per_s"]) == pytest.approx((60 * 3 / 50, 7 / 50))
+    assert [totals[name] for name in counts] == [3, 6, 1, {"full": 1}, 7, 1.0, 50.0]
+    assert totals["path_bytes"] == {"host_link": 70.0, "drives": 80.0}
+    assert totals["tbt_slo_attainment_step"] == 3 / 4
+    assert totals["tbt_slo_attainment_buffered"] == 3 / 4
+    assert totals["tbt_slo_attainment"] == 2 / 4
+    assert totals["deadline_attainment"] == 1 / 4, "the fourth token of the first is half a second late"
+    assert totals["deadline_attainment_incl_rejected"] == pytest.approx(1 / 4 * 7 / 10)
+    assert totals["tpot_slo_attainment_step"] == 1 / 2, "means of 3.5 / 3 and 0.5 seconds"
+    assert totals["tpot_slo_attainment"] == 0
+    assert totals["ttft_s"]["p50"] == 2.0 and totals["step_s"]["p50"] == 0.75 and totals["tbt_s"]["p50"] == 1.5
+    assert totals["tpot_s"]["p50"] == pytest.approx((3.5 / 3 + 3) / 2)
+    assert totals["step_tpot_s"]["p50"] == pytest.approx((3.5 / 3 + 0.5) / 2)
+    assert (totals["max_queue_wait_s"], totals["max_token_gap_s"]) == (4.0, 3.0)
+    assert totals["end_to_end_s"] == pytest.approx((5.5 + 8 + 1) / 3)
+    assert (totals["requests_per_min"], totals["tokens_per_s"]) == pytest.approx((60 * 3 / 50, 7 / 50))
 
 
 def test_summary_of_nothing():
-    found = summary(RunResult(slo_s=1.0))
-    assert all(found[name] == 1 for name in found if name.startswith(("tbt_slo", "tpot_slo")))
+    totals = summary(RunResult(slo_s=1.0))
+    assert all(totals[name] == 1 for name in totals if name.startswith(("tbt_slo", "tpot_slo")))
     for name in ("deadline_attainment", "end_to_end_s", "requests_per_min", "tokens_per_s", "max_token_gap_s"):
-        assert found[name] == 0
-    assert found["ttft_s"] == {"p50": 0.0, "p95": 0.0, "p99": 0.0}
+        assert totals[name] == 0
+    assert totals["ttft_s"] == {"p50": 0.0, "p95": 0.0, "p99": 0.0}

@@ -23,13 +23,13 @@ def test_cache_holds_the_pieces_used_last(steps, limit):
                 read, hit = read + 2 * size, hit + 2 * size * (known >= size)
             else:
                 cache.put(piece, size)
-            pieces = [each for each in pieces if each[0] != piece] + [(piece, max(known, size))]
+            pieces = [entry for entry in pieces if entry[0] != piece] + [(piece, max(known, size))]
         elif step == "limit":
             limit = size * 4 if size else None
             cache.set_limit(limit)
         else:
             cache.forget(piece[0])
-            pieces = [each for each in pieces if each[0][0] != piece[0]]
+            pieces = [entry for entry in pieces if entry[0][0] != piece[0]]
         while limit is not None and sum(held for _, held in pieces) > limit:
             pieces.pop(0)
         assert list(cache._pieces.items()) == pieces

@@ -120,25 +120,25 @@ def test_tiers_never_exceed_limits_for_random_placements(seed: int) -> None:
         if len(alive) < 4:
             row = f"r{number}"
             alive[row] = 0
-        for each in alive:
+        for block in alive:
             for layer in range(LAYERS):
                 last = draw.choice((DEVICE, HOST, DIRECT, CSD))
-                homes[each, layer] = draw.choice(((last,), (last,), (DEVICE, last)))
+                homes[block, layer] = draw.choice(((last,), (last,), (DEVICE, last)))
         new = draw.sample(sorted(alive), draw.randint(1, len(alive)))
-        grown = {each: 1 if alive[each] else draw.randint(1, 9) for each in new}
+        grown = {block: 1 if alive[block] else draw.randint(1, 9) for block in new}
         iteration(run, **grown)
-        for each, tokens in grown.items():
-            alive[each] += tokens
-        for each, tokens in alive.items():
+        for block, tokens in grown.items():
+            alive[block] += tokens
+        for block, tokens in alive.items():
             for layer in range(LAYERS):
                 blocks = [
-                    entry.tokens for x, entry in run.table.entries.items() if (x.request, x.layer) == (each, layer)
+                    entry.tokens for x, entry in run.table.entries.items() if (x.request, x.layer) == (block, layer)
                 ]
                 assert sum(blocks) == tokens
-        gone = [each for each, tokens in alive.items() if tokens > 14]
-        for each in gone:
-            del alive[each]
-            run.free(each)
+        gone = [block for block, tokens in alive.items() if tokens > 14]
+        for block in gone:
+            del alive[block]
+            run.free(block)
     assert run.table.peak[DEVICE] <= 60 * ROW
 
 

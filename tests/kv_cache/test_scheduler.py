@@ -56,11 +56,11 @@ def request(number: int, given: int = 40, made: int = 20) -> Request:
 
 def run(one: Engine, requests: list[Request], most: int = 10_000) -> dict[int, int]:
     """Serve all; checks that a request decodes after its prefill, and has a placement. Tokens of each."""
-    for each in requests:
-        one.check(each)
-        one.add(each)
-    tokens, stored = {each.number: 0 for each in requests}, dict[int, int]()
-    given = {each.number: each.input_tokens for each in requests}
+    for state in requests:
+        one.check(state)
+        one.add(state)
+    tokens, stored = {state.number: 0 for state in requests}, dict[int, int]()
+    lengths = {state.number: state.input_tokens for state in requests}
     for _ in range(most):
         output = one.schedule()
         if output is None:
@@ -70,8 +70,8 @@ def run(one: Engine, requests: list[Request], most: int = 10_000) -> dict[int, i
         assert output.num_scheduled_tokens and set(output.num_scheduled_tokens) <= set(output.placement)
         for number, count in output.num_scheduled_tokens.items():
             stored[number] = stored.get(number, 0) + count
-            assert stored[number] <= given[number] + tokens[number]
-            tokens[number] += stored[number] == given[number] + tokens[number]
+            assert stored[number] <= lengths[number] + tokens[number]
+            tokens[number] += stored[number] == lengths[number] + tokens[number]
         one.complete(output, most=1)
     assert one.schedule() is None and not one.sequences
     return tokens
@@ -82,7 +82,7 @@ def run(one: Engine, requests: list[Request], most: int = 10_000) -> dict[int, i
 def test_every_request_ends_under_every_policy(name: str, chunk: int) -> None:
     requests = [request(n, 20 + 9 * n, 5 + 3 * n) for n in range(12)]
     one = engine(policy_of(name), prefill_chunk_tokens=chunk)
-    assert run(one, requests) == {each.number: each.output_tokens for each in requests}
+    assert run(one, requests) == {asking.number: asking.output_tokens for asking in requests}
 
 
 def test_layers_are_in_tiers_of_the_policy() -> None:
@@ -185,7 +185,7 @@ def test_replan_if_steps_slower_than_predicted() -> None:
         output = one.schedule()
         assert output is not None
         one.complete(output, took_s=2 * COST.compute.decode_s(1, 60), most=1)
-    again = [each for changed, each in seen[1:] if changed]
+    again = [problem for changed, problem in seen[1:] if changed]
     assert again == sorted(again) and 1.25 * step_s < again[0] and 1.6 * step_s < again[-1] < 2.1 * step_s
 
 
@@ -200,8 +200,8 @@ def test_a_policy_is_an_object_its_class_a_function_or_refused() -> None:
     one = OrbitFlow()
     assert Policy.of(one) is one
     assert isinstance(Policy.of(partial(OrbitFlow, late=0)), OrbitFlow)
-    made = Policy.of(function)
-    assert isinstance(made, LayerPolicy) and made.has_layers and made.name == "function"
+    policy = Policy.of(function)
+    assert isinstance(policy, LayerPolicy) and policy.has_layers and policy.name == "function"
     duck = Policy.of(Duck)
     assert not duck.has_layers and run(engine(duck), [request(0)]) == {0: 20}
     with pytest.raises(ValueError, match="3 is not a policy"):

@@ -50,9 +50,9 @@ def test_block_moving_policies_keep_device_limit(name: str) -> None:
 def test_request_of_one_token_leaves_no_blocks() -> None:
     requests = [Request(number=n, arrival=0.0, input_tokens=300, output_tokens=1) for n in range(6)]
     engine = engine_for(Trace(name="one each", requests=requests), COST, policy_of("reactive"), 0.02)
-    found = engine.run()
+    result = engine.run()
     assert engine.events is not None and not engine.events.runner.table.entries
-    assert len(found.sequences) == 6 and found.link_bytes == 0
+    assert len(result.sequences) == 6 and result.link_bytes == 0
 
 
 class Placed(Policy):
@@ -63,7 +63,7 @@ class Placed(Policy):
 
 
 def test_layers_that_are_placed_by_tier_are_fetched() -> None:
-    away, here = (simulate(TRACE, COST, each, 0.02) for each in (Placed(), policy_of("reactive")))
+    away, here = (simulate(TRACE, COST, policy, 0.02) for policy in (Placed(), policy_of("reactive")))
     assert away.link_bytes > here.link_bytes and away.decode_s > here.decode_s
     strided = Placed()
     strided.strided = True
@@ -100,8 +100,8 @@ def test_full_host_memory_is_an_error() -> None:
 def test_decision_without_request_names_policy(tokens, reason) -> None:  # type: ignore[no-untyped-def]
     class Odd(Policy):
         def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-            found = tokens(s)
-            return SchedulerOutput(num_scheduled_tokens=found) if isinstance(found, dict) else found
+            numbers = tokens(s)
+            return SchedulerOutput(num_scheduled_tokens=numbers) if isinstance(numbers, dict) else numbers
 
     with pytest.raises(PolicyError, match=f"policy Odd: {reason}"):
         simulate(TRACE, COST, Odd(), 0.02)
@@ -130,7 +130,9 @@ def test_a_request_beyond_a_tier_is_refused_or_rejected() -> None:
 @pytest.mark.parametrize("name", ["deepspeed", "flexgen-half", "orbitflow", "ours"])
 def test_event_timer_charges_changed_placement(name: str) -> None:
     cost = replace(COST, room_blocks=40)
-    chain, events = (engine_for(TRACE, cost, policy_of(name), 0.02, events=each).run() for each in (False, True))
+    chain, events = (
+        engine_for(TRACE, cost, policy_of(name), 0.02, events=by_events).run() for by_events in (False, True)
+    )
     assert set(chain.timed_by) == {"jump", "chain"} and set(events.timed_by) == {"events"}
     assert chain.decode_s * (1 - 1e-6) <= events.decode_s < 1.25 * chain.decode_s
 

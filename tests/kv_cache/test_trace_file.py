@@ -216,10 +216,10 @@ def of(trace):
 def test_trace_of_the_wild_is_read(tmp_path, name):
     text, expected = SAMPLES[name]
     trace = load(written(tmp_path, name, text))
-    found = of(trace)
-    assert [request[1:] for request in found] == [request[1:] for request in expected]
-    assert [request[0] for request in found] == pytest.approx([request[0] for request in expected], abs=1e-6)
-    assert trace.unit == "s" and [request.number for request in trace.requests] == list(range(len(found)))
+    rows = of(trace)
+    assert [request[1:] for request in rows] == [request[1:] for request in expected]
+    assert [request[0] for request in rows] == pytest.approx([request[0] for request in expected], abs=1e-6)
+    assert trace.unit == "s" and [request.number for request in trace.requests] == list(range(len(rows)))
 
 
 @pytest.mark.parametrize("write", [lambda text: gzip.compress(text.encode()), lambda text: text.encode("utf-16")])

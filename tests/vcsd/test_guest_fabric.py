@@ -72,7 +72,7 @@ def test_missing_guest_program_is_one_line_error(monkeypatch):
     done = subprocess.run(
         [*VCSD, "guest", "run", "--fabric", "tcp", "--module", __file__], capture_output=True, text=True
     )
-    assert done.returncode == 1 and "remove --module and --layers" in done.stderr
+    assert done.returncode == 1 and "remove --module and --layers-file" in done.stderr
 
 
 def test_guest_drives_listen_on_consecutive_ports():

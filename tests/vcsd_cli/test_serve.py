@@ -110,8 +110,8 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
     refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--tls-cert", "none.pem", "--tls-key", "none.key")
     assert refused.returncode == 1 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
     (tmp_path / "hosts.yaml").write_text("hosts: {nqn.a: alice}")
-    assert "add --listen HOST:PORT" in vcsd("serve", "--hosts", str(tmp_path / "hosts.yaml")).stderr
-    refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--hosts", str(tmp_path / "hosts.yaml"))
+    assert "add --listen HOST:PORT" in vcsd("serve", "--hosts-file", str(tmp_path / "hosts.yaml")).stderr
+    refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--hosts-file", str(tmp_path / "hosts.yaml"))
     assert refused.returncode == 1 and "is tenant 'alice': this drive has default" in refused.stderr
     port = free_port(2)
     with socket.create_server(("127.0.0.1", port)):

@@ -20,6 +20,7 @@ from vcsd.administer import read_log
 from vcsd.transport import open_drives
 
 RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "8")
+OPTIONS = {"device": "--device-kv-mib", "host": "--host-kv-mib", "page-cache": "--page-cache-mib"}
 LAYER_MIB = 2 * 4 * 64 * 4 * (len(PROMPT) + 8) / 2**20  # KV data of a layer of the shipped model, one row
 
 
@@ -33,7 +34,7 @@ def run(capsys, monkeypatch, *args):
 @pytest.mark.parametrize("batch", [1, 4])
 def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) -> None:
     sizes = {"device": 2 * batch * LAYER_MIB, "host": batch * LAYER_MIB}
-    mib = [f"--{name}-mib={size}" for name, size in sizes.items()]
+    mib = [f"{OPTIONS[name]}={size}" for name, size in sizes.items()]
     result = run(
         capsys, monkeypatch, "--policy", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
         "--batch", str(batch), "--file-tier", str(tmp_path),
@@ -59,7 +60,7 @@ def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path,
     ],
 )
 def test_auto_policy_follows_sizes_and_states_reason(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
-    mib = [f"--{name}-mib={size * LAYER_MIB}" for name, size in tiers.items()]
+    mib = [f"{OPTIONS[name]}={size * LAYER_MIB}" for name, size in tiers.items()]
     result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--file-tier", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
     assert chosen in result["kv_cache"]["why"]

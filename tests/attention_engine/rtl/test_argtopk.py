@@ -23,9 +23,9 @@ class Bench:
         self.sink = Sink(dut, "m", ("tdata", "tlast"), rng, pressure[1], COVER)
 
     async def ask(self, keys, k, recent=0, absolute=False):
-        asked = cocotb.start_soon(self.cfg.send([{"n": len(keys), "k": k, "recent": recent, "abs": absolute}]))
+        sending = cocotb.start_soon(self.cfg.send([{"n": len(keys), "k": k, "recent": recent, "abs": absolute}]))
         await self.source.send(lines(keys, self.ways, self.width, self.rng))
-        await asked
+        await sending
 
     async def check(self, keys, k, recent=0, absolute=False):
         await self.ask(keys, k, recent, absolute)

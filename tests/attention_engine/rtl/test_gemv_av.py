@@ -53,19 +53,19 @@ async def check(dut, rng, batches, pressure):
     s_w, s_row = Source(dut, "s_w", rng, pressure[0]), Source(dut, "s_row", rng, pressure[0], COVER)
     drain, sink = Source(dut, "s_drain", rng), Sink(dut, "m", FIELDS, rng, pressure[1], COVER)
     pos_w = (parameters()["RUN_MAX"] // lanes - 1).bit_length()
-    due, asked = [], None
+    due, sending = [], None
     for number, (weights, beats, out) in enumerate(batches):
         task = cocotb.start_soon(s_w.send(weights))
         await s_row.send(beats)
         await task
-        if asked:
-            await asked
+        if sending:
+            await sending
         while len(sink.beats) < len(due):  # the other bank is free again before it is used
             await cocotb.triggers.RisingEdge(dut.clk)
         due += out
         words = len(beats) // max(1, sum(b["tlast"] for b in beats))
-        asked = cocotb.start_soon(drain.send([{"tdata": (number % 2) << pos_w | words - 1}]))
-    await asked
+        sending = cocotb.start_soon(drain.send([{"tdata": (number % 2) << pos_w | words - 1}]))
+    await sending
     got = [{**b, "tdata": signed(b["tdata"], 88)} for b in await sink.wait(len(due))]
     assert got == due
     sink.task.cancel()

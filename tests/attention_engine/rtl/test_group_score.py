@@ -11,7 +11,7 @@ COVER = Coverage()
 
 def tokens(rng, count):
     """For each token the (whole, mant, row) of 1 to 4 queries."""
-    found = []
+    groups = []
     for _ in range(count):
         parts = []
         for _ in range(rng.randrange(1, 5)):
@@ -20,11 +20,11 @@ def tokens(rng, count):
             parts.append((whole, rng.randrange(1 << 23, 1 << 24), row))
         if rng.random() < 0.1:  # a row whose sum is a power of two has the largest reciprocal
             parts[0] = (-1, (1 << 24) - 1, Statistics(0, 1 << 32, 15, 1 << 24))
-        found.append(parts)
-    return found
+        groups.append(parts)
+    return groups
 
 
-def beats(found):
+def beats(groups):
     return [
         {
             "tdata": (whole & 0x1FFF) << 24 | mant,
@@ -32,7 +32,7 @@ def beats(found):
             "zeros": row.zeros,
             "tlast": number == len(parts) - 1,
         }
-        for parts in found
+        for parts in groups
         for number, (whole, mant, row) in enumerate(parts)
     ]
 
@@ -62,13 +62,13 @@ class Sender(Source):
 
 async def check(dut, idle, count):
     rng = await start(dut)
-    sink, found = Keys(dut), tokens(rng, count)
-    await Sender(dut, "s", rng, idle, COVER).send(beats(found))
+    sink, groups = Keys(dut), tokens(rng, count)
+    await Sender(dut, "s", rng, idle, COVER).send(beats(groups))
     for _ in range(10):
         await cocotb.triggers.RisingEdge(dut.clk)
-    due = [group_score(parts) for parts in found]
+    due = [group_score(parts) for parts in groups]
     assert sink.got == due
-    for parts, key in zip(found, due, strict=True):
+    for parts, key in zip(groups, due, strict=True):
         COVER.hit("vanishes" if key == 0 else "a key", f"{len(parts)} queries")
         wholes = [whole + row.zeros for whole, _, row in parts]
         COVER.hit("far apart" if max(wholes) - min(wholes) > 24 else "close")
@@ -86,11 +86,11 @@ async def reset_in_a_token(dut):
     sender = Sender(dut, "s", rng)
     await sender.send(beats(tokens(rng, 20))[:-1])
     await reset(dut)
-    sink, found = Keys(dut), tokens(rng, 3)
-    await sender.send(beats(found))
+    sink, groups = Keys(dut), tokens(rng, 3)
+    await sender.send(beats(groups))
     for _ in range(10):
         await cocotb.triggers.RisingEdge(dut.clk)
-    assert sink.got == [group_score(parts) for parts in found]
+    assert sink.got == [group_score(parts) for parts in groups]
 
 
 @cocotb.test()

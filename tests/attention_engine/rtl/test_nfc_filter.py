@@ -48,8 +48,8 @@ def due(values, wanted, length, lanes, tid):
 
 
 def seen(beat, lanes):
-    kept = tuple(beat["tdata"] >> 16 * i & 0xFFFF for i in range(lanes) if beat["tkeep"] >> i & 1)
-    return {**beat, "tdata": kept}
+    values = tuple(beat["tdata"] >> 16 * i & 0xFFFF for i in range(lanes) if beat["tkeep"] >> i & 1)
+    return {**beat, "tdata": values}
 
 
 async def check(dut, rng, pages, pressure):

@@ -28,13 +28,13 @@ def heads():
     model, tokenizer = load(CHECKPOINT)
     text = TEXT.read_text()
     ids = torch.tensor(tokenizer(text)["input_ids"])[None, :TOKENS]
-    found = []
+    recorded = []
     for layer, part in enumerate(record(model, ids)):
         head = layer % part.k.shape[1]
         q = part.q[0, 2 * head : 2 * head + 2, -1]
         K, V = part.k[0, head], part.v[0, head]
-        found.append((q, K, V, (V.astype(np.float32).sum(0) / np.float32(TOKENS)).astype(np.float16)))
-    return found
+        recorded.append((q, K, V, (V.astype(np.float32).sum(0) / np.float32(TOKENS)).astype(np.float16)))
+    return recorded
 
 
 def run_at(m):

@@ -16,13 +16,13 @@ def cases(rng, count):
     scale = parameters()["SCALE_MANT"], parameters()["SCALE_EXP"]
     beats, due = [], []
     for number in range(count):
-        kept = rng.getrandbits(rng.randrange(1, 47)) if number % 5 else 0
-        whole = min((1 << 48) - 1, kept + rng.choice((0, rng.getrandbits(rng.randrange(1, 47)))))
-        beats.append({"whole": whole, "kept": kept})
-        mant, exp = score_scale(whole, kept, *scale)
+        chosen = rng.getrandbits(rng.randrange(1, 47)) if number % 5 else 0
+        whole = min((1 << 48) - 1, chosen + rng.choice((0, rng.getrandbits(rng.randrange(1, 47)))))
+        beats.append({"whole": whole, "kept": chosen})
+        mant, exp = score_scale(whole, chosen, *scale)
         due.append({"mant": mant, "exp": exp})
-        COVER.hit("nothing kept" if not kept else "all kept" if whole == kept else "part kept")
-        COVER.hit("saturates" if kept and whole >> 20 >= kept else "in range")
+        COVER.hit("nothing kept" if not chosen else "all kept" if whole == chosen else "part kept")
+        COVER.hit("saturates" if chosen and whole >> 20 >= chosen else "in range")
     return beats, due
 
 
@@ -50,9 +50,9 @@ async def bins(dut):
 
 def test_scale_equals_algorithm_1():
     mant, exp = EngineShape(head_dim=128).scale
-    for whole, kept in ((1000 << 24, 300 << 24), (7, 7), (12345678901, 987654321)):
-        got = score_scale(whole, kept, mant, exp)
-        want = math.log2(math.e) / math.sqrt(128 * kept / whole)
+    for whole, chosen in ((1000 << 24, 300 << 24), (7, 7), (12345678901, 987654321)):
+        got = score_scale(whole, chosen, mant, exp)
+        want = math.log2(math.e) / math.sqrt(128 * chosen / whole)
         assert got[0] * 2.0 ** -got[1] == pytest.approx(want, rel=2e-7)
 
 

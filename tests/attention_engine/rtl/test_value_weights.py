@@ -31,8 +31,8 @@ def any_page(rng, kind, tokens):
 def due(sizes, weights):
     block, rows, bad = parameters()["BLOCK"], [], False
     for row in weights:
-        W, power, found = value_weights([sig << lift for sig, lift in row], sizes)
-        bad |= found
+        W, power, out = value_weights([sig << lift for sig, lift in row], sizes)
+        bad |= out
         rows.append((W, power))
         COVER.hit("least top" if power == 0 else "top", "largest" if 127 in W else "less")
     last = -(-len(sizes) // block) * block - block
@@ -74,11 +74,11 @@ class Bench:
         tasks = [cocotb.start_soon(one(pages)) for one in (self.sizes, self.weights)]
         for task in tasks:
             await task
-        found = [due(*page) for page in pages]
-        want = [word for words, _ in found for word in words]
+        expected = [due(*page) for page in pages]
+        want = [word for words, _ in expected for word in words]
         before = self.bad
         assert await self.sink.wait(len(want)) == want
-        return before, any(bad for _, bad in found)
+        return before, any(bad for _, bad in expected)
 
     def stop(self):
         self.sink.task.cancel()

@@ -74,15 +74,15 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
 @pytest.mark.parametrize("make", [opt, llama, qwen3, gpt2])
 @pytest.mark.parametrize("chunk", [0, 7])
 def test_rows_of_layer_in_different_tiers_equal_alone(tmp_path, make, chunk) -> None:
-    model, given = sharpen(make()), prompts()
-    wanted = {request: alone(model, prompt) for request, prompt in given.items()}
+    model, inputs = sharpen(make()), prompts()
+    wanted = {request: alone(model, prompt) for request, prompt in inputs.items()}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
-    assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
+    assert served(model, kv, inputs, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
     assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
     assert model.config._attn_implementation == "sdpa"
     kv.close()
     assert kv.runner.table.used.total() == 0
-    assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
+    assert {request: alone(model, prompt) for request, prompt in inputs.items()} == wanted  # the model is as it was
 
 
 TERMS = {"gpt_oss": gpt_oss, "gemma2": gemma2, "gemma3": gemma3, "bloom": MADE["bloom, 6 heads"]}
@@ -150,30 +150,30 @@ def test_models_with_unsupported_rows_are_refused(make, reason) -> None:
 
 
 def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
-    model, given = sharpen(llama()), prompts()
+    model, inputs = sharpen(llama()), prompts()
     shape, like = placement(model).shape, next(model.parameters())
     one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
     kv = RowKv(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
     assert kv.format.value_dtype == like.dtype
-    assert served(model, kv, given, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in given.items()}
+    assert served(model, kv, inputs, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in inputs.items()}
     peak = kv.runner.table.peak
     assert peak[DEVICE] <= 2 * one and peak[HOST] <= 3 * one and peak[DIRECT] > 0
     kv.close()
 
 
 def test_tiers_of_rows_change_during_serving(tmp_path) -> None:
-    model, given, draw = sharpen(llama()), prompts(), random.Random(3)
+    model, inputs, draw = sharpen(llama()), prompts(), random.Random(3)
     homes: dict[tuple[str, int], tuple[str, ...]] = {}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
     iteration = kv.iteration
 
     def changed(new, wanted):  # type: ignore[no-untyped-def]
-        homes.update({(r, layer): draw.choice(HOMES) for r in given for layer in range(kv.shape.layers)})
+        homes.update({(r, layer): draw.choice(HOMES) for r in inputs for layer in range(kv.shape.layers)})
         return iteration(new, wanted)
 
     kv.iteration = changed  # type: ignore[method-assign]
-    tokens = served(model, kv, given, lambda request, layer: homes[request, layer])
-    assert tokens == {request: alone(model, prompt) for request, prompt in given.items()}
+    tokens = served(model, kv, inputs, lambda request, layer: homes[request, layer])
+    assert tokens == {request: alone(model, prompt) for request, prompt in inputs.items()}
     kv.close()
 
 

@@ -58,13 +58,13 @@ def test_keys_beyond_fp16_decode_right(drives, method):
 @pytest.mark.parametrize(("method", "layout"), [("sparf", "int8"), ("sparf", "int4"), ("kivi", "fp16"), ("ours", None)])
 def test_low_bit_keys_beyond_fp16_equal_scaled_keys(method, layout):
     """To the bit, since the factor is a power of two; near the model's own where all tokens are attended."""
-    expected, found = decode(llama(), 300), []  # of the same weights, as they are drawn again
+    expected, outputs = decode(llama(), 300), []  # of the same weights, as they are drawn again
     for layers in ([1], []):
         torch.manual_seed(0)
         options = {"method": method, "layout": layout, "compression": 1}
         with vcsd.attach(model := llama(layers), drives=2, kv_dtype="bf16", **options):
-            found.append(decode(model, 300))
-    assert torch.equal(*found) and (found[0] - expected).abs().max() < BF16_ERROR
+            outputs.append(decode(model, 300))
+    assert torch.equal(*outputs) and (outputs[0] - expected).abs().max() < BF16_ERROR
 
 
 class Rounded(DynamicCache):

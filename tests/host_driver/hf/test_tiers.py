@@ -132,7 +132,7 @@ def test_models_with_logit_terms_work_in_tiers(tmp_path, make, beams) -> None:
         report = run.report()
     assert torch.equal(found, tokens) and torch.equal(theirs, logits)
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * 2
-    assert report.layers == {kind: [n for n, each in enumerate(kinds) if each == kind] for kind in kinds}
+    assert report.layers == {kind: [n for n, layer_kind in enumerate(kinds) if layer_kind == kind] for kind in kinds}
     assert (" of 2 of 4 layers in tiers" in str(report)) == (report.layers.keys() >= {"sliding_attention"})
     assert report.iterations == 40 and any(route["bytes"] for route in report.routes)
 
@@ -247,13 +247,13 @@ def test_attach_policy_by_file_and_object(tmp_path) -> None:
         "POLICIES = {'mine': Mine}\n"
     )
     name = f"{tmp_path / 'mine.py'}:mine"
-    mine = policy_of(name)
+    policy_object = policy_of(name)
     model, ids = sharpen(llama()), torch.randint(3, VOCABULARY, (2, 20))
-    given = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    wanted = model.generate(ids, **given)
-    for policy in (name, mine, mine.layers):
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(ids, **options)
+    for policy in (name, policy_object, policy_object.layers):
         with vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)) as run:
-            assert torch.equal(model.generate(ids, **given), wanted)
+            assert torch.equal(model.generate(ids, **options), wanted)
             assert run.kv.real.moved["device>host"] and run.kv.real.moved["host>device"]
 
 
@@ -453,9 +453,9 @@ def test_attached_or_weightless_model_is_refused(tmp_path) -> None:
         nowhere = llama().eval()
     tiers = TierLimits(files=tmp_path)
     with vcsd.attach(model, policy="split", tiers=tiers):
-        for given in ({"policy": "split", "tiers": tiers}, {}):
+        for options in ({"policy": "split", "tiers": tiers}, {}):
             with pytest.raises(UnsupportedModelError, match="attached already, with the KV cache in tiers"):
-                vcsd.attach(model, **given).__enter__()
+                vcsd.attach(model, **options).__enter__()
     with pytest.raises(UnsupportedModelError, match="meta device"):
         vcsd.attach(nowhere, policy="split", tiers=tiers).__enter__()
 
@@ -517,11 +517,11 @@ def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
     with vcsd.attach(model, policy="auto", tiers=tiers) as run:
         for batch in (1, 8):
             inputs = prompt(batch)
-            found = generate(model, inputs)[0]
+            tokens = generate(model, inputs)[0]
             assert run.report().why
             chosen = run.kv.runner.memory["chosen"]
             assert chosen == ("reactive" if batch == 1 else "split")
-    assert torch.equal(generate(model, inputs)[0], found)
+    assert torch.equal(generate(model, inputs)[0], tokens)
 
 
 @pytest.mark.parametrize(("removed", "length"), [(0, 20), (-1, 19), (-20, 0), (-21, 0)])

@@ -31,11 +31,11 @@ def holds(store, tokens, count):
     return right(store.load(NAMES.keys(tokens)), tokens, count)
 
 
-def right(found, tokens, count):
+def right(loaded, tokens, count):
     """Whether the found keys and values are those of the first `count` tokens."""
-    if found is None or not count:
-        return found is None and not count
-    return found[0].shape[1] == count and all(
+    if loaded is None or not count:
+        return loaded is None and not count
+    return loaded[0].shape[1] == count and all(
         np.array_equal(part.view(np.uint16), whole[:, :count].view(np.uint16))
-        for part, whole in zip(found, rows(tokens), strict=True)
+        for part, whole in zip(loaded, rows(tokens), strict=True)
     )

@@ -69,11 +69,11 @@ def test_content_identity_sees_every_byte_and_no_time(model):
 
 def test_cyclic_links_between_folders_end(model):
     (model / "loop").symlink_to(model)
-    assert [each.name for each in files_of(model)] == ["config.json", "weights.safetensors"]
+    assert [file.name for file in files_of(model)] == ["config.json", "weights.safetensors"]
 
 
 def test_single_file_is_a_model_missing_is_refused(model, tmp_path):
-    assert [each.name for each in files_of(model / "weights.safetensors", prefix="draft/")] == [
+    assert [file.name for file in files_of(model / "weights.safetensors", prefix="draft/")] == [
         "draft/weights.safetensors"
     ]
     (model / "weights.safetensors").unlink()

@@ -31,23 +31,23 @@ def devices(small_drive):
 def test_all_keys_are_listed_however_many_a_command_returns(devices, monkeypatch, listed, max_bytes):
     monkeypatch.setattr(manifest, "LISTED", listed)
     monkeypatch.setattr(devices[0], "max_bytes", max_bytes)
-    asked = list[int]()
+    counts = list[int]()
     (handle,) = devices[0].submit(SeqCreate(1, 1, 2, 16, 64), 0).result().data[0].tolist()
     k = np.ones((9, 2, 16), np.float16)
     devices[0].submit(KvAppend((handle,), 0, np.array([9]), k, k), 0).result()
     keys = [bytes([number]) * 16 for number in range(1, 10)]
     devices[0].submit(KvName((handle,), np.arange(1, 10), keys_of(keys)), 0).result()
-    monkeypatch.setattr(devices[0], "submit", counting(devices[0].submit, asked))
+    monkeypatch.setattr(devices[0], "submit", counting(devices[0].submit, counts))
     assert manifest.list_keys(devices[0]) == {key: (handle, count) for count, key in enumerate(keys, 1)}
     most = min(listed, max_bytes // 32)  # of 32 bytes each in an answer
-    assert asked == [most] * (9 // most + 1)
+    assert counts == [most] * (9 // most + 1)
 
 
-def counting(submit, asked):
+def counting(submit, counts):
     """`submit` that notes how many keys are asked for."""
 
     def noting(command, submit_ns):
-        asked.append(command.count)
+        counts.append(command.count)
         return submit(command, submit_ns)
 
     return noting
@@ -59,12 +59,16 @@ def test_manifest_of_every_model_is_stored_with_its_keys(devices):
         assert store.store(names.keys(TOKENS), *rows(TOKENS)) == 5
         assert PrefixStore(devices, names).blocks == 5, "a host that begins finds the blocks, and leaves the manifest"
     for device in devices:
-        found = {manifest["model"]["name"]: manifest for manifest in read_manifests(device)}
-        assert sorted(found) == ["llama", "m"] and all(each["blocks"] == 5 for each in found.values())
-        model = found["llama"]["model"]
+        manifests = {manifest["model"]["name"]: manifest for manifest in read_manifests(device)}
+        assert sorted(manifests) == ["llama", "m"] and all(manifest["blocks"] == 5 for manifest in manifests.values())
+        model = manifests["llama"]["model"]
         assert model["config"] == {"rope_theta": 10000.0} and model["check"] == "sampled"
         assert model["files"] == [{"name": "a.bin", "nbytes": 5, "mtime_ns": 7, "digest": "ff"}]
-        assert model["digest"] == MODEL.digest and found["llama"]["block_tokens"] == 8 and "secret" not in str(found)
+        assert (
+            model["digest"] == MODEL.digest
+            and manifests["llama"]["block_tokens"] == 8
+            and "secret" not in str(manifests)
+        )
 
 
 def test_store_without_manifest_room_retries_later(devices):

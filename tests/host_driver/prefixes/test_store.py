@@ -72,15 +72,15 @@ def test_eviction_keeps_limit_and_finds_right_rows(devices, seed: int) -> None:
 
 def test_pinned_blocks_stay(devices) -> None:
     store = PrefixStore(devices, NAMES, max_blocks=3)
-    kept, others = list(range(16)), [list(range(50 * n, 50 * n + 8)) for n in range(1, 5)]
-    store.store(NAMES.keys(kept), *rows(kept))
-    store.pin(NAMES.keys(kept))
+    pinned, others = list(range(16)), [list(range(50 * n, 50 * n + 8)) for n in range(1, 5)]
+    store.store(NAMES.keys(pinned), *rows(pinned))
+    store.pin(NAMES.keys(pinned))
     for other in others:
         store.store(NAMES.keys(other), *rows(other))
-    assert holds(store, kept, 16) and holds(store, others[-1], 8) and holds(store, others[0], 0)
+    assert holds(store, pinned, 16) and holds(store, others[-1], 8) and holds(store, others[0], 0)
     with pytest.raises(ValueError, match="no space for 2 blocks: all 3 of the store are in use"):
         store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))
-    store.unpin(NAMES.keys(kept))
+    store.unpin(NAMES.keys(pinned))
     store.store(NAMES.keys(list(range(900, 916))), *rows(list(range(900, 916))))
     assert holds(store, list(range(900, 916)), 16)
 
@@ -237,7 +237,7 @@ def test_names_depend_on_all_that_k_and_v_depend_on() -> None:
     fields = {"model": OTHER, "salt": "s", "seed": 1, "layout": 16}
     others = [replace(NAMES, **{name: value}) for name, value in fields.items()]  # type: ignore[arg-type]
     others += [replace(NAMES, drives=1), replace(NAMES, shape=replace(SHAPE, layers=3))]
-    names = [each.keys(tokens)[-1] for each in (NAMES, *others)] + [NAMES.keys(tokens, extra="x")[-1]]
+    names = [prefix_names.keys(tokens)[-1] for prefix_names in (NAMES, *others)] + [NAMES.keys(tokens, extra="x")[-1]]
     assert len(set(names)) == len(names)
     assert NAMES.keys(tokens) == replace(NAMES).keys(tokens) == NAMES.keys(tokens, first_keys=NAMES.keys(tokens[:9]))
     assert NAMES.keys([1, *tokens[1:]])[1] != NAMES.keys(tokens)[1], "a key stands for all tokens before it"

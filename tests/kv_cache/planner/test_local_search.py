@@ -37,11 +37,11 @@ def test_local_search_is_near_the_optimum(layers, requests):
     longer = []
     for problem in problems(30, layers, requests):
         assert problem.choices <= EXACT
-        found, best = local_search(problem), problem.optimum()
-        assert (found is None) == (best is None)
-        if found and best:
-            assert blocks_on_device(problem.costs, found.chosen) <= problem.costs.room
-            longer.append(found.latency_s / best.latency_s - 1)
+        local, best = local_search(problem), problem.optimum()
+        assert (local is None) == (best is None)
+        if local and best:
+            assert blocks_on_device(problem.costs, local.chosen) <= problem.costs.room
+            longer.append(local.latency_s / best.latency_s - 1)
     assert min(longer) > -1e-12 and np.mean(longer) < 0.03 and np.median(longer) < 1e-3
 
 
@@ -52,21 +52,21 @@ def test_local_search_is_near_the_integer_program():
     longer = []
     for problem in problems(8, 32, 10):
         assert problem.choices > EXACT
-        found, best = local_search(problem), solve(problem, 0.01, 5.0)
-        assert (found is None) == (best is None)
-        if found and best:
-            longer.append(found.latency_s / best.latency_s - 1)
+        local, best = local_search(problem), solve(problem, 0.01, 5.0)
+        assert (local is None) == (best is None)
+        if local and best:
+            longer.append(local.latency_s / best.latency_s - 1)
     assert np.mean(longer) < 0.05
 
 
 def test_more_effort_is_not_worse_and_is_deterministic():
     none, some, all_of_it = [], [], []
     for problem in problems(6, 40, 16):
-        found = [local_search(problem, effort) for effort in (0, 3_000, 30_000)]
-        if found[0]:
-            for steps, each in zip((none, some, all_of_it), found, strict=True):
-                steps.append(each.latency_s)
-            assert local_search(problem, 30_000) == found[2]
+        results = [local_search(problem, effort) for effort in (0, 3_000, 30_000)]
+        if results[0]:
+            for steps, result in zip((none, some, all_of_it), results, strict=True):
+                steps.append(result.latency_s)
+            assert local_search(problem, 30_000) == results[2]
     assert sum(none) > sum(some) > sum(all_of_it)
 
 

@@ -58,13 +58,13 @@ def simulated(costs, options):
     now, todo = 0.0, []  # fetches: due layer, request, seconds left
     ended = [0.0]
     for layer in range(costs.layers):
-        for request, mine in enumerate(lists):
-            for number, due in enumerate(mine):
+        for request, layers in enumerate(lists):
+            for number, due in enumerate(layers):
                 free = number - options[request].buffers
-                asked = 0 if free < 0 else mine[free] + 1
+                asked = 0 if free < 0 else layers[free] + 1
                 if asked == layer:
                     todo.append([due, request, float(costs.fetch[request])])
-        waits = [each for each in todo if each[0] == layer]
+        waits = [fetch for fetch in todo if fetch[0] == layer]
         while waits:  # all of the link is theirs now
             waits.sort()
             now += waits[0][2]
@@ -113,12 +113,12 @@ def test_exact_search_finds_the_optimum(costs, drives):
     options += [Offload(count, in_drives=True) for count in strides(costs.layers) if count and drives]
     problem = PlacementProblem(costs, [options] * costs.requests)
     fit = [c for c in itertools.product(options, repeat=costs.requests) if blocks_on_device(costs, c) <= costs.room]
-    best = min((latency_s(costs, each) for each in fit), default=None)
-    found, good = problem.optimum(), problem.local_optimum()
-    assert (found is None) == (best is None) == (good is None)
-    if found:
-        assert found.latency_s == pytest.approx(best, rel=1e-12)
-        assert blocks_on_device(costs, found.chosen) <= costs.room
+    best = min((latency_s(costs, choice) for choice in fit), default=None)
+    exact, good = problem.optimum(), problem.local_optimum()
+    assert (exact is None) == (best is None) == (good is None)
+    if exact:
+        assert exact.latency_s == pytest.approx(best, rel=1e-12)
+        assert blocks_on_device(costs, exact.chosen) <= costs.room
         assert problem.latency_s(good) >= best * (1 - 1e-12)
         assert blocks_on_device(costs, problem.placement(good).chosen) <= costs.room
 
@@ -153,10 +153,10 @@ def test_integer_program_finds_the_optimum(costs, drives):
     options = [Offload(count) for count in strides(costs.layers)]
     options += [Offload(count, in_drives=True) for count in strides(costs.layers) if count and drives]
     problem = PlacementProblem(costs, [options] * costs.requests)
-    found, best = solve(problem), problem.optimum()
-    assert (found is None) == (best is None)
-    if found and best:
-        assert found.latency_s == pytest.approx(best.latency_s, rel=1e-8)
+    solved, best = solve(problem), problem.optimum()
+    assert (solved is None) == (best is None)
+    if solved and best:
+        assert solved.latency_s == pytest.approx(best.latency_s, rel=1e-8)
         within = solve(problem, gap=GAP)
         assert within and within.latency_s <= best.latency_s * (1 + GAP) * (1 + 1e-6)
         target(within.latency_s / best.latency_s, label="longest step within the gap, of the best")
@@ -166,5 +166,5 @@ def test_layers_in_drives_take_no_memory_and_no_link():
     costs = StepCosts(np.ones(4), np.array([9.0]), np.array([5]), 5, attend=np.array([0.25]))
     assert blocks_on_device(costs, [Offload(4, in_drives=True)]) == 0
     assert latency_s(costs, [Offload(4, in_drives=True)]) == 5.0
-    found = PlacementProblem(costs, [[Offload(3), Offload(3, in_drives=True), Offload(4, in_drives=True)]]).optimum()
-    assert found and found.chosen == (Offload(3, in_drives=True),) and found.latency_s == 4.75
+    problem = PlacementProblem(costs, [[Offload(3), Offload(3, in_drives=True), Offload(4, in_drives=True)]]).optimum()
+    assert problem and problem.chosen == (Offload(3, in_drives=True),) and problem.latency_s == 4.75

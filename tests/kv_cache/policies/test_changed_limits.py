@@ -49,7 +49,9 @@ PLANS_ONCE = pytest.mark.xfail(strict=True, reason="Dual-Blade plans at initiali
 
 def limits(case: str, share: float) -> dict[str, int]:
     """Bytes by tier."""
-    return {tier: int(each * KV_BYTES) for tier, each in (SHARES | dict.fromkeys(CASES[case][0], share)).items()}
+    return {
+        tier: int(fraction * KV_BYTES) for tier, fraction in (SHARES | dict.fromkeys(CASES[case][0], share)).items()
+    }
 
 
 def engine(name: str, given: dict[str, int]) -> Engine:
@@ -140,14 +142,14 @@ def split_steps(at: dict[int, float], told: bool, steps: int = 200) -> list[floa
             else:
                 transfers.caches[PAGE_CACHE].set_limit(int(at[step] * kv_bytes))
         run.run({"r": 1}, {"r": 2048})
-    return [each / 1e9 for each in transfers.iterations_ns[1:]]
+    return [iteration_ns / 1e9 for iteration_ns in transfers.iterations_ns[1:]]
 
 
 @pytest.mark.parametrize(("told", "fall", "rise"), [(True, 2, 2), (False, 20, 48)])
 def test_split_with_feedback_follows_changed_limit(told: bool, fall: int, rise: int) -> None:
     """If it is not informed of the limit, it learns it from page-cache hits, later."""
-    found = split_steps({0: 0.5, 20: 0.25, 100: 0.5}, told)
+    steps = split_steps({0: 0.5, 20: 0.25, 100: 0.5}, told)
     low, high = split_steps({0: 0.25}, told), split_steps({0: 0.5}, told)
     assert max(low[20:]) > 1.1 * max(high[20:])
     for first, end, same in ((20 + fall, 100, low), (100 + rise, 200, high)):
-        assert sum(found[first:end]) < MOST * sum(same[first:end])
+        assert sum(steps[first:end]) < MOST * sum(same[first:end])

@@ -17,14 +17,14 @@ def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, margin, kept):
 
 def test_a_group_is_loaded_in_the_way_that_its_trial_found_faster(monkeypatch):
     """One after the other only if that is faster, and only if both ways were tried."""
-    asked = list[list[bool]]()
+    trials = list[list[bool]]()
 
     def stream(it, home, ahead, cross):
-        asked.append([cross(layer) for layer in range(4)])
+        trials.append([cross(layer) for layer in range(4)])
 
     monkeypatch.setitem(pipelined.__globals__, "stream", stream)
     trial = {INTRA: {0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0}, CROSS: {0: 4.0, 1: 5.0, 2: 6.0}}
     iteration = SimpleNamespace(memory={"step": CROSS, "trial": trial}, prefill=False)
     for _ in range(2):
         pipelined(iteration, lambda block: "", 1, lambda layer: layer)
-    assert asked == [[True, False, False, False]] * 2
+    assert trials == [[True, False, False, False]] * 2

@@ -39,7 +39,7 @@ def fetched(engine: Engine) -> int:
 @pytest.mark.parametrize("share", [0.05, 0.1, 1.0])
 def test_selected_share_goes_over_the_link(share):
     stored = range(PROMPT, PROMPT + STEPS)
-    tokens = sum(WHOLE * each + (LAYERS - WHOLE) * ceil(share * each) for each in stored)
+    tokens = sum(WHOLE * length + (LAYERS - WHOLE) * ceil(share * length) for length in stored)
     assert fetched(served(InfiniGen(share=share))) == tokens * A5000.token_bytes
 
 
@@ -59,7 +59,7 @@ def test_speculation_reads_partial_keys():
     """Nothing waits where the link is fast: a step differs by the keys that speculation reads."""
     fast = replace(A5000, fetch_s=0.0, fetch_token_s=1e-9)
     free, paid = (
-        engine_for(TRACE, fast, InfiniGen(partial=each), 1.0, events=True).run().decode_s for each in (0.0, 0.4)
+        engine_for(TRACE, fast, InfiniGen(partial=partial), 1.0, events=True).run().decode_s for partial in (0.0, 0.4)
     )
     tokens = STEPS * (PROMPT + (STEPS + 1) / 2)
     expected = 0.2 * (LAYERS - WHOLE) / LAYERS * tokens * A5000.compute.token_s

@@ -9,11 +9,11 @@ MISS, HALF, HIT = (10, 4), (10, 5), (10, 10)  # bytes read, and found in the cac
 
 def counts(feedback, *hits):
     """Cached parts after each iteration."""
-    found = list[int]()
+    chosen = list[int]()
     for hit in hits:
         feedback.update(*hit)
-        found.append(feedback.count)
-    return found
+        chosen.append(feedback.count)
+    return chosen
 
 
 def test_misses_take_ever_more_parts_away():

@@ -36,11 +36,11 @@ def test_requests_due_sooner_are_not_evicted():
 
 
 def test_two_tiers_drop_kv_that_three_tiers_keep():
-    for name, kept in (("lru", False), ("static", True)):
+    for name, is_kept in (("lru", False), ("static", True)):
         one = waiting(name, 5, Level.HOST)
         victim = one.queue[0]
         assert one._displace(victim, NOW, one.queue[1])
-        assert (bool(victim.move), victim.is_absent) == (kept, not kept)
+        assert (bool(victim.move), victim.is_absent) == (is_kept, not is_kept)
 
 
 def test_a_full_flash_is_one_line():

@@ -70,7 +70,7 @@ def test_requests_that_fit_are_never_moved():
     requests = trace([(20, 10)] * 3)
     for name in NAMES:
         policy, _ = served(requests, machine(), name, 2)
-        assert all(each.bytes == 0 for each in policy.store.link_stats.values())
+        assert all(stats.bytes == 0 for stats in policy.store.link_stats.values())
         assert policy.counts.hits == policy.counts.entries
 
 
@@ -81,16 +81,16 @@ def test_single_request_takes_prefill_and_steps():
 
 def test_oversized_rounds_move_two_tiers_recompute():
     requests, at = trace([(20, 30)] * 6), machine(host_bytes=60_000)
-    found = {name: served(requests, at, name, 5) for name in NAMES}
-    counts = {name: policy.counts for name, (policy, _) in found.items()}
-    flash = {name: policy.store.link_stats[Level.FLASH].bytes for name, (policy, _) in found.items()}
+    results = {name: served(requests, at, name, 5) for name in NAMES}
+    counts = {name: policy.counts for name, (policy, _) in results.items()}
+    flash = {name: policy.store.link_stats[Level.FLASH].bytes for name, (policy, _) in results.items()}
     assert flash["static"] > 0 == flash["lru"]
     assert counts["lru"].recomputed_tokens > 0 == counts["static"].recomputed_tokens
-    stalled = {name: (counts[name].stalled_s + done.stalled_s) / done.end_s for name, (_, done) in found.items()}
+    stalled = {name: (counts[name].stalled_s + done.stalled_s) / done.end_s for name, (_, done) in results.items()}
     assert stalled["mended"] < 0.01 < stalled["static"]
     assert flash["mended"] < flash["static"]
     assert counts["mended"].stays <= counts["static"].stays
-    assert found["mended"][1].end_s < min(found[name][1].end_s for name in ROTATING)
+    assert results["mended"][1].end_s < min(results[name][1].end_s for name in ROTATING)
 
 
 def test_without_rotation_policies_are_equal():

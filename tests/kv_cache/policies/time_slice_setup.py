@@ -78,11 +78,11 @@ def stored(store, request, room, level=None):
 
 def trace(lengths, gap_s=0.0):
     """Requests of (input, output) tokens."""
-    made = [
-        Request(number=number, arrival=number * gap_s, input_tokens=given, output_tokens=wanted)
-        for number, (given, wanted) in enumerate(lengths)
+    requests = [
+        Request(number=number, arrival=number * gap_s, input_tokens=prompt, output_tokens=wanted)
+        for number, (prompt, wanted) in enumerate(lengths)
     ]
-    return Trace(name="small", requests=made)
+    return Trace(name="small", requests=requests)
 
 
 def drawn(seed):

@@ -394,7 +394,7 @@ def test_close_frees_frames_copies_numbered(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(kind, "free", lambda self, free=kind.free: (freed.append(self), free(self)))
     model.real.close()
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 2
-    assert frames and {id(frame) for frame in frames} <= {id(each) for each in freed}
+    assert frames and {id(frame) for frame in frames} <= {id(freed_frame) for freed_frame in freed}
 
 
 def test_copies_use_a_bounce_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
