@@ -19,6 +19,7 @@ from csd_link.splitting import Deferred
 from csd_spec import Attend, Flush, KvAppend, KvCrop, KvExist, KvFree, KvRead, SeqCreate, SeqFork, Status
 from csd_spec.arrays import KEY
 from tests.failing_device import FailingDevice
+from tests.served import until
 
 H, G, D, LAYERS = 2, 2, 16, 2
 FILLED_S = 30
@@ -181,8 +182,7 @@ def test_a_drive_is_filled_while_the_group_is_in_use(twin, drives):
 def test_a_replica_that_cannot_store_is_dropped(twin, drives):
     drives[1].left, drives[1].status = 0, Status.CAPACITY_EXCEEDED
     twin.append(twin.seqs[0], 8)
-    assert twin.group.wait_filled(FILLED_S)
-    assert [drive.name for drive in twin.group.drives] == ["a", "c"]
+    until(lambda: twin.group.wait_filled(FILLED_S) and [drive.name for drive in twin.group.drives] == ["a", "c"])
 
 
 def test_a_command_that_is_refused_drops_no_drive(twin):
