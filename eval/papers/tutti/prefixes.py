@@ -90,8 +90,8 @@ def find_hits(trace: Trace, gpu_blocks: int, store_blocks: int | None) -> Hits:
         near = gpu.leading(request.hashes)
         far = max(near, store.leading(request.hashes))
         blocks += far
-        for tokens, blocks in ((stored, far), (on_gpu, near)):
-            tokens.append(min(blocks * trace.block_tokens, request.input_tokens - 1))
+        for lengths, leading in ((stored, far), (on_gpu, near)):
+            lengths.append(min(leading * trace.block_tokens, request.input_tokens - 1))
         gpu.put(request.hashes)
         store.put(request.hashes)
     return Hits(stored, on_gpu, blocks, store.written)
