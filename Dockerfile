@@ -7,7 +7,7 @@ RUN apt-get -qq update \
     && rm -rf /var/lib/apt/lists/*
 
 COPY . /src
-RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c /src/constraints.txt /src \
+RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c /src/constraints.txt '/src[endpoint,metrics]' \
     && rm -rf /src
 
 ENV VCSD_HOME=/data

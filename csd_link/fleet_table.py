@@ -21,6 +21,7 @@ from csd_link.liveness import is_running
 from csd_link.nvmeof.device import Endpoint
 from csd_link.run_dir import run_dir
 from csd_spec.drive import DriveSpec
+from csd_spec.optional import is_installed
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 READ_TIMEOUT_S = 20.0
@@ -168,13 +169,7 @@ def find_cluster(address: str = "") -> ClusterAddress:
 
 def missing_ray() -> MissingDependency | None:
     """Return a finding if Ray is not installed, without importing it."""
-    from importlib.util import find_spec
-
-    try:
-        spec = find_spec("ray")
-    except ValueError:  # sys.modules has None for it
-        spec = None
-    return None if spec else MissingDependency("Ray is not installed", HOW_TO_GET_RAY)
+    return None if is_installed("ray") else MissingDependency("Ray is not installed", HOW_TO_GET_RAY)
 
 
 def read_table(cluster: ClusterAddress) -> FleetTable | None:

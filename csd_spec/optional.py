@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 
@@ -12,6 +10,14 @@ class MissingExtraError(ValueError):
 
     def __init__(self, use: str, package: str, extra: str) -> None:
         super().__init__(f"{use} needs the package {package}: pip install 'vcsd[{extra}]'")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported."""
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # sys.modules has None for it
+        return False
 
 
 def require(use: str, extra: str, *packages: str) -> None:
@@ -23,14 +29,5 @@ def require(use: str, extra: str, *packages: str) -> None:
         packages: Names by which they are imported.
     """
     for package in packages:
-        if find_spec(package) is None:
+        if not is_installed(package):
             raise MissingExtraError(use, package, extra)
-
-
-@contextmanager
-def importing(use: str, extra: str) -> Iterator[None]:
-    """Import packages of an extra; raises MissingExtraError where one is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(use, str(error.name), extra) from error

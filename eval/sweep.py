@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from csd_io.parent_death import end_with_parent
-from csd_spec.optional import importing
+from csd_spec.optional import require
 from vcsd.progress import Tick, no_tick
 from vcsd_eval.partial_results import ResultCache
 
@@ -90,9 +90,10 @@ def sweep_on_ray(
 
     Raises ValueError where Ray is not installed, or no cluster is there.
     """
-    with importing("--ray", "ray"):
-        import ray
-        from ray.util.queue import Queue
+    require("--ray", "ray", "ray")
+    import ray
+    from ray.util.queue import Queue
+
     try:
         _check_reachable(address)
         ray.init(address, log_to_driver=False, logging_level="error", include_dashboard=False)

@@ -162,7 +162,7 @@ def test_compose_file_installs_from_a_read_only_mount(tmp_path):
     tree, prefix = copied(tmp_path)
     command = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["drives"]["command"][-1]
     install = command.partition(" && {")[0]
-    assert install.rpartition(" && ")[2] == "pip install --quiet /tmp/src"
+    assert install.rpartition(" && ")[2] == "pip install --quiet '/tmp/src[metrics]'"
     wheel = f"{sys.executable} -m pip wheel --no-deps --no-build-isolation -w {tmp_path}/wheels"
     install = install.replace("/tmp/src", f"{tmp_path}/writable").replace("pip install --quiet", wheel)
     install = install.replace("/src ", f"{tree} ")

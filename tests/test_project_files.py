@@ -51,4 +51,4 @@ def test_container_starts_program_of_package():
     text = (ROOT / "Dockerfile").read_text()
     (entry,) = json.loads(re.search(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[1])
     assert entry in SETTINGS["project"]["scripts"]
-    assert "-c /src/constraints.txt /src" in text
+    assert "-c /src/constraints.txt '/src[endpoint,metrics]'" in text  # as its --help offers

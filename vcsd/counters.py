@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
-from csd_spec.optional import require
+from csd_spec.optional import MissingExtraError, is_installed
 from host_driver.request_cache import RowKv
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -34,8 +32,7 @@ class ServerCounts:
 
     def text(self) -> str:
         """Metrics in Prometheus text format; raises MissingExtraError."""
-        require("metrics", "metrics", "prometheus_client")
-        raise AssertionError("a server with Prometheus's client has metrics")
+        raise MissingExtraError("/metrics", "prometheus_client", "metrics")
 
 
 class ServerMetrics(ServerCounts):
@@ -99,4 +96,4 @@ class ServerMetrics(ServerCounts):
 
 def counters_of(kv: RowKv) -> ServerCounts:
     """Metrics where Prometheus's client is installed, otherwise the counts alone."""
-    return ServerMetrics(kv) if find_spec("prometheus_client") else ServerCounts()
+    return ServerMetrics(kv) if is_installed("prometheus_client") else ServerCounts()

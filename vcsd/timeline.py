@@ -14,6 +14,7 @@ from typing import Any
 
 from csd_firmware.trace import CommandTrace, DriveTrace, Segment
 from csd_spec import Completion, DriveSpec
+from csd_spec.optional import require
 from csd_spec.units import ENGINE_UNITS
 from ftl import FlashOperation
 from host_driver.driver import Driver
@@ -116,9 +117,13 @@ class StepRecorder:
 
 
 def check_timeline_path(path: Path) -> None:
-    """Raise ValueError if the suffix is neither .json nor that of a picture, or if the folder is missing."""
+    """Raise ValueError if the suffix is neither .json nor that of a picture, if the folder is missing, or if nothing
+    can draw a picture.
+    """
     if path.suffix not in (".json", *SUFFIXES):
         raise ValueError(f"{path}: must end in .json, {', '.join(SUFFIXES)}")
+    if path.suffix in SUFFIXES:
+        require(f"a picture ({path})", "plot", "matplotlib")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"{path}: there is no folder {path.parent}: create it")
 

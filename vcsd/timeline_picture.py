@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from csd_spec.optional import importing
 from vcsd.tracks import Tracks
 
 COLOURS = {
@@ -30,9 +29,8 @@ SUFFIXES = (".svg", ".png", ".pdf")
 
 def draw(processes: dict[str, Tracks], path: Path) -> None:
     """Draw the host and the first drive."""
-    with importing("a picture", "plot"):
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     shown = [*processes["host"].items(), *processes.get("drive 0", {}).items()]
     rows = [(name, track) for name, track in shown if "lane" not in name]

@@ -21,7 +21,7 @@ from csd_link.fleet_table import (
     read_table,
 )
 from csd_link.host_end import DriveLostError
-from csd_spec.optional import importing
+from csd_spec.optional import require
 from vcsd_cli.shared import Output, OutputOption, err, print_json, stdout
 
 fleet = typer.Typer(help="Run drives on the nodes of a Ray cluster, or on this machine, with data over NVMe/TCP.")
@@ -144,8 +144,8 @@ def metrics(
     address: AddressOption = "",
 ) -> None:
     """Serve metrics of the fleet until interrupted: drives by state, restarts, generations."""
-    with importing("vcsd fleet metrics", "metrics"):
-        from vcsd.drive_metrics import FleetCollector, serve_metrics
+    require("vcsd fleet metrics", "metrics", "prometheus_client")
+    from vcsd.drive_metrics import FleetCollector, serve_metrics
 
     _table(_cluster(address))
     serve_metrics(at, FleetCollector(lambda: read_table(_cluster(address))))

@@ -23,7 +23,7 @@ from csd_link.nvmeof.tls import Credentials
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
 from csd_link.served_drive import ADMIN, DEFAULT, ServedDrive, ServedDrives
 from csd_spec.checked import adapter
-from csd_spec.optional import importing
+from csd_spec.optional import require
 from nvmevirt_config import load_config
 from nvmevirt_config.document import dump_yaml
 from nvmevirt_config.serve_config import DriveEntry, ServeFile, check_files, load_hosts
@@ -99,6 +99,8 @@ def serve(
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import find_server
 
+    if metrics is not None:
+        require("--metrics", "metrics", "prometheus_client")
     load_methods(methods)  # reports errors once, here, instead of in every drive
     edits = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
     drives = _apply_options(_config(what or []), edits, hosting, window, mount)
@@ -146,8 +148,7 @@ def _check_metrics(metrics: str | None, listen: Listen) -> None:
     """Raise OptionError if --metrics is a port of --listen at the same address, however its host is written."""
     if metrics is None:
         return
-    with importing("--metrics", "metrics"):
-        from vcsd.drive_metrics import parse_address
+    from vcsd.drive_metrics import parse_address
 
     host, port = parse_address(metrics)
     last = listen.port + len(listen.drives) - 1
@@ -166,8 +167,7 @@ def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
     if address is None:
         yield
         return
-    with importing("--metrics", "metrics"):
-        from vcsd.drive_metrics import parse_address
+    from vcsd.drive_metrics import parse_address
 
     parse_address(address)
     command = [sys.executable, "-m", "vcsd.drive_metrics", address, str(os.getpid()), *names]

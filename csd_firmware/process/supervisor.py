@@ -24,7 +24,6 @@ from csd_link.private_server import COMPILES
 from csd_link.run_dir import drive_dir
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_spec import Attend, Flush, KvAppend, SeqCreate
-from csd_spec.optional import importing
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 CRASH_LOOP_S, MAX_CRASH_LOOP = 0.5, 20  # crash loop: a drive dies this soon after its start, this often in a row
@@ -208,6 +207,9 @@ def _front(drive: ServedDrive) -> FrontEnd | None:
     """Return the FUSE front end if a mount is configured; its libraries are optional otherwise."""
     if not drive.mount:
         return None
-    with importing("a mount (and fuse3, libfuse3-dev by apt-get)", "fuse"):
+    try:
         from csd_firmware.process.fuse import serve_mount
+    except ImportError as error:
+        fix = "apt-get install fuse3 libfuse3-dev, then pip install 'vcsd[fuse]'"
+        raise OSError(f"mounting a drive needs pyfuse3 ({error}): {fix}") from error
     return serve_mount

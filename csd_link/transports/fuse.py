@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -17,18 +16,19 @@ from csd_link.private_server import ServerEndpoint, own_drives
 from csd_link.served_drive import ServedDrive
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_spec import Drive
+from csd_spec.optional import is_installed
 
 
 class Fuse(Transport):
-    """Private drives of this run, each mount_endpoint by its own process."""
+    """Private drives of this run, each mounted by its own process."""
 
     name = form = "fuse"
 
     def missing(self) -> MissingDependency | None:
         if not shutil.which("fusermount3"):
             return MissingDependency("fusermount3 is missing", "apt-get install fuse3")
-        if importlib.util.find_spec("pyfuse3") is None:
-            fix = "apt-get install fuse3 libfuse3-dev pkg-config, then pip install pyfuse3"
+        if not is_installed("pyfuse3"):
+            fix = "apt-get install fuse3 libfuse3-dev pkg-config, then pip install 'vcsd[fuse]'"
             return MissingDependency("pyfuse3 is missing", fix)
         if not os.path.exists("/dev/fuse"):
             return MissingDependency("/dev/fuse is missing", "modprobe fuse")

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from csd_spec.optional import importing
 from vcsd_eval.papers.paper import Chart
 
 LIGHT = (
@@ -91,8 +90,7 @@ def chart_element(chart: Chart, title: str) -> str:
 
 def chart_scripts(charts: Sequence[Chart]) -> str:
     """Styles, plotly.js and the script that draws a page's charts."""
-    with importing("the page of claims", "plot"):
-        from plotly.offline import get_plotlyjs
+    from plotly.offline import get_plotlyjs
 
     return (
         f'<script type="application/json" id="{STYLES}">{_json(chart_styles(charts))}</script>'

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from csd_spec.optional import require
 from vcsd.progress import Tick, note, progress_to, status
 from vcsd_eval.papers.charts import chart_element, chart_scripts
 from vcsd_eval.papers.claims import COMPUTED, MAX_PERCENT, MAX_POINTS, ClaimKind
@@ -63,6 +64,7 @@ def report(
     out: Annotated[Path, typer.Option("--output-dir", help="folder for index.html")] = Path("report"),
 ) -> None:
     """Papers' claims with our values, and the charts for them, as one page that needs no network."""
+    require("vcsd report", "plot", "plotly")
     machine.check()
     out.mkdir(parents=True, exist_ok=True)  # an error before the evaluation
     page = write_report(evaluate_papers(machine, simulated), out)

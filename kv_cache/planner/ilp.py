@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from csd_spec.arrays import F64, I64
-from csd_spec.optional import importing
+from csd_spec.optional import require
 from kv_cache.planner.problem import PlacementProblem, PlacementResult
 
 UNIT = 1e3  # scaled compute time of a step: HiGHS's tolerances are absolute
@@ -170,8 +170,9 @@ def _solver(rows: list[Row], choices: int, limit: float, gap: float) -> Any:
         limit: Upper bound of the last variable.
         gap: HiGHS's relative gap, a fraction of the step that it finds.
     """
-    with importing("the integer program", "serving"):
-        import highspy
+    require("the integer program", "serving", "highspy")
+    import highspy
+
     solver = highspy.Highs()
     for name, value in {**_OPTIONS, "mip_rel_gap": gap}.items():
         solver.setOptionValue(name, value)

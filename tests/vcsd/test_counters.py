@@ -5,12 +5,10 @@ import sys
 import pytest
 
 from csd_spec.optional import MissingExtraError
-from vcsd import counters
 from vcsd.counters import ServerCounts, counters_of
 
 
 def test_counts_without_prometheus(monkeypatch):
-    monkeypatch.setattr(counters, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     counts = counters_of(None)
     assert type(counts) is ServerCounts
@@ -21,7 +19,6 @@ def test_counts_without_prometheus(monkeypatch):
     assert (counts.tokens, counts.longest_wait) == (2, 3)
 
 
-def test_metrics_without_prometheus_name_the_extra(monkeypatch):
-    monkeypatch.setattr("csd_spec.optional.find_spec", lambda name: None)
+def test_metrics_without_prometheus_name_the_extra():
     with pytest.raises(MissingExtraError, match=r"vcsd\[metrics\]"):
         ServerCounts().text()
