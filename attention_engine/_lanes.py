@@ -148,13 +148,13 @@ def largest_of(typing_context: Any, values: Any, count: Any) -> Any:
     """Return the largest float32 value at an address, at least 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values, count = arguments
+        first, count = arguments
         most = cgutils.alloca_once(builder, FLOATS)
         builder.store(all_of(FLOATS, 0.0), most)
         with cgutils.for_range_slice(builder, WORD(0), count, WORD(LANES), WORD) as (index, _):
-            at, before = builder.add(values, builder.shl(index, WORD(2))), builder.load(most)
-            some = load_some(builder, at, builder.sub(count, index))
-            builder.store(builder.select(builder.fcmp_ordered(">", some, before), some, before), most)
+            at, before = builder.add(first, builder.shl(index, WORD(2))), builder.load(most)
+            values = load_some(builder, at, builder.sub(count, index))
+            builder.store(builder.select(builder.fcmp_ordered(">", values, before), values, before), most)
         return largest_lane(builder, builder.load(most))
 
     return types.float32(types.uint64, types.int64), generate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from numba import types
@@ -41,19 +42,19 @@ def _value_sums(bits: int) -> Any:
             out, weights, lines, prefetch_offset, count, blocks = arguments
             queries, quads, stride = range(signature.args[0].count), 8 // bits, builder.shl(count, WORD(6))
 
-            def add(line: Any, some: int) -> None:
-                totals = [[cgutils.alloca_once_value(builder, all_of(SUMS, 0)) for _ in queries] for _ in range(some)]
-                for total in (each for address in totals for each in address):
+            def add(line: Any, number: int) -> None:
+                totals = [[cgutils.alloca_once_value(builder, all_of(SUMS, 0)) for _ in queries] for _ in range(number)]
+                for total in itertools.chain(*totals):
                     builder.store(all_of(SUMS, 0), total)
                 first = builder.add(lines, builder.shl(line, WORD(6)))
                 with cgutils.for_range_slice(builder, WORD(0), blocks, WORD(1), WORD) as (block, _):
                     address = builder.add(first, builder.mul(block, stride))
-                    places = [at_offset(builder, address, LINE * i) for i in range(some)]
+                    places = [at_offset(builder, address, LINE * i) for i in range(number)]
                     read, place = [load(builder, at, SUMS) for at in places], builder.mul(block, WORD(4 * quads))
                     for at in places:
                         _prefetch_line(builder, builder.add(at, prefetch_offset))
                     for quad in range(quads):
-                        codes = [codes_of(builder, each, bits * quad, bits) for each in read]
+                        codes = [codes_of(builder, word, bits * quad, bits) for word in read]
                         for j in queries:
                             at = at_offset(builder, builder.add(builder.extract_value(weights, j), place), 4 * quad)
                             factor = factors_at(builder, at)

@@ -296,16 +296,16 @@ def _attend_coarse(begin, end, place, slots, choice, scores, v_mean, seq_lens, f
         for query in range(queries):
             for i in range(counts[stream]):
                 weights[stream, query, tokens[stream, i]] = 0
-        sums_of = sums, shares, squares
-        _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, sums_of)
+        results = sums, shares, squares
+        _add_stream(place, slots, reads, stream, weights[stream], seq_lens[stream], form, scratch, results)
         for query in range(queries):
             for part in range(parts):
                 rotate_back(sums[part, query, :m])
                 joined[part * m : (part + 1) * m] = sums[part, query, :m]
             share, top, row = (shares[0, query], shares[1, query]), tops[stream, query], out[stream, query]
             length = of_codes[stream, query] * np.sqrt(squares_of(_address(row), d))
-            lost[stream, query], of_fine, each = _merge(row, rows[stream, query], joined, top, share, v_mean[stream])
-            missed = each * each * squares[query] * (of_v + variances[stream, query] * of_k)
+            lost[stream, query], of_fine, scale = _merge(row, rows[stream, query], joined, top, share, v_mean[stream])
+            missed = scale * scale * squares[query] * (of_v + variances[stream, query] * of_k)
             missed += (of_fine * length) ** 2
             size = np.sqrt(squares_of(_address(row), d))
             errors[stream, query] = np.sqrt(missed) / size if size > 0 else np.float32(0)

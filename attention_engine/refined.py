@@ -178,8 +178,8 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
             behind = groups[chosen[last] // n] if last < length else UNMAPPED
             following = _page(place, behind) if behind != UNMAPPED else np.uint64(0)
             size = np.int64(place.page_bytes) if behind != UNMAPPED else 0
-            taken = chosen[first], chosen[first] + (last - first)
-            run = _open_run(place, groups, k_slots, taken, form, 0, scales)
+            token_range = chosen[first], chosen[first] + (last - first)
+            run = _open_run(place, groups, k_slots, token_range, form, 0, scales)
             _scale(queries_of_stream, scales, keys)
             _logits(keys, scale, run, (following, size), weights)
             for query in range(queries):
@@ -189,7 +189,7 @@ def _attend_refined(begin, end, place, pages, slots, form, q, tokens, counts, lo
                 padded = (run.rows + BLOCK - 1) // BLOCK * BLOCK
                 _rescale(_address(weights[query]), padded, tops, totals, query, sums[query])
                 missed[query] *= exp(np.float32(2) * (before - tops[query]))
-            _add_run(place, groups, v_slots, taken, form, weights, scales, powers, sums, missed)
+            _add_run(place, groups, v_slots, token_range, form, weights, scales, powers, sums, missed)
             first = last
         for query in range(queries):
             size = np.sqrt(squares_of(_address(sums[query]), d))

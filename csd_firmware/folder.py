@@ -245,10 +245,10 @@ def repair_secret(folder: Folder) -> bytes:
     return secret
 
 
-def _check_geometry(there: Geometry, requested: Geometry, path: Path) -> None:
+def _check_geometry(stored: Geometry, requested: Geometry, path: Path) -> None:
     for name, value in asdict(requested).items():
-        if value != (stored := getattr(there, name)):
+        if value != getattr(stored, name):
             raise ValueError(
-                f"{path}: holds a drive with {name} = {stored}, but {name} = {value} is requested: "
+                f"{path}: holds a drive with {name} = {getattr(stored, name)}, but {name} = {value} is requested: "
                 f"use the original description, or another folder"
             )

@@ -74,7 +74,7 @@ def quick_tests(tests: Iterable[str], seconds: Mapping[str, float], limit_s: flo
     for test in set(tests):
         files[test.partition("::")[0]].append(test)
     chosen, total = set[str](), 0.0
-    sums = {file: sum(seconds.get(test, 0.0) for test in tests_of) for file, tests_of in files.items()}
+    sums = {file: sum(seconds.get(test, 0.0) for test in tests) for file, tests in files.items()}
     for file in sorted(files, key=lambda file: (sums[file], file)):
         total += sums[file]
         if total > limit_s:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,24 +71,84 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """Processes and places of the drives; None: as in the config file."""
+
+    restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None
+    window: Annotated[Path | None, typer.Option("--window-device", help=WINDOW_HELP)] = None
+    mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None
+    methods: MethodsFile = None
+    layouts: LayoutsFile = None
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of a drive that these options set."""
+        files = {"methods": self.methods, "layouts": self.layouts}
+        fields = {"restarts": self.restart} | {name: file and file.absolute() for name, file in files.items()}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOptions:
+    """NVMe/TCP."""
+
+    listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None
+    listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False
+    hosts: Annotated[Path | None, typer.Option("--hosts-file", help=HOSTS_HELP)] = None
+    tls_cert: Annotated[Path | None, typer.Option(help=TLS_HELP)] = None
+    tls_key: Annotated[Path | None, typer.Option(help=KEY_HELP)] = None
+    tls_ca: Annotated[Path | None, typer.Option(help=CA_HELP)] = None
+
+    def address(self, names: tuple[str, ...]) -> Listen | None:
+        """Where drives of these names listen; raises ValueError or TlsError for options that do not fit together."""
+        tls = self._credentials()
+        for setting, option in ((self.hosts, "--hosts-file"), (tls, "--tls-cert")):
+            if setting and not self.listen:
+                raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
+        if not self.listen:
+            return None
+        return Listen.parse(self.listen, names, self.listen_remote, load_hosts(self.hosts) if self.hosts else None, tls)
+
+    def _credentials(self) -> Credentials | None:
+        """TLS files, checked to exist and to match."""
+        cert, key, ca = (path and str(path.absolute()) for path in (self.tls_cert, self.tls_key, self.tls_ca))
+        if not cert and not key and not ca:
+            return None
+        if not cert or not key:
+            raise ValueError("TLS needs a certificate and its key: add --tls-cert FILE --tls-key FILE")
+        credentials = Credentials(cert, key, ca or "")
+        credentials.server()
+        return credentials
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Events and metrics."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False
+    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, metavar="HOST:PORT")] = None
+    log_format: Annotated[LogFormat, typer.Option(help="format of events on stderr")] = LogFormat.TEXT
+    ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None
+
+    def check(self, listen: Listen | None) -> None:
+        """Raise ValueError for an address or descriptor that cannot be used."""
+        if self.metrics is not None and listen:
+            _check_metrics(self.metrics, listen)
+        if self.ready_fd is not None:
+            try:
+                os.fstat(self.ready_fd)
+            except OSError as error:
+                raise ValueError(
+                    f"--ready-fd {self.ready_fd}: {error.strerror}: open it in the calling process"
+                ) from error
+
+
 def serve(
     hosting: HostingCliOptions,
+    placement: PlacementOptions,
+    tcp: TcpOptions,
+    reports: ReportOptions,
     what: Annotated[list[str] | None, typer.Argument(help=WHAT_HELP)] = None,
-    restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None,
-    window: Annotated[Path | None, typer.Option("--window-device", help=WINDOW_HELP)] = None,
-    mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None,
-    listen: Annotated[str | None, typer.Option(help=LISTEN_HELP, metavar="HOST:PORT")] = None,
-    listen_remote: Annotated[bool, typer.Option("--listen-remote", help=REMOTE_HELP)] = False,
-    hosts: Annotated[Path | None, typer.Option("--hosts-file", help=HOSTS_HELP)] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help=TLS_HELP)] = None,
-    tls_key: Annotated[Path | None, typer.Option(help=KEY_HELP)] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help=CA_HELP)] = None,
-    methods: MethodsFile = None,
-    layouts: LayoutsFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="print errors only")] = False,
-    metrics: Annotated[str | None, typer.Option(help=METRICS_HELP, metavar="HOST:PORT")] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="format of events on stderr")] = LogFormat.TEXT,
-    ready_fd: Annotated[int | None, typer.Option(min=1, max=1 << 16, help=READY_HELP)] = None,
 ) -> None:
     """Serve drives, one process per drive, until interrupted.
 
@@ -99,55 +159,37 @@ def serve(
     from csd_firmware.process.supervisor import Supervisor, print_to_stderr
     from csd_link.connect import find_server
 
-    if metrics is not None:
+    if reports.metrics is not None:
         require("--metrics", "metrics", "prometheus_client")
-    load_methods(methods)  # reports errors once, here, instead of in every drive
-    edits = {"restarts": restart, "methods": methods and methods.absolute(), "layouts": layouts and layouts.absolute()}
-    drives = _apply_options(_config(what or []), edits, hosting, window, mount)
-    tls = _credentials(tls_cert, tls_key, tls_ca)
-    for setting, option in ((hosts, "--hosts-file"), (tls, "--tls-cert")):
-        if setting and not listen:
-            raise ValueError(f"{option} has no effect without --listen: add --listen HOST:PORT")
+    load_methods(placement.methods)  # reports errors once, here, instead of in every drive
+    drives = _apply_options(_config(what or []), placement, hosting)
+    listen = tcp.address(tuple(drive.name for drive in drives))
     if listen:
-        names = tuple(drive.name for drive in drives)
-        at = Listen.parse(listen, names, listen_remote, load_hosts(hosts) if hosts else None, tls)
-        drives = tuple(replace(drive, listen=at) for drive in drives)
-        _check_metrics(metrics, at)
+        drives = tuple(replace(drive, listen=listen) for drive in drives)
     for drive in drives:
         if find_server(drive.name):
             raise ValueError(f"drive {drive.name} is served already: stop the other vcsd serve first")
-    _check_open(ready_fd)
+    reports.check(listen)
 
     def started(drive: ServedDrive | None) -> None:
         if drive is None:
-            _notify(ready_fd)
-        elif not quiet:
+            _notify(reports.ready_fd)
+        elif not reports.quiet:
             where = drive.device or window_path(drive.name, drive.tenants[0])
             mounted = f", mounted at {drive.mount}" if drive.mount else ""
             said = f"drive {drive.name}: window {where}{mounted}{_listen_address(drive)}"
             emit("drive_started", said, drive=drive.name)
 
-    set_format(log_format.value)
-    with _metrics(metrics, [drive.name for drive in drives]):
+    set_format(reports.log_format.value)
+    with _metrics(reports.metrics, [drive.name for drive in drives]):
         code = Supervisor(ServedDrives(drives), print_to_stderr, started=started).run()
-    if not quiet and not code:
+    if not reports.quiet and not code:
         emit("stopped", "all drives are flushed and stopped")
     sys.exit(code)
 
 
-def _check_open(ready_fd: int | None) -> None:
-    """Raise ValueError if a file descriptor is not open."""
-    if ready_fd is not None:
-        try:
-            os.fstat(ready_fd)
-        except OSError as error:
-            raise ValueError(f"--ready-fd {ready_fd}: {error.strerror}: open it in the calling process") from error
-
-
-def _check_metrics(metrics: str | None, listen: Listen) -> None:
+def _check_metrics(metrics: str, listen: Listen) -> None:
     """Raise OptionError if --metrics is a port of --listen at the same address, however its host is written."""
-    if metrics is None:
-        return
     from vcsd.drive_metrics import parse_address
 
     host, port = parse_address(metrics)
@@ -183,17 +225,6 @@ def _metrics(address: str | None, names: list[str]) -> Iterator[None]:
         process.communicate()
 
 
-def _credentials(cert: Path | None, key: Path | None, ca: Path | None) -> Credentials | None:
-    """TLS files, checked to exist and to match; raises ValueError or TlsError."""
-    if not cert and not key and not ca:
-        return None
-    if not cert or not key:
-        raise ValueError("TLS needs a certificate and its key: add --tls-cert FILE --tls-key FILE")
-    credentials = Credentials(str(cert.absolute()), str(key.absolute()), str(ca.absolute()) if ca else "")
-    credentials.server()
-    return credentials
-
-
 def _listen_address(drive: ServedDrive) -> str:
     """NVMe/TCP address of a drive, as text."""
     if not drive.listen:
@@ -226,15 +257,16 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _apply_options(
-    config: ServedDrives, edits: dict[str, Any], hosting: HostingCliOptions, window: Path | None, mount: Path | None
+    config: ServedDrives, placement: PlacementOptions, hosting: HostingCliOptions
 ) -> tuple[ServedDrive, ...]:
-    """The drives with the options applied. `edits`: fields of a drive, None if the config file decides."""
+    """The drives with the options applied."""
     from csd_link.medium import make_window_file
     from csd_link.window import BLOCK_BYTES
 
+    window, mount = placement.window, placement.mount
     placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
-        drive = replace(drive, **{name: value for name, value in edits.items() if value is not None})
+        drive = replace(drive, **placement.fields())
         drive = replace(drive, **hosting.override(drive, count))
         drive = replace(drive, **drive.hosting_fields(count))
         if window:

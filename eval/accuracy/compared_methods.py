@@ -100,8 +100,8 @@ OURS = (
 
 def on_drives(methods: Methods = METHODS) -> list[Contender]:
     """Every method that drives have as it is known, and ours by the options that they combine."""
-    mine = {contender.method for contender in OURS} - {"sparf", "dense"}
-    theirs = [name for name in methods if name not in mine]
+    ours = {contender.method for contender in OURS} - {"sparf", "dense"}
+    theirs = [name for name in methods if name not in ours]
     return [*(Contender(name, name, dense=name in DENSE, ideal=name in IDEAL) for name in theirs), *OURS]
 
 
@@ -116,7 +116,7 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
     ]
 
 
-def chosen(names: str | None, known: list[Contender]) -> list[Contender]:
+def chosen(names: str | None, known: Sequence[Contender]) -> list[Contender]:
     """Contenders by names with commas between them, None for all; raises ValueError for an unknown name."""
     by_name = {contender.name: contender for contender in known}
     wanted = dict.fromkeys(by_name if names is None else names.split(","))
@@ -125,12 +125,12 @@ def chosen(names: str | None, known: list[Contender]) -> list[Contender]:
     return [by_name[name] for name in wanted]
 
 
-def trials(known: Sequence[Contender], compressions: Sequence[float]) -> list[Trial]:
+def trials(compared: Sequence[Contender], compressions: Sequence[float]) -> list[Trial]:
     """Every contender at every budget 1/c, in each of its conventions; methods without a budget once, at 1, and
     those with a budget of their own at that."""
     return [
-        Trial(each, c, convention)
-        for each in known
-        for c in each.budgets(compressions)
-        for convention in ((each.own.convention,) if each.own else each.conventions)
+        Trial(contender, c, convention)
+        for contender in compared
+        for c in contender.budgets(compressions)
+        for convention in ((contender.own.convention,) if contender.own else contender.conventions)
     ]

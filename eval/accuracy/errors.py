@@ -89,11 +89,11 @@ def measured(
     for layer in layers:
         tallies.append(_on_arrays(trial, layer) if contender.arrays else _on_a_drive(trial, methods, layer))
         tick(None)
-    each = []
+    by_layer = []
     for tally in tallies:
         heads = [float(error) for error in _by_head(tally).mean(0)]
-        each.append(_row(trial, [tally]) | {"layer": tally.number, "heads": heads})
-    return _row(trial, tallies), each
+        by_layer.append(_row(trial, [tally]) | {"layer": tally.number, "heads": heads})
+    return _row(trial, tallies), by_layer
 
 
 def label(row: Row) -> str:
@@ -136,9 +136,9 @@ def _said(tallies: list[Tally]) -> dict[str, float | None]:
     said: dict[str, float | None] = {}
     for key, name in (("lost_mass", "lost"), ("error_estimate", "estimates")):
         rows = [np.ravel(part) for tally in tallies for part in getattr(tally, name)]
-        known = np.concatenate(rows) if rows else None
-        said |= {key: None if known is None else float(known.mean())}
-        said |= {f"{key}_worst": None if known is None else float(known.max())}
+        values = np.concatenate(rows) if rows else None
+        said |= {key: None if values is None else float(values.mean())}
+        said |= {f"{key}_worst": None if values is None else float(values.max())}
     return said
 
 
@@ -213,13 +213,13 @@ def _on_arrays(trial: Trial, layer: Layer) -> Tally:
     """Decode one layer of all passages by a published method."""
     recorded, tokens = layer.recorded, layer.tokens
     B, Hq, length, d = recorded.q.shape
-    H, tally, kept = recorded.k.shape[1], Tally(layer.number, Hq), dict[str, Any]()
+    H, tally, memory = recorded.k.shape[1], Tally(layer.number, Hq), dict[str, Any]()
     voters = recorded.q[:, :, max(0, tokens - VOTERS) : tokens].astype(np.float32).reshape(B * H, Hq // H, -1, d)
     k, v = (part.astype(np.float32).reshape(B * H, length, d) for part in (recorded.k, recorded.v))
     method = PUBLISHED[trial.contender.method].method
     for position in range(tokens, length):
         rows = slice(0, position + 1)
-        seen = Streams(layer.queries(position), k[:, rows], v[:, rows], tokens, voters, kept)
+        seen = Streams(layer.queries(position), k[:, rows], v[:, rows], tokens, voters, memory)
         answer = method(seen, 1 / trial.c)
         attended = answer.attended if answer.attended.ndim == 3 else answer.attended[:, None]
         tally.add(layer, position, answer.out, attended)

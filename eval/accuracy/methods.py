@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ def bench_methods(
     tried: Sequence[Trial],
     methods: Methods = METHODS,
     tick: Tick = no_tick,
-    kept: ResultCache | None = None,
+    cache: ResultCache | None = None,
 ) -> dict[str, Any]:
     """Every trial on the decode steps of each text.
 
@@ -43,7 +43,7 @@ def bench_methods(
         `methods` has a row for each text and trial, with the columns of `measured`, its `text`, and its ranks among
         the rows of this text; `by_layer` has a row for each of their layers.
     """
-    done = kept or ResultCache(None)
+    done = cache or ResultCache(None)
     rows: list[Row] = []
     by_layer: list[Row] = []
     ideal = {trial.contender.name for trial in tried if trial.contender.ideal}
@@ -118,45 +118,73 @@ def _across(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     return [row[BYTES] for row in rows], [row[ERROR] for row in rows]
 
 
-def experiment(
-    passages: Passages,
-    text: texts.SourceTexts = None,
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """Recorded or generated q, k and v."""
+
+    text: texts.SourceTexts = None
+    model: ModelFolder = None
     scenarios: Annotated[
         bool, typer.Option("--scenarios", help="generated rows on which methods are known to fail, instead of a text")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of --scenarios")] = 0,
-    model: ModelFolder = None,
-    method: Annotated[str | None, typer.Option(help="comma-separated methods (default: all)")] = None,
-    compression: Annotated[
-        str, typer.Option(help="comma-separated values C of the budget 1/C, bytes convention")
-    ] = "2,4,5.333,8,16",
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of --scenarios")] = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("text", self.text), ("model", self.model)):
+            if self.scenarios and value:
+                raise ValueError(f"--{name}: has no effect with --scenarios, which generates its rows; leave it out")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the model."""
+        return self.model or CHECKPOINT
+
+    def read(self) -> dict[str, str]:
+        """Texts by name; none for scenarios."""
+        paths: Sequence[Path | None] = () if self.scenarios else self.text or (None,)
+        return {str(path or TEXT.name): texts.read(path) for path in paths}
+
+    def layers(self, written: Mapping[str, str], passages: Passages) -> Texts:
+        """Layers of the model on each text, or of each scenario."""
+        return _generated(passages, self.seed) if self.scenarios else _recorded(self.folder, written, passages)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Methods and their budgets."""
+
+    method: Annotated[str | None, typer.Option(help="comma-separated methods (default: all)")] = None
+    compression: Annotated[str, typer.Option(help="comma-separated values C of the budget 1/C, bytes convention")] = (
+        "2,4,5.333,8,16"
+    )
+    methods: MethodsFile = None
+
+
+def experiment(
+    passages: Passages,
+    recordings: Recordings,
+    compared: Compared,
     plot: Picture = None,
-    methods: MethodsFile = None,
     progress_dir: Annotated[
         Path, typer.Option("--checkpoint-dir", help="folder for intermediate results, used to continue a killed run")
     ] = Path("build/methods"),
 ) -> Outcome:
     """Every method's bytes, error, rank and modelled time on recorded q, k, v."""
-    for name, value in (("text", text), ("model", model)):
-        if scenarios and value:
-            raise ValueError(f"--{name}: has no effect with --scenarios, which generates its rows; leave it out")
-    known = load_methods(methods)
-    tried = trials(chosen(method, contenders(known)), numbers("compression", compression, float))
+    methods = load_methods(compared.methods)
+    tried = trials(chosen(compared.method, contenders(methods)), numbers("compression", compared.compression, float))
     check_picture(plot)
-    folder = model or CHECKPOINT
-    paths: Sequence[Path | None] = text or [None]
-    written = {} if scenarios else {str(path or TEXT.name): texts.read(path) for path in paths}
-    layers = _generated(passages, seed) if scenarios else _recorded(folder, written, passages)
+    written = recordings.read()
+    layers = recordings.layers(written, passages)
     parts = sum(map(len, layers.values()))
-    files = [*sorted(folder.glob("*.safetensors")), *([methods] if methods else [])]
-    kept = ResultCache(progress_dir / f"{fingerprint([written, seed, asdict(passages)], files)}.jsonl")
+    files = [*sorted(recordings.folder.glob("*.safetensors")), *([compared.methods] if compared.methods else [])]
+    cache = ResultCache(progress_dir / f"{fingerprint([written, recordings.seed, asdict(passages)], files)}.jsonl")
     with progress("layers", len(tried) * parts) as tick:
-        result = bench_methods(layers, tried, known, tick, kept)
-    kept.close()
+        result = bench_methods(layers, tried, methods, tick, cache)
+    cache.close()
     rows: list[Row] = result["methods"]
     if plot:
         save_figure(errors_over_bytes(means(rows, {t.contender.name for t in tried if t.contender.ideal})), plot)
-    where = {"model": None if scenarios else folder.name, "text": ", ".join(layers)}
+    where = {"model": None if recordings.scenarios else recordings.folder.name, "text": ", ".join(layers)}
     beyond = sorted({row["name"] for row in rows if not row["within_budget"]})
     notes = [f"rows beyond their budget: {', '.join(beyond)}"] if beyond else []
     shown = [_by_text(rows)] if len(layers) > 1 else [_shown(result), _by_layer(result)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from vcsd.progress import Tick
 from vcsd_eval.fair.headline import Headline, HeadlineFigure
 from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
-from vcsd_eval.papers.tierkv.tiers import LITERAL, MENDED, REACTIVE, Row, machine, requests, served
+from vcsd_eval.papers.tierkv.tiers import LITERAL, MENDED, REACTIVE, RequestOptions, Row, machine, served
 
 COMMAND = "vcsd eval fair --only tierkv"
 ROOMS_GB, SLICE, COUNT, SEED = (4.0, 8.0, 16.0, 32.0, 64.0, 96.0, 128.0), 20, 135, 1
@@ -25,7 +25,7 @@ class PolicyRuns:
         self.cost, self.levels = machine(
             Model.load("llama-2-13b"), Gpu.some("h100"), Host.load("tierkv"), Ssd.load("tierkv")
         )
-        self.trace, self.tick = requests(None, COUNT, None, SEED, self.cost.compute.linear_s()), tick
+        self.trace, self.tick = RequestOptions(count=COUNT, seed=SEED).requests(self.cost.compute.linear_s()), tick
 
     def run(self, name: str, room_gb: float, slice_tokens: int) -> Row:
         """A policy's figures."""

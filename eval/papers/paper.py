@@ -147,15 +147,14 @@ def judge(paper: Paper, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "rows": rows,
         "counts": {str(kind): kinds[kind] for kind in ClaimKind},
-        "exceptions": [{"id": assumption, "reason": reason} for assumption in off],
-        "calibrated": [asdict(assumption) for assumption in paper.calibrated],
+        "exceptions": [{"id": claim, "reason": reason} for claim in off],
+        "calibrated": [asdict(constant) for constant in paper.calibrated],
         "assumed": [
-            {key: value for key, value in asdict(assumption).items() if key != "fixed_by"}
-            for assumption in paper.assumed
+            {key: value for key, value in asdict(constant).items() if key != "fixed_by"} for constant in paper.assumed
         ],
         "median_error_percent": statistics.median(errors.values()),
         "worst_error_percent": max(errors.values()),
-        "worst_row": max(errors, key=lambda error: errors[error]),
+        "worst_row": max(errors, key=lambda claim: errors[claim]),
         "by_source": {
             str(source): _spread([errors[claim.id] for claim, _ in predicted if claim.source is source])
             for source in Source

@@ -69,11 +69,9 @@ class AllowedContents:
             page not in allowed for page, *allowed in zip(observed.pages, *(s.pages for s in states), strict=True)
         )
         for handle, (rows, names) in observed.seqs.items():
-            allowed_contents = [state.seqs[handle] for state in states if handle in state.seqs]
-            right = rows in [contents for contents, _ in allowed_contents] and names <= frozenset().union(
-                *(contents for _, contents in allowed_contents)
-            )
-            wrong += not right
+            contents = [state.seqs[handle] for state in states if handle in state.seqs]
+            allowed_rows, allowed_names = [rows for rows, _ in contents], frozenset().union(*(n for _, n in contents))
+            wrong += rows not in allowed_rows or not names <= allowed_names
         return lost, wrong
 
 

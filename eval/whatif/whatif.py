@@ -115,18 +115,18 @@ def whatif(
     )
 
 
-def _varied(texts: Iterable[str], fields_of: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+def _varied(texts: Iterable[str], described: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Full names and values of FIELD=V1,V2; values are read as YAML."""
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not all(value.strip() for value in values.split(",")):
             raise ValueError(f"{text!r}: must be FIELD=VALUE, or FIELD=V1,V2 to vary it")
-        yield _full_name(name.strip(), fields_of), [load_yaml(value) for value in values.split(",")]
+        yield _full_name(name.strip(), described), [load_yaml(value) for value in values.split(",")]
 
 
-def _full_name(name: str, fields_of: Mapping[str, Any]) -> str:
+def _full_name(name: str, described: Mapping[str, Any]) -> str:
     """Name of a field with its part of the drive: `geometry.channels` for `channels`."""
-    names = [*USES, *_flat(fields_of)]
+    names = [*USES, *_flat(described)]
     matching = [full for full in names if name in (full, full.rpartition(".")[2])]
     if name in matching:
         return name

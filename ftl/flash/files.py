@@ -272,9 +272,9 @@ def older_files(generations: Mapping[str, int | None]) -> dict[str, str]:
     readable = {name: generation for name, generation in generations.items() if generation is not None}
     newest = max(readable, key=lambda name: readable[name], default="")
     return {
-        name: f"is older (generation {generation_of}) than {newest} (generation {readable[newest]})"
-        for name, generation_of in readable.items()
-        if generation_of < readable[newest] - 1
+        name: f"is older (generation {own}) than {newest} (generation {readable[newest]})"
+        for name, own in readable.items()
+        if own < readable[newest] - 1
     }
 
 

@@ -114,12 +114,12 @@ class DecodePlan:
     @cached_property
     def _slots(self) -> dict[str, U32]:
         """Slots of all maps by name, (N, pages per head, groups)."""
-        longest, slots_of = max(self.stored()), {}
+        longest, slots = max(self.stored()), {}
         for name, mapped in self.seqs[0].maps.items():
             groups = -(-longest // mapped.per_group)
-            slots = stack([seq.maps[name].slots[self.layer] for seq in self.seqs], groups)
-            slots_of[name] = slots.reshape(len(self.seqs) * self.heads, mapped.streams // self.heads, groups)
-        return slots_of
+            stacked = stack([seq.maps[name].slots[self.layer] for seq in self.seqs], groups)
+            slots[name] = stacked.reshape(len(self.seqs) * self.heads, mapped.streams // self.heads, groups)
+        return slots
 
     @cached_property
     def _view_slots(self) -> tuple[U32, U32, U32]:

@@ -167,17 +167,17 @@ class PlacementProblem:
     def __init__(self, costs: StepCosts, options: Options) -> None:
         self.costs, self.options = costs, options
         width, L = max(map(len, options)), costs.layers
-        forms = {id(option): _forms(L, option, width) for option in options}  # usually all requests share one list
-        self.issued, self.due, in_drives = (np.stack([forms[id(option)][k] for option in options]) for k in range(3))
+        forms = {id(choices): _forms(L, choices, width) for choices in options}  # usually all requests share one list
+        self.issued, self.due, in_drives = (np.stack([forms[id(choices)][k] for choices in options]) for k in range(3))
         self.slower = np.zeros(in_drives.shape)
         if in_drives.any():
             assert costs.attend is not None, "there are no drives"
             self.slower = in_drives * costs.attend[:, None, None]
         self.step = costs.compute, costs.fetch, self.issued, self.due, self.slower  # inputs of `run`
         self.held = np.full((costs.requests, width), costs.room + 1, np.int64)
-        for request, option in enumerate(options):
-            self.held[request, : len(option)] = costs.blocks[request] * np.array(
-                [device_layers(L, offload) for offload in option]
+        for request, choices in enumerate(options):
+            self.held[request, : len(choices)] = costs.blocks[request] * np.array(
+                [device_layers(L, offload) for offload in choices]
             )
 
     @property

@@ -1,6 +1,8 @@
 """The name of an option has one meaning in all commands."""
 
 from collections import defaultdict
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.core import TyperOption
@@ -24,11 +26,13 @@ def options():
     return by_name
 
 
+def is_path(option):
+    annotation = option.type_descriptor.annotation
+    return Path in (annotation, *get_args(annotation))
+
+
 def test_option_name_means_same_kind_of_value_everywhere(options):
-    kinds = {
-        name: {"path" in str(option.type_descriptor.annotation).lower() for option in those}
-        for name, those in options.items()
-    }
+    kinds = {name: {is_path(option) for option in those} for name, those in options.items()}
     assert {name for name, those in kinds.items() if len(those) > 1} == set(TWO_MEANINGS)
 
 

@@ -22,7 +22,7 @@ from nvmevirt_config import load_config
 from tests.served import free_port, until
 from tests.vcsd_cli.test_main import vcsd as in_process
 from vcsd.options import HostingCliOptions
-from vcsd_cli.serve import _apply_options, find_created
+from vcsd_cli.serve import PlacementOptions, _apply_options, find_created
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
@@ -57,19 +57,19 @@ def test_create_list_serve_delete(tmp_path):
 def test_hosting_options_of_drive_are_kept():
     words = ("--flush-durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--kernel-threads", "2")
     assert vcsd("create", "one", *words).returncode == 0
-    config, nothing = load_config(find_created("one")), dict.fromkeys(("restarts", "methods"))
+    config = load_config(find_created("one"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
     assert config.drives[0].hosting_fields(1) == given
-    assert _apply_options(config, nothing, HostingCliOptions(), None, None) == config.drives
+    assert _apply_options(config, PlacementOptions(), HostingCliOptions()) == config.drives
     asked = HostingCliOptions("process", host_memory_mib=4, threads=1)
-    (drive,) = _apply_options(config, nothing | {"restarts": False}, asked, None, None)
+    (drive,) = _apply_options(config, PlacementOptions(restart=False), asked)
     assert not drive.restarts
     assert drive.hosting_fields(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
 
 
 def test_drives_of_a_server_share_cores_and_memory():
     drives = ServedDrives(tuple(ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH, path=Path(name)) for name in "ab"))
-    placed = _apply_options(drives, {}, HostingCliOptions(medium="direct", host_memory_mib=6), None, None)
+    placed = _apply_options(drives, PlacementOptions(), HostingCliOptions(medium="direct", host_memory_mib=6))
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2
 

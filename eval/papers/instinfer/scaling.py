@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -73,25 +73,27 @@ def rows(runs: Runs, batch: int, counts: Sequence[int]) -> Rows:
     return entries
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers of drives, and what they serve."""
+
+    drives: DriveCounts = "1,2,4,8,20"
+    batch_sizes: BatchSizes = "256"
+    compression: CompressionFactor = 8
+    network: Annotated[str | None, typer.Option(help=f"network to the drives: {', '.join(NETWORKS)}")] = None
+
+
 def experiment(
-    machine: MachineOptions,
-    work: Work,
-    simulated: Simulated,
-    sweep: Sweep,
-    drives: DriveCounts = "1,2,4,8,20",
-    batch_sizes: BatchSizes = "256",
-    compression: CompressionFactor = 8,
-    network: Annotated[str | None, typer.Option(help=f"network to the drives: {', '.join(NETWORKS)}")] = None,
-    plot: Picture = None,
+    machine: MachineOptions, work: Work, simulated: Simulated, sweep: Sweep, scale: Scale, plot: Picture = None
 ) -> Outcome:
     """Throughput over the number of drives (figure 17a), its efficiency, and the resource that limits it."""
     check_picture(plot)
-    setup, counts = work.setup(machine, simulated, compression), numbers("drives", drives)
-    setup = replace(setup, network=network_named(network) if network else None)
-    batch = number("batch_sizes", batch_sizes)
+    setup, counts = work.setup(machine, simulated, scale.compression), numbers("drives", scale.drives)
+    setup = replace(setup, network=network_named(scale.network) if scale.network else None)
+    batch = number("batch_sizes", scale.batch_sizes)
     runs = run(simulated, setup, cases(batch, counts), sweep)
     entries = rows(runs, batch, counts)
     if plot:
         save_figure(lines(entries, "drives", "speedup", "system"), plot)
-    over = f", {network}" if network else ""
+    over = f", {scale.network}" if scale.network else ""
     return rows_outcome(f"Scaling, {setup.model.name}, batch {batch}{over}", entries, COLUMNS, runs)

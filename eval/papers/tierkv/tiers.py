@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -61,15 +60,29 @@ def machine(model: Model, gpu: Gpu, host: Host, ssd: Ssd) -> tuple[ServingCost, 
     )
 
 
-def requests(path: Path | None, count: int, rate: float | None, seed: int, step_s: float) -> Trace:
-    """Generated requests, which all come at once unless there is a rate, or a trace's first; step_s: of its engine,
-    where it counts steps."""
-    if path is None:
-        trace = generate(count, rate or 1.0, INPUT, OUTPUT, seed=seed)
-        return trace if rate else replace(trace, requests=[replace(request, arrival=0.0) for request in trace.requests])
-    if rate is not None:
-        raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
-    return read_trace(path).head(count).in_seconds(step_s)
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """Generated requests, which all come at once unless there is a rate, or a trace's first."""
+
+    trace: OptionalTrace = None
+    count: Annotated[
+        int, typer.Option("--requests", min=1, max=1 << 20, help="number of requests, from the start of a trace")
+    ] = 135
+    rate: Annotated[
+        float | None, typer.Option(min=1e-3, max=1e6, help="arrival rate, requests per second (default: all at once)")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, max=1 << 32, help="random seed of generated requests")] = 1
+
+    def requests(self, step_s: float) -> Trace:
+        """Arrivals in seconds; step_s: of a trace's engine, where it counts steps."""
+        if self.trace:
+            if self.rate is not None:
+                raise ValueError("--rate has no effect with --trace, which has its own arrivals: leave one of them out")
+            return read_trace(self.trace).head(self.count).in_seconds(step_s)
+        trace = generate(self.count, self.rate or 1.0, INPUT, OUTPUT, seed=self.seed)
+        if self.rate:
+            return trace
+        return replace(trace, requests=[replace(request, arrival=0.0) for request in trace.requests])
 
 
 def served(trace: Trace, cost: ServingCost, levels: Levels, name: str, slice_tokens: int) -> Row:
@@ -161,38 +174,31 @@ def _tables(rows: Sequence[Row]) -> list[Any]:
 
 def experiment(
     profiles: options.MachineOptions,
+    workload: RequestOptions,
     ssd: Annotated[str, typer.Option(help="SSD profile: a name or a YAML file")] = "tierkv",
     dram_gb: Annotated[
         str, typer.Option(help="comma-separated sizes of host memory for the KV cache, GB")
     ] = "4,8,16,32,64,96,128,512",
     slices: Annotated[str, typer.Option(help="comma-separated lengths of a time slice, tokens")] = "20,50,100,200",
-    trace: OptionalTrace = None,
-    count: Annotated[
-        int, typer.Option("--requests", min=1, max=1 << 20, help="number of requests, from the start of a trace")
-    ] = 135,
-    rate: Annotated[
-        float | None, typer.Option(min=1e-3, max=1e6, help="arrival rate, requests per second (default: all at once)")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=1 << 32, help="random seed of generated requests")] = 1,
     plot: Picture = None,
 ) -> Outcome:
     """KV in three tiers under requests that share a GPU: TierKV's policies and ours, over host memory."""
     check_picture(plot)
-    rooms, each_slice = numbers("dram_gb", dram_gb, float), numbers("slices", slices)
+    rooms, slice_tokens = numbers("dram_gb", dram_gb, float), numbers("slices", slices)
     cost, one = machine(*profiles.profiles("llama-2-13b", "h100", "tierkv"), Ssd.load(ssd))
-    given = requests(trace, count, rate, seed, cost.compute.linear_s())
+    trace = workload.requests(cost.compute.linear_s())
     machines = [replace(one, host_bytes=int(room * 1e9)) for room in rooms]
     for at in machines:
-        check(given, at)
-    with progress("runs", len(machines) * len(each_slice) * len(COMPARED)) as tick:
-        rows = sweep(cost, machines, given, each_slice, tick)
+        check(trace, at)
+    with progress("runs", len(machines) * len(slice_tokens) * len(COMPARED)) as tick:
+        rows = sweep(cost, machines, trace, slice_tokens, tick)
     if plot:
         save_figure(
-            lines([row for row in rows if row["slice"] == each_slice[0]], "dram_gb", "tokens_per_s", "policy"), plot
+            lines([row for row in rows if row["slice"] == slice_tokens[0]], "dram_gb", "tokens_per_s", "policy"), plot
         )
     totals = summary(rows)
-    wanted = sum(one.bytes_of(request.tokens + 1) for request in given.requests)
-    result = {"requests": len(given.requests), "oversubscription": wanted / one.device_bytes, **totals}
+    wanted = sum(one.bytes_of(request.tokens + 1) for request in trace.requests)
+    result = {"requests": len(trace.requests), "oversubscription": wanted / one.device_bytes, **totals}
     return Outcome({**result, "rows": rows}, [*_tables(rows), flat_table("Tiers", result), _stays(rows)])
 
 

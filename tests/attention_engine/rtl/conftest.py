@@ -10,7 +10,7 @@ from tests.conftest import function_of
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the sizes of a block as long, but for one: each takes a build of its own.
 
-    That one is of Icarus where there is one, which builds in a second and knows undefined values.
+    That one is of Icarus where there is one, which knows undefined values.
     """
     own = [item for item in items if item.path.parent == Path(__file__).parent and item.get_closest_marker("rtl")]
     chosen: dict[str, pytest.Item] = {}

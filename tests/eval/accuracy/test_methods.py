@@ -152,13 +152,13 @@ def test_killed_run_continues_where_it_stopped(tmp_path):
     assert [layer.number for layer in layers] == [1, 3]
     tried = trials(chosen("sparf,ours", contenders()), [4.0])
     first, ticks = ResultCache(tmp_path / "kept.jsonl"), []
-    whole = bench_methods({"a": layers}, tried, kept=first, tick=ticks.append)
+    whole = bench_methods({"a": layers}, tried, cache=first, tick=ticks.append)
     assert len(ticks) == 2 * len(tried) == 6
     lines = (tmp_path / "kept.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "kept.jsonl").write_text("".join(lines[:2]) + lines[2][:20])
     ticks.clear()
     again = ResultCache(tmp_path / "kept.jsonl")
-    assert bench_methods({"a": layers}, tried, kept=again, tick=ticks.append) == whole
+    assert bench_methods({"a": layers}, tried, cache=again, tick=ticks.append) == whole
     assert len(ticks) == 2
     again.close()
     assert not (tmp_path / "kept.jsonl").exists()

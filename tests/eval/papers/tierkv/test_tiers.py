@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,12 +10,12 @@ from rich.console import Console
 from vcsd_eval.papers.options import MachineOptions
 from vcsd_eval.papers.profiles import Gpu, Host, Model, Ssd
 from vcsd_eval.papers.tierkv import tiers
-from vcsd_eval.papers.tierkv.tiers import COMPARED, experiment, requests, summary
+from vcsd_eval.papers.tierkv.tiers import COMPARED, RequestOptions, experiment, summary
 
 
 @pytest.fixture(scope="module")
 def outcome():
-    return experiment(MachineOptions(), dram_gb="8,64,512", slices="50,200")
+    return experiment(MachineOptions(), RequestOptions(), dram_gb="8,64,512", slices="50,200")
 
 
 def test_mended_is_at_least_as_fast_as_others(outcome):
@@ -71,11 +72,11 @@ def test_summary_quotes_the_worst_run():
 def test_requests_come_from_trace_or_generator(tmp_path):
     file = tmp_path / "some.csv"
     file.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,30,4\n2.5,20,2\n3.5,20,2\n")
-    assert [request.arrival for request in requests(file, 2, None, 0, 1.0).requests] == [0, 2.5]
-    assert {request.arrival for request in requests(None, 5, None, 0, 1.0).requests} == {0}
-    assert requests(None, 5, 2.0, 0, 1.0).requests[-1].arrival > 0
+    assert [request.arrival for request in RequestOptions(file, count=2).requests(1.0).requests] == [0, 2.5]
+    assert {request.arrival for request in RequestOptions(count=5).requests(1.0).requests} == {0}
+    assert RequestOptions(count=5, rate=2.0).requests(1.0).requests[-1].arrival > 0
     with pytest.raises(ValueError, match="--rate has no effect with --trace"):
-        requests(file, 2, 1.0, 0, 1.0)
+        RequestOptions(file, count=2, rate=1.0).requests(1.0)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +85,13 @@ def test_requests_come_from_trace_or_generator(tmp_path):
         ({"dram_gb": "0"}, "dram_gb = '0': each must be at least 1"),
         ({"dram_gb": "1"}, r"request \d+: 1,8\d\d.\d\d MB of KV cache, and the tier host has 1,000.00 MB"),
         ({"slices": "x"}, "slices = 'x': needs numbers"),
-        ({"trace": tiers.Path("nowhere.csv")}, "trace nowhere.csv: No such file"),
+        ({"workload": RequestOptions(Path("nowhere.csv"))}, "trace nowhere.csv: No such file"),
         ({"ssd": "floppy"}, "ssd = 'floppy': must be a YAML file or one of"),
     ],
 )
 def test_invalid_input_is_one_line_error(options, reason):
     with pytest.raises(ValueError, match=reason):
-        experiment(MachineOptions(), **options)
+        experiment(MachineOptions(), **({"workload": RequestOptions()} | options))
 
 
 def test_gpu_filled_by_weights_is_refused():
@@ -100,5 +101,5 @@ def test_gpu_filled_by_weights_is_refused():
 
 def test_tiers_plot_is_written(tmp_path):
     out = tmp_path / "tiers.svg"
-    experiment(MachineOptions(), dram_gb="8,16", slices="200", count=20, plot=out)
+    experiment(MachineOptions(), RequestOptions(count=20), dram_gb="8,16", slices="200", plot=out)
     assert "<svg" in out.read_text()
