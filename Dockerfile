@@ -1,5 +1,5 @@
 # docker build -t vcsd . && docker run --rm vcsd run
-# Drives that outlive a container: docker run --rm -v vcsd:/data vcsd create csd0
+# Drives that outlive a container: docker run --rm -v vcsd:/data vcsd drive create csd0
 FROM python:3.12-slim
 
 RUN apt-get -qq update \

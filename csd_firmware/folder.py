@@ -232,7 +232,7 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
         return secret, False  # format version 1
     corrected = correct_single_bit(secret, int.from_bytes(content[_SECRET_BYTES:], "little"))
     if corrected is None or len(content) != _SECRET_BYTES + 4:
-        raise ValueError(f"{folder.name}/{SECRET} is damaged: replace it with vcsd fsck {folder.name}")
+        raise ValueError(f"{folder.name}/{SECRET} is damaged: replace it with vcsd drive fsck {folder.name}")
     return corrected[0], corrected == (secret, crc32(secret))
 
 

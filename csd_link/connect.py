@@ -100,6 +100,6 @@ def _identity(medium: WindowMedium, path: Path) -> Identity:
             return Identity.from_json(header.body)
         if time.monotonic() > deadline:
             raise DriveLostError(
-                f"{path} holds no drive's window: serve one there first (vcsd serve --window-device {path})"
+                f"{path} holds no drive's window: serve one there first (vcsd drive serve --window-device {path})"
             )
         time.sleep(0.02)

@@ -99,7 +99,7 @@ def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
             "module is loaded",
             loaded,
             "yes" if loaded else "no",
-            "vcsd nvmevirt load --module PATH/nvmev.ko (built according to NVMeVirt's README)",
+            "vcsd guest load --module PATH/nvmev.ko (built according to NVMeVirt's README)",
         ),
     ]
     if loaded:
@@ -109,7 +109,7 @@ def check(reservation: Reservation, root: Path = Path("/")) -> list[Finding]:
                 "module has the size of the reservation",
                 size == reservation.size_bytes,
                 f"{size >> 20}M",
-                "vcsd nvmevirt unload, then load it with the same --size",
+                "vcsd guest unload, then load it with the same --size",
             )
         )
     return findings

@@ -36,16 +36,22 @@ BENCHES = (
     ("bench", "ftl"),
     ("bench", "ftl", "--workload", "randread", "--requests", "200000"),
     ("bench", "ftl", "--workload", "churn", "--target-pe-cycles", "10"),
-    ("bench", "power-loss"),
+    ("verify", "power-loss"),
 )
 PARTS = "run", "drive", "families", "bench", "claims", "eval"
 CLAIMS = ("eval", "claims", "--simulate-all-layers")
 EVALS = (
     ("eval", "tiered-serving"),
     ("eval", "serving"),
-    ("eval", "prefix-reuse"),
-    ("eval", "prefix-cache", "--trace", "{data}/mooncake_conversation.jsonl"),
+    ("eval", "prefixes"),
+    ("eval", "prefixes", "--trace", "{data}/mooncake_conversation.jsonl"),
 )
+# Commands of this tree as older ones, which have no eval/verify/verify.py, call them; goes with the last such revision
+OLD_COMMANDS = {
+    "verify power-loss": "bench power-loss",
+    "eval prefixes --trace": "eval prefix-cache --trace",
+    "eval prefixes": "eval prefix-reuse",
+}
 FAMILIES = Path(__file__).with_name("family_tokens.py")
 DRIVE = """
 import sys
@@ -98,12 +104,18 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._renames = {} if (folder / "eval/verify/verify.py").exists() else OLD_COMMANDS
         scripts = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["scripts"]
         self._worker = self.start([sys.executable, "-c", WORKER, scripts["vcsd"]])
 
     def begin(self, words: Sequence[str]) -> None:
         """Start a command; `answer` returns its result."""
         assert self._worker.stdin
+        line = " ".join(words)
+        for name, old_name in self._renames.items():
+            if line.startswith(name):
+                words = [*old_name.split(), *words[len(name.split()) :]]
+                break
         print(json.dumps(list(words)), file=self._worker.stdin, flush=True)
 
     def answer(self) -> tuple[int, str, str, float]:

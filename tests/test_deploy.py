@@ -29,9 +29,9 @@ MAIN = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
 
 @contextmanager
 def served(*words):
-    """`vcsd serve` until the block ends, when it gets SIGTERM; it is ready when the block begins."""
+    """`vcsd drive serve` until the block ends, when it gets SIGTERM; it is ready when the block begins."""
     ready, tells = os.pipe()
-    command = [*MAIN, "serve", *words, "--ready-fd", str(tells)]
+    command = [*MAIN, "drive", "serve", *words, "--ready-fd", str(tells)]
     with tempfile.TemporaryFile("w+") as stderr:
         server = subprocess.Popen(command, pass_fds=[tells], stderr=stderr, text=True)
         os.close(tells)
@@ -47,7 +47,7 @@ def served(*words):
 
 
 def options_of(*words):
-    command = app.load(words[0])
+    command = dict(app.leaf_commands())[words]
     return {name for parameter in command.params for name in parameter.opts}
 
 
@@ -56,9 +56,9 @@ def test_commands_of_deployed_files_have_the_options_that_exist():
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     both, listens = {"--log-format", "--metrics"}, {"--listen", "--listen-remote", "--hosts-file"}
     for text, wanted in ((unit, both), (compose["services"]["drives"]["command"][-1], both | listens)):
-        words = text.partition("vcsd serve")[2].splitlines()[0].split()
+        words = text.partition("vcsd drive serve")[2].splitlines()[0].split()
         asked = {word for word in words if word.startswith("--")}
-        assert asked == wanted and asked <= options_of("serve")
+        assert asked == wanted and asked <= options_of("drive", "serve")
     assert "Type=notify" in unit and "KillSignal=SIGTERM" in unit and "KillMode=mixed" in unit
 
 
@@ -99,7 +99,7 @@ def test_hosts_outside_of_the_container_reach_its_drive(tmp_path):
     """With the options and the hosts of the compose file, at another port of this machine."""
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     drives = compose["services"]["drives"]
-    words = drives["command"][-1].partition("vcsd serve ")[2].split()
+    words = drives["command"][-1].partition("vcsd drive serve ")[2].split()
     (published,) = drives["ports"]
     (mounted,) = drives["configs"]
     assert published.split(":")[2] == words[words.index("--listen") + 1].split(":")[1]
@@ -111,7 +111,7 @@ def test_hosts_outside_of_the_container_reach_its_drive(tmp_path):
     words[words.index("--listen") + 1] = f"0.0.0.0:{port}"
     words[words.index("--metrics") + 1] = f"127.0.0.1:{metrics}"
     words[words.index("--hosts-file") + 1] = str(hosts)
-    assert subprocess.run([*MAIN, "create", "csd0"], capture_output=True, check=False).returncode == 0
+    assert subprocess.run([*MAIN, "drive", "create", "csd0"], capture_output=True, check=False).returncode == 0
     (nqn,) = yaml.safe_load(content)["hosts"]
     with served(*words):
         address = f"nvme+tcp://127.0.0.1:{port}?hostnqn="
@@ -195,7 +195,7 @@ def test_systemd_reads_the_unit(tmp_path):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_deployed_server_logs_metrics_and_stop():
-    assert subprocess.run([*MAIN, "create", "one"], capture_output=True, check=False).returncode == 0
+    assert subprocess.run([*MAIN, "drive", "create", "one"], capture_output=True, check=False).returncode == 0
     port = free_port()
     with served("--log-format", "json", "--metrics", f"127.0.0.1:{port}") as server:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
@@ -222,8 +222,10 @@ def stderr_of(pid):
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_invalid_or_taken_metrics_address_is_one_line():
-    assert subprocess.run([*MAIN, "create", "one"], capture_output=True, check=False).returncode == 0
+    assert subprocess.run([*MAIN, "drive", "create", "one"], capture_output=True, check=False).returncode == 0
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for address, says in (("9464", "must be HOST:PORT"), (f"127.0.0.1:{taken.getsockname()[1]}", "already in use")):
-            done = subprocess.run([*MAIN, "serve", "--metrics", address], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*MAIN, "drive", "serve", "--metrics", address], capture_output=True, text=True, check=False
+            )
             assert done.returncode and says in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -30,7 +30,7 @@ class Created(Protocol):
 def folder_of(drive: str, created: Created) -> Path:
     """Folder of an offline drive: a path, or the name of a created drive."""
     if find_server(drive):
-        raise ValueError(f"drive {drive} is served: stop vcsd serve first")
+        raise ValueError(f"drive {drive} is served: stop vcsd drive serve first")
     return Path(drive) if "/" in drive or Path(drive).is_dir() else created(drive)
 
 
@@ -100,7 +100,9 @@ def read_prefixes(drive: str, created: Created, tenant: str = DEFAULT) -> list[d
             return read_manifests(served)
     folder = folder_of(drive, created)
     if tenant != DEFAULT:
-        raise ValueError(f"drive {drive} is not served: only tenant {DEFAULT} can be read, vcsd serve gives the others")
+        raise ValueError(
+            f"drive {drive} is not served: only tenant {DEFAULT} can be read, vcsd drive serve gives the others"
+        )
     with closing(InProcessDrive.reopen(folder, private=True)) as device:
         return read_manifests(device)
 

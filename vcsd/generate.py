@@ -17,8 +17,6 @@ from csd_spec import ModelShape
 from host_driver.driver import Driver
 from host_driver.hf.cache_argument import forward_on
 from vcsd.loading import continuation
-from vcsd.progress import note
-from vcsd.redundancy_cost import Estimate
 from vcsd.session import DriveSession
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
@@ -70,7 +68,6 @@ class Continuation:
         stored: Tokens of a row at the end of the run.
         rows: New tokens of all rows, (B, steps).
         logits: Their logits, (steps, B, vocabulary).
-        redundancy_estimate: Modelled cost of redundancy, estimated before the run; None without drives.
     """
 
     text: str
@@ -80,7 +77,6 @@ class Continuation:
     wall_s: float
     rows: torch.Tensor
     logits: torch.Tensor
-    redundancy_estimate: Estimate | None
 
 
 @torch.inference_mode()
@@ -94,22 +90,17 @@ def continue_text(
     on_driver: Callable[[Driver], None] | None = None,
 ) -> Continuation:
     """Decode greedily in drives or tiers; `on_driver` is called before the prefill if there are drives."""
-    began, estimate = time.perf_counter(), None
+    began = time.perf_counter()
     with setting.attach(model) as elsewhere:
-        if isinstance(elsewhere, DriveSession):
-            if on_driver:
-                on_driver(elsewhere.driver)
-            rows, prompt_tokens = inputs["input_ids"].shape
-            estimate = elsewhere.redundancy_estimate(rows, prompt_tokens + new_tokens - 1, new_tokens - 1)
-            if elsewhere.config.redundancy != "none":
-                note(str(estimate))
+        if on_driver and isinstance(elsewhere, DriveSession):
+            on_driver(elsewhere.driver)
         tokens, logits = generate(model, inputs, new_tokens, on_token)
         report = elsewhere.report()
         wall_s = time.perf_counter() - began
     prompt, new = inputs["input_ids"][0].tolist(), tokens[0].tolist()
     stored = len(prompt) + tokens.shape[1] - 1
     text = continuation(tokenizer, prompt, new)
-    return Continuation(text, new, stored, report, wall_s, tokens, logits, estimate)
+    return Continuation(text, new, stored, report, wall_s, tokens, logits)
 
 
 @torch.inference_mode()

@@ -35,7 +35,6 @@ from vcsd.attach_options import (
 from vcsd.capacity_check import check_drives
 from vcsd.home_stack import HomeStack
 from vcsd.redundancy import open_redundant
-from vcsd.redundancy_cost import Decode, Estimate, HostCompute
 from vcsd.report import Report, method_statistics
 from vcsd.tiered import TierConfig, TierSession
 from vcsd.transport import check_method, methods_of
@@ -140,7 +139,6 @@ class DriveSession:
         driver: Driver,
         placed: LayerPlacement,
         config: AttachConfig,
-        host: HostCompute,
         methods: Collection[str] | None = None,
     ) -> None:
         """Create a session.
@@ -149,10 +147,9 @@ class DriveSession:
             driver: Ships attention to the drives.
             placed: Placement of the model's layers.
             config: Configuration.
-            host: The model's device.
             methods: Methods of the drives; None if unknown (drives refuse unknown methods).
         """
-        self.driver, self.placed, self.config, self._host, self._methods = driver, placed, config, host, methods
+        self.driver, self.placed, self.config, self._methods = driver, placed, config, methods
         self._attended: dict[str, float] | None = None
 
     def set_method(self, method: str, budget: SparsityBudget) -> None:
@@ -170,19 +167,6 @@ class DriveSession:
     def save_statistics(self) -> None:
         """Save the drives' own counters for later reports, before the drives are closed."""
         self._attended = method_statistics(self.driver)
-
-    def redundancy_estimate(self, rows: int, tokens: int, new_tokens: int) -> Estimate:
-        """Modelled cost of each redundancy if a drive is lost at the end of a decode; can be called before it.
-
-        Args:
-            rows: Number of sequences.
-            tokens: Stored tokens per sequence at the end.
-            new_tokens: Decoded tokens among these.
-        """
-        shape, spec = self.driver.shape, self.driver.devices[0].spec
-        decode = Decode.of(shape, len(self.driver.devices), rows, tokens, new_tokens)
-        layout = self.driver.attention.layout
-        return Estimate.on(spec, self.config.network, layout, shape, decode, self._host)
 
 
 @overload
@@ -259,8 +243,7 @@ def attach_with(model: PreTrainedModel, config: AttachConfig) -> Iterator[DriveS
         undo.callback(driver.close)
         if isinstance(drives, DriveSetConfig) and drives.data_dir:
             undo.callback(driver.flush)
-        host = HostCompute.assumed(model.num_parameters(), model.get_memory_footprint(), model.device.type != "cpu")
-        csd = DriveSession(driver, placed, config, host, methods)
+        csd = DriveSession(driver, placed, config, methods)
         undo.callback(csd.save_statistics)
         micro_batches = config.micro_batches or (1 if model.device.type == "cpu" else 2)
         undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))

@@ -1,8 +1,7 @@
-"""Administration of drives: identification, logs, format, snapshots, raw commands."""
+"""`vcsd drive show`, `log`, `format`, `copy`, `passthru`, `top`: administration of drives."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import closing
@@ -14,14 +13,27 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
+from csd_link.served_drive import DEFAULT
 from csd_spec import LogPage
 from vcsd.progress import status
-from vcsd_cli.guest import as_dict, findings_table
 from vcsd_cli.serve import find_created, running
 from vcsd_cli.shared import Output, OutputOption, print_json, report_done, show, stdout
 
-log = typer.Typer(help="Print log pages of a served or created drive, or of a drive folder.")
-config = typer.Typer(help="Print and validate description files, and print their JSON schema.")
+PAGE_HELP = """smart: health, data written, media errors; wear: write amplification, erases, bad blocks; latency:
+simulated times of commands since power-on; error: the last failed commands; programs: attention methods of the drive;
+prefixes: models whose prompt prefixes it stores"""
+
+
+class Page(StrEnum):
+    """Pages of `vcsd drive log`: the drive's own, and the manifests of prefixes."""
+
+    SMART = "smart"
+    WEAR = "wear"
+    LATENCY = "latency"
+    ERROR = "error"
+    PROGRAMS = "programs"
+    PREFIXES = "prefixes"
+
 
 DriveArgument = Annotated[str, typer.Argument(help="name of a drive, or a folder (see vcsd run --data-dir)")]
 
@@ -37,59 +49,44 @@ def _log(drive: str, page: LogPage) -> dict[str, Any]:
         return read_log(device, page)
 
 
-@log.command("smart")
-def log_smart(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print health: wear, spare blocks, data written, media errors."""
-    show(f"SMART, {drive}", _log(drive, LogPage.SMART), output)
-
-
-@log.command("wear")
-def log_wear(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print write amplification, erase histogram and bad blocks."""
-    show(f"wear, {drive}", _log(drive, LogPage.WEAR), output)
-
-
-@log.command("latency")
-def log_latency(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print simulated times of commands since power-on."""
-    page = _log(drive, LogPage.LATENCY)
-    _rows(f"latency, {drive}", [{"command": kind} | times for kind, times in page.items()], page, output)
-
-
-@log.command("error")
-def log_error(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print the last failed commands since power-on."""
-    page = _log(drive, LogPage.ERROR)
-    _rows(f"errors, {drive}", page["errors"], page, output)
-
-
-@log.command("programs")
-def log_programs(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print device-defined programs: the attention methods of the drive."""
-    page = _log(drive, LogPage.PROGRAMS)
-    _rows(f"programs, {drive}", page["programs"], page, output)
-
-
-def prefixes(
-    drive: DriveArgument,
-    tenant: Annotated[str, typer.Option(help="tenant that owns the prefixes")] = "default",
-    output: OutputOption = Output.NORMAL,
-) -> None:
-    """List the models whose prompt prefixes are stored in a drive (docs/prefixes.md)."""
+def _prefixes(drive: str, tenant: str) -> dict[str, Any]:
+    """Models whose prompt prefixes are stored in a drive, as their manifests."""
     from vcsd.administer import read_prefixes
 
-    manifests = read_prefixes(drive, _created, tenant)
-    rows = [
-        {
-            "model": (model := manifest.get("model", {})).get("name", "?"),
-            "identity": model.get("digest", "?"),
-            "files": len(model.get("files", [])),
-            "blocks": manifest["blocks"],
-            "tokens of a block": manifest.get("block_tokens", "?"),
-        }
-        for manifest in manifests
-    ]
-    _rows(f"prefixes, {drive}", rows, {"models": manifests}, output)
+    return {"models": read_prefixes(drive, _created, tenant)}
+
+
+def _prefix_row(manifest: dict[str, Any]) -> dict[str, Any]:
+    model = manifest.get("model", {})
+    return {
+        "model": model.get("name", "?"),
+        "identity": model.get("digest", "?"),
+        "files": len(model.get("files", [])),
+        "blocks": manifest["blocks"],
+        "tokens of a block": manifest.get("block_tokens", "?"),
+    }
+
+
+def log(
+    drive: DriveArgument,
+    page: Annotated[Page, typer.Argument(help=PAGE_HELP)] = Page.SMART,
+    tenant: Annotated[str | None, typer.Option(help="tenant that owns the prefixes (default: default)")] = None,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Print a log page of a served or created drive, or of a drive folder."""
+    if tenant is not None and page is not Page.PREFIXES:
+        raise ValueError(f"--tenant {tenant} has no effect on the {page} page: remove it")
+    log = _prefixes(drive, tenant or DEFAULT) if page is Page.PREFIXES else _log(drive, LogPage[page.name])
+    rows = {
+        Page.LATENCY: lambda: [{"command": kind} | times for kind, times in log.items()],
+        Page.ERROR: lambda: log["errors"],
+        Page.PROGRAMS: lambda: log["programs"],
+        Page.PREFIXES: lambda: [_prefix_row(manifest) for manifest in log["models"]],
+    }.get(page)
+    if rows:
+        _rows(f"{page}, {drive}", rows(), log, output)
+    else:
+        show(f"{page}, {drive}", log, output)
 
 
 def _rows(title: str, rows: list[dict[str, Any]], records: dict[str, Any], output: Output) -> None:
@@ -108,17 +105,18 @@ def _rows(title: str, rows: list[dict[str, Any]], records: dict[str, Any], outpu
     stdout().print(table)
 
 
-def id_ctrl(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print Identify Controller data (nvme-cli key names)."""
-    from vcsd.administer import identify_controller, opened
+def show_drive(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
+    """Print Identify Controller data, and size and use of the block namespace (nvme-cli's key names)."""
+    from vcsd.administer import identify_controller, opened, read_log
 
     with opened(drive, _created) as device:
-        show(f"controller, {drive}", identify_controller(device.spec, Path(drive).name), output)
-
-
-def id_ns(drive: DriveArgument, output: OutputOption = Output.NORMAL) -> None:
-    """Print size and utilization of the block namespace, in logical blocks."""
-    show(f"namespace, {drive}", _log(drive, LogPage.NAMESPACE), output)
+        controller = identify_controller(device.spec, Path(drive).name)
+        namespace = read_log(device, LogPage.NAMESPACE)
+    if output is Output.JSON:
+        print_json({"controller": controller, "namespace": namespace})
+    else:
+        show(f"controller, {drive}", controller, output)
+        show(f"block namespace, {drive}", namespace, output)
 
 
 def format_drive(
@@ -138,35 +136,21 @@ def format_drive(
     show(f"format, {drive}", {"sequences_freed": freed, "simulated_ns": took_ns}, output)
 
 
-def snapshot(
+def copy(
     drive: DriveArgument,
-    folder: Annotated[Path, typer.Argument(help="new folder for the snapshot")],
+    folder: Annotated[Path, typer.Argument(help="new folder for the copy")],
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Copy a drive's data and mapping, as of its last flush."""
-    from vcsd.administer import folder_of
+    """Copy a drive's data and mapping, as of its last flush. The copy is a drive: a snapshot, or one restored."""
+    from vcsd.administer import copy_drive, folder_of
 
-    _copy_drive(folder_of(drive, _created), folder, output)
-
-
-def restore(
-    snapshot: Annotated[Path, typer.Argument(help="folder of a snapshot")],
-    drive: Annotated[Path, typer.Argument(help="new folder for the drive")],
-    output: OutputOption = Output.NORMAL,
-) -> None:
-    """Create a drive from a snapshot."""
-    _copy_drive(snapshot, drive, output)
+    source = folder_of(drive, _created)
+    with status(f"copying {source} to {folder}"):
+        sequences = copy_drive(source, folder)
+    report_done(f"{folder}: {sequences} sequences", {"folder": str(folder), "sequences": sequences}, output)
 
 
-def _copy_drive(source: Path, target: Path, output: Output) -> None:
-    from vcsd.administer import copy_drive
-
-    with status(f"copying {source} to {target}"):
-        sequences = copy_drive(source, target)
-    report_done(f"{target}: {sequences} sequences", {"folder": str(target), "sequences": sequences}, output)
-
-
-def io_passthru(
+def passthru(
     drive: Annotated[str, typer.Argument(help="name of a served drive")],
     opcode: Annotated[str, typer.Option(help="command opcode, e.g. 0xca")],
     parameter: Annotated[list[str] | None, typer.Option("--cdw", "-p", help="next 32-bit parameter")] = None,
@@ -185,7 +169,7 @@ def io_passthru(
         show(f"dry run, {drive}", describe_request(request, 0), output)
         return
     if not find_server(drive):
-        raise ValueError(f"no drive {drive} is served: vcsd serve {drive} first")
+        raise ValueError(f"no drive {drive} is served: vcsd drive serve {drive} first")
     device = admin_window(drive)
     done = device.request(request, 0).result()
     device.close()
@@ -231,7 +215,7 @@ def top(
 
     before = look()
     if not before:
-        raise ValueError("no drive is served: start one with vcsd serve")
+        raise ValueError("no drive is served: start one with vcsd drive serve")
     if output is Output.JSON:
         print_json({"drives": before})
         return
@@ -263,67 +247,3 @@ def _top_table(before: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]
             f"{smart['waf']:.3f}",
         )
     return table
-
-
-def doctor(output: OutputOption = Output.NORMAL) -> None:
-    """Check the requirements of each transport, and print fixes for missing ones. Exit code 1: one is not ready."""
-    from vcsd.doctor import examine
-
-    findings = examine()
-    if output is Output.JSON:
-        print_json({"ways": [as_dict(finding) for finding in findings]})
-    else:
-        stdout().print(findings_table("Transports", findings))
-    if not all(finding.ok for finding in findings):
-        sys.exit(1)
-
-
-@config.command("show")
-def config_show(
-    preset: Annotated[str, typer.Argument(help="name of a preset; see docs/how-to/own-drive.md")] = "",
-) -> None:
-    """Print the description of a preset drive (default: the paper's) as YAML, to be changed and run."""
-    from csd_spec.presets import DRIVES, INSTCSD_ZYNQ7045_8CH
-    from nvmevirt_config import SHIPPED
-
-    if preset and preset not in DRIVES:
-        raise ValueError(f"{preset}: no such preset, there are {', '.join(DRIVES)}")
-    print((SHIPPED / f"{preset or INSTCSD_ZYNQ7045_8CH.name}.yaml").read_text(encoding="utf-8"), end="")
-
-
-@config.command("validate")
-def config_validate(
-    file: Annotated[Path, typer.Argument(help="description of a drive, or list of drives to serve")],
-    output: OutputOption = Output.NORMAL,
-) -> None:
-    """Validate a description file and print a summary."""
-    from nvmevirt_config import load_config, load_drive
-    from nvmevirt_config.document import read_yaml
-    from nvmevirt_config.serve_config import check_files
-
-    if "drives" in read_yaml(file, dict[str, Any]):
-        served = load_config(file).drives
-        check_files(served)
-        drives = {drive.name: drive.spec for drive in served}
-    else:
-        spec = load_drive(file)
-        drives = {spec.name: spec}
-    summary = {name: f"{spec.name}, {spec.geometry.capacity_bytes / 1e9:,.1f} GB" for name, spec in drives.items()}
-    show(f"{file} is valid", {"valid": True} | summary, output)
-
-
-class DescriptionKind(StrEnum):
-    """Kinds of description files."""
-
-    DRIVE = "drive"
-    DRIVES = "drives"
-
-
-@config.command("schema")
-def config_schema(what: Annotated[DescriptionKind, typer.Argument(help="one drive, or drives to serve")]) -> None:
-    """Print the JSON schema of a description file."""
-    from csd_spec import DriveSpec
-    from csd_spec.checked import adapter
-    from nvmevirt_config.serve_config import ServeFile
-
-    print(json.dumps(adapter(DriveSpec if what is DescriptionKind.DRIVE else ServeFile).json_schema(), indent=1))

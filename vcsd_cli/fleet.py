@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
@@ -87,8 +87,16 @@ def up(
 
 
 @fleet.command()
-def status(address: AddressOption = "", output: OutputOption = Output.NORMAL) -> None:
+def status(
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="serve Prometheus metrics there until interrupted")
+    ] = None,
+    address: AddressOption = "",
+    output: OutputOption = Output.NORMAL,
+) -> None:
     """Show the drives of the fleet: state, node, address, restarts."""
+    if metrics is not None:
+        _serve_metrics(metrics, address)
     table = _table(_cluster(address))
     now = time.time()
     rows = [
@@ -138,13 +146,9 @@ def down(address: AddressOption = "") -> None:
     err.print("the fleet is down")
 
 
-@fleet.command()
-def metrics(
-    at: Annotated[str, typer.Argument(metavar="HOST:PORT", help="address for Prometheus")] = "127.0.0.1:9465",
-    address: AddressOption = "",
-) -> None:
+def _serve_metrics(at: str, address: str) -> NoReturn:
     """Serve metrics of the fleet until interrupted: drives by state, restarts, generations."""
-    require("vcsd fleet metrics", "metrics", "prometheus_client")
+    require("--metrics", "metrics", "prometheus_client")
     from vcsd.drive_metrics import FleetCollector, serve_metrics
 
     _table(_cluster(address))

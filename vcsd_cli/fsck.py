@@ -1,4 +1,4 @@
-"""`vcsd fsck`: checks and repairs the folder of a drive."""
+"""`vcsd drive fsck`: checks and repairs the folder of a drive."""
 
 from __future__ import annotations
 

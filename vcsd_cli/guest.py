@@ -1,4 +1,4 @@
-"""`vcsd guest run`, `vcsd nvmevirt check|load|unload`: drives under the Linux NVMe driver."""
+"""`vcsd guest`: drives under the Linux NVMe driver, in a QEMU guest or with NVMeVirt."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_drive
 from nvmevirt_config.module import Reservation, check, load, unload
 from vcsd.progress import status
-from vcsd_cli.shared import Output, OutputOption, err, print_json, show, stdout
+from vcsd_cli.shared import Output, OutputOption, print_json, report_done, show, stdout
 
-guest = typer.Typer(help="Run drives under the Linux NVMe driver in a QEMU guest.")
-nvmevirt = typer.Typer(help="Check, load and unload the NVMeVirt kernel module.")
+guest = typer.Typer(help="Run drives under the Linux NVMe driver: in a QEMU guest, or with NVMeVirt on this machine.")
 
 MAX_PROMPT = 32768  # the random prompt fits in the guest's memory
 
@@ -107,29 +106,6 @@ def _reservation(start: int, size: int, cpus: str) -> Reservation:
     return Reservation(start_bytes=start << 20, size_bytes=size << 20, cpus=cores)
 
 
-@nvmevirt.command("check")
-def nvmevirt_check(
-    start: StartOption = 1024, size: SizeOption = 256, cpus: CpusOption = "1,2", output: OutputOption = Output.NORMAL
-) -> None:
-    """Check that memory and cores are reserved and the module is loaded; print fixes."""
-    reservation = _reservation(start, size, cpus)
-    findings = check(reservation)
-    if output is Output.JSON:
-        arguments = [reservation.kernel_argument, reservation.isolation_argument]
-        print_json(
-            {
-                "ready": all(finding.ok for finding in findings),
-                "kernel_arguments": arguments,
-                "module_options": reservation.module_options,
-                "findings": [as_dict(finding) for finding in findings],
-            }
-        )
-    else:
-        stdout().print(findings_table("NVMeVirt", findings))
-    if not all(finding.ok for finding in findings):
-        sys.exit(1)
-
-
 def as_dict(finding: Finding) -> dict[str, str | bool]:
     """A finding for JSON output."""
     return {"what": finding.what, "ok": finding.ok, "found": finding.found, "fix": "" if finding.ok else finding.fix}
@@ -145,21 +121,51 @@ def findings_table(title: str, findings: list[Finding]) -> Table:
     return table
 
 
-@nvmevirt.command("load")
-def nvmevirt_load(
-    module: Annotated[Path, typer.Option(help="nvmev.ko, built as in NVMeVirt's README")],
+@guest.command("load")
+def guest_load(
+    module: Annotated[Path | None, typer.Option(help="nvmev.ko, built as in NVMeVirt's README")] = None,
     start: StartOption = 1024,
     size: SizeOption = 256,
     cpus: CpusOption = "1,2",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="only check that memory and cores are reserved; print fixes")
+    ] = False,
+    output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Load the NVMeVirt module on the reserved memory."""
+    """Load the NVMeVirt module on the reserved memory of this machine, as root."""
     reservation = _reservation(start, size, cpus)
+    if dry_run:
+        _report(reservation, output)
+        return
+    if module is None:
+        raise ValueError("name the module: --module nvmev.ko, or check the machine with --dry-run")
     load(module, reservation)
     where = f"--window-device /dev/mem at byte {reservation.storage_start_bytes:#x}"
-    err.print(f"{module.name} is loaded; its namespace is in physical memory ({where}), see docs/drives.md")
+    done = {"module": str(module), "window_device": "/dev/mem", "offset_bytes": reservation.storage_start_bytes}
+    report_done(
+        f"{module.name} is loaded; its namespace is in physical memory ({where}), see docs/drives.md", done, output
+    )
 
 
-@nvmevirt.command("unload")
-def nvmevirt_unload() -> None:
+def _report(reservation: Reservation, output: Output) -> None:
+    """Print what NVMeVirt needs of this machine; exit code 1 if something is missing."""
+    findings = check(reservation)
+    if output is Output.JSON:
+        print_json(
+            {
+                "ready": all(finding.ok for finding in findings),
+                "kernel_arguments": [reservation.kernel_argument, reservation.isolation_argument],
+                "module_options": reservation.module_options,
+                "findings": [as_dict(finding) for finding in findings],
+            }
+        )
+    else:
+        stdout().print(findings_table("NVMeVirt", findings))
+    if not all(finding.ok for finding in findings):
+        sys.exit(1)
+
+
+@guest.command("unload")
+def guest_unload() -> None:
     """Unload the NVMeVirt module."""
     unload()

@@ -24,6 +24,22 @@ PIPE_CLOSED = 141  # exit code of a shell for a program that SIGPIPE ended
 STANDARD = 1, 2  # file descriptors of output and error
 GRACE_S = 1.2  # time from Ctrl-C until the process is ended
 
+DRIVE = {
+    "create": "vcsd_cli.serve:create",
+    "list": "vcsd_cli.serve:list_drives",
+    "serve": "vcsd_cli.serve:serve",
+    "delete": "vcsd_cli.serve:delete",
+    "show": "vcsd_cli.drive:show_drive",
+    "log": "vcsd_cli.drive:log",
+    "top": "vcsd_cli.drive:top",
+    "fsck": "vcsd_cli.fsck:fsck",
+    "format": "vcsd_cli.drive:format_drive",
+    "copy": "vcsd_cli.drive:copy",
+    "passthru": "vcsd_cli.drive:passthru",
+    "record": "vcsd_cli.block_trace:record",
+    "replay": "vcsd_cli.block_trace:replay",
+}
+
 root = typer.Typer(add_completion=False)
 
 
@@ -47,33 +63,18 @@ app = LazyGroup(
     "Emulate computational storage drives that run LLM attention next to the flash.",
     {
         "run": "vcsd_cli.run:run",
-        "report": "vcsd_eval.papers.report:report",
-        "whatif": "vcsd_eval.whatif.whatif:whatif",
-        "id-ctrl": "vcsd_cli.drive:id_ctrl",
-        "id-ns": "vcsd_cli.drive:id_ns",
-        "fsck": "vcsd_cli.fsck:fsck",
-        "format": "vcsd_cli.drive:format_drive",
-        "io-passthru": "vcsd_cli.drive:io_passthru",
-        "top": "vcsd_cli.drive:top",
-        "prefixes": "vcsd_cli.drive:prefixes",
-        "doctor": "vcsd_cli.drive:doctor",
-        "snapshot": "vcsd_cli.drive:snapshot",
-        "restore": "vcsd_cli.drive:restore",
-        "serve": "vcsd_cli.serve:serve",
         "serve-model": "vcsd_cli.serve_model:serve_model",
-        "fleet": "vcsd_cli.fleet:fleet",
-        "create": "vcsd_cli.serve:create",
-        "list": "vcsd_cli.serve:list_drives",
-        "delete": "vcsd_cli.serve:delete",
-        "bench": LazyGroup("bench", "Benchmark and stress-test the emulator.", BENCH),
-        "eval": LazyGroup("eval", "Evaluate attention methods, placement policies and the papers' claims.", EVAL),
-        "log": "vcsd_cli.drive:log",
-        "config": "vcsd_cli.drive:config",
+        "drive": LazyGroup("drive", "Create, serve, inspect and repair drives.", DRIVE),
+        "config": "vcsd_cli.config:config",
         "model": "vcsd_cli.model:model",
-        "convert": "vcsd_cli.convert:convert",
+        "fleet": "vcsd_cli.fleet:fleet",
         "guest": "vcsd_cli.guest:guest",
-        "nvmevirt": "vcsd_cli.guest:nvmevirt",
-        "trace": "vcsd_cli.trace:trace",
+        "eval": LazyGroup("eval", "Evaluate attention methods, placement policies and the papers' claims.", EVAL),
+        "whatif": "vcsd_eval.whatif.whatif:whatif",
+        "bench": LazyGroup("bench", "Speed of the emulator, beside that of its rivals.", BENCH),
+        "verify": "vcsd_eval.verify.verify:verify",
+        "report": "vcsd_eval.papers.report:report",
+        "doctor": "vcsd_cli.doctor:doctor",
     },
     [*typer.main.get_group(root).params, *typer.main.get_install_completion_arguments()],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,11 +10,9 @@ import typer
 from vcsd.models import PRETRAINED, get_model, models_dir
 from vcsd.progress import status
 from vcsd.tables import table
-from vcsd_cli.convert import convert
 from vcsd_cli.shared import Output, OutputOption, print_json, show, stdout
 
 model = typer.Typer(help="Fetch pretrained models, and convert models of other programs.")
-model.add_typer(convert, name="convert")
 
 
 @model.callback()
@@ -40,6 +39,30 @@ def get(
         "shape": pretrained.shape,
     }
     show(f"Ready: --model {name}", said, output)
+
+
+@model.command("convert")
+def convert(
+    file: Annotated[Path, typer.Argument(help="GGUF file (llama.cpp), or a llama2.c model, e.g. stories260K.bin")],
+    out: Annotated[Path, typer.Argument(help="folder to create")],
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer of a llama2.c model, e.g. tok512.bin; a GGUF file has its own")
+    ] = None,
+    output: OutputOption = Output.NORMAL,
+) -> None:
+    """Convert a GGUF or llama2.c model to a folder for `--model`; quantized weights are dequantized."""
+    if out.exists():
+        raise ValueError(f"{out} exists already: choose another folder")
+    with status("converting, a minute or two"):
+        if tokenizer:
+            from vcsd_eval.model.llama2c import convert_model
+
+            shape = convert_model(file, tokenizer, out)
+        else:
+            from vcsd.gguf import convert_gguf
+
+            shape = convert_gguf(file, out)
+    show(f"Written to {out}", shape, output)
 
 
 @model.command("list")

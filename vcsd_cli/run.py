@@ -306,14 +306,12 @@ def _checked(
 
 def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes | None) -> dict[str, Any]:
     """JSON output of a run."""
-    estimate = done.redundancy_estimate
     return {
         "text": done.text,
         "tokens": done.tokens,
         "agreement": asdict(agreed) if agreed else None,
         "step_comparison": asdict(times) if times else None,
         **done.report.to_dict(),
-        "redundancy_estimate": estimate.to_dict() if estimate else None,
         "wall_s": done.wall_s,
     }
 

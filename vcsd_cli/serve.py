@@ -1,4 +1,4 @@
-"""`vcsd serve`, `create`, `list`, `delete`: drives in their own processes."""
+"""`vcsd drive serve`, `create`, `list`, `delete`: drives in their own processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_created(name: str) -> Path:
     drives = created()
     if name not in drives:
         raise ValueError(
-            f"no drive {name!r}: {'there are ' + ', '.join(drives) if drives else 'vcsd create makes one'}"
+            f"no drive {name!r}: {'there are ' + ', '.join(drives) if drives else 'vcsd drive create makes one'}"
         )
     return drives[name]
 
@@ -168,7 +168,7 @@ def serve(
         drives = tuple(replace(drive, listen=listen) for drive in drives)
     for drive in drives:
         if find_server(drive.name):
-            raise ValueError(f"drive {drive.name} is served already: stop the other vcsd serve first")
+            raise ValueError(f"drive {drive.name} is served already: stop the other vcsd drive serve first")
     reports.check(listen)
 
     def started(drive: ServedDrive | None) -> None:
@@ -252,7 +252,7 @@ def _config(what: list[str]) -> ServedDrives:
         return load_config(expand(Path(files[0])))
     names = what or list(created())
     if not names:
-        raise ValueError("there is no drive: create one with vcsd create NAME, or name a config file")
+        raise ValueError("there is no drive: create one with vcsd drive create NAME, or name a config file")
     return ServedDrives(tuple(drive for name in names for drive in load_config(find_created(name)).drives))
 
 
@@ -301,7 +301,7 @@ def create(
     ] = None,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Create a file-backed drive. Start it with `vcsd serve NAME`."""
+    """Create a file-backed drive. Start it with `vcsd drive serve NAME`."""
     from csd_firmware.folder import describe
     from vcsd.administer import size_namespace
 
@@ -316,7 +316,7 @@ def create(
     )
     served = entry.served(folder, restarts=True)
     if folder.exists():
-        raise ValueError(f"drive {name} exists: vcsd delete {name} first, or take another name")
+        raise ValueError(f"drive {name} exists: vcsd drive delete {name} first, or take another name")
     private_dir(home())
     aside = private_dir(home() / f".{os.getpid()}")
     try:
@@ -329,7 +329,7 @@ def create(
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    done = f"{folder}: created; start it with vcsd serve {name}"
+    done = f"{folder}: created; start it with vcsd drive serve {name}"
     report_done(done, {"name": name, "folder": str(folder), "drive": served.spec.name}, output)
 
 
@@ -369,7 +369,7 @@ def delete(
 
     folder = find_created(name).parent
     if find_server(name):
-        raise ValueError(f"drive {name} is served: stop vcsd serve first")
+        raise ValueError(f"drive {name} is served: stop vcsd drive serve first")
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete {folder} and all its data?", err=True):
         raise ValueError(f"{folder} was not deleted: say --yes")
     delete_drive(folder)

@@ -137,7 +137,7 @@ def _discovered(where: _Where) -> list[Endpoint]:
     try:
         return [Endpoint(host, record.port, record.nqn) for record in discover(host, port, where.host_nqn, where.tls)]
     except (OSError, StatusError) as error:
-        advice = f"serve one there first (vcsd serve --listen {host}:{port})"
+        advice = f"serve one there first (vcsd drive serve --listen {host}:{port})"
         if isinstance(error, StatusError) and error.status == Code.INVALID_HOST:
             advice = (
                 "it refuses this host: take a name that its --hosts-file lists (?hostnqn=NQN at the end of the address)"

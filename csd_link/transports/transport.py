@@ -34,12 +34,12 @@ def check_served(drives: DriveSetConfig, where: str) -> None:
     if drives.methods_file:
         raise ValueError(
             f"methods = {drives.methods_file}: the drives at {where} are already served, and use the methods that their"
-            f" operator has loaded (vcsd serve --methods-file)"
+            f" operator has loaded (vcsd drive serve --methods-file)"
         )
     if drives.has_overrides:
         raise ValueError(
             f"durability, medium and threads of the drives at {where} are set by their operator"
-            f" (vcsd serve --flush-durability, --medium, --kernel-threads)"
+            f" (vcsd drive serve --flush-durability, --medium, --kernel-threads)"
         )
 
 

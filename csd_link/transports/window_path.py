@@ -65,7 +65,7 @@ def _is_served(path: Path) -> bool:
             return True
         if not path.is_file():
             raise DriveLostError(
-                f"no drive answers at {path}: serve one there first (vcsd serve --window-device {path})"
+                f"no drive answers at {path}: serve one there first (vcsd drive serve --window-device {path})"
             )
         return False
     finally:

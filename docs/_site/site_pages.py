@@ -153,7 +153,7 @@ def schema(root: Path, name: str) -> dict[str, Any]:
 
 
 def serve_file(root: Path) -> str:
-    """Fields of the file of `vcsd serve`, without those of a drive's description."""
+    """Fields of the file of `vcsd drive serve`, without those of a drive's description."""
     serve, one = schema(root, "drives"), schema(root, "drive")
     text = [*structure("ServeFile", serve)]
     for name, definition in serve["$defs"].items():

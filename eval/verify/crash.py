@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
 from csd_io.medium import Kind
@@ -27,10 +26,7 @@ from ftl.kv.layouts.coarse import decode_scores, decode_values
 from ftl.kv.layouts.codes import to_fp32
 from ftl.kv.layouts.group_map import PackedMap
 from ftl.kv.values import VALUES
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, no_tick, progress
-from vcsd_eval.experiment import Outcome, flat
-from vcsd_eval.options import MediumOption
+from vcsd.progress import Tick, no_tick
 from vcsd_eval.verify.random_host import DRIVE, KEYS, LOGICAL_PAGES, VALUE_KEYS, RandomHost, State, is_stored
 from vcsd_eval.verify.simulation.disk import Killed
 from vcsd_eval.verify.tested_storage import Place, place
@@ -361,16 +357,3 @@ def _host_cuts(where: Place, seed: int, cuts: int, killed: bool, tick: Tick) -> 
                 break
             tick(None)
     return total
-
-
-def experiment(
-    cuts: Annotated[
-        int, typer.Option("--min-power-cuts", min=2, max=10**9, help="minimum number of cut points")
-    ] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the traces")] = 0,
-    medium: MediumOption = "memory",
-) -> Outcome:
-    """Cut the power at every moment of a trace of all verbs, and at random in longer ones; then compare every byte."""
-    with progress("power cuts", cuts + cuts // 10 + sum(_deaths(cuts, medium))) as tick:
-        result = bench_crash(cuts, seed, tick, medium)
-    return flat("power cuts", result, failed=bool(result["lost"] or result["wrong"]))

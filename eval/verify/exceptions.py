@@ -8,18 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from csd_io.medium import KINDS
 from csd_spec import LAYOUTS, Flush, GetLog, KvCrop, KvRead, LogPage, SeqCreate, Status
 from ftl import FtlError
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, no_tick, progress
-from vcsd.tables import flat_table
-from vcsd_eval.experiment import Outcome
+from vcsd.progress import Tick, no_tick
 from vcsd_eval.sweep import sweep
 from vcsd_eval.verify.injector import ROOT, Event, InjectedInterrupt, Injector
 from vcsd_eval.verify.interrupted import CASES, LAYERS, InterruptedDrives, Observed, PowerCycle, observe
@@ -209,19 +205,3 @@ def bench_exceptions(points: int, seed: int, jobs: int, tick: Tick = no_tick) ->
         "seed": seed,
         "found": [each for _, found, _ in results for each in found],
     }
-
-
-def experiment(
-    points: Annotated[int, typer.Option(min=1, max=10**7, help="exceptions to raise")] = 20_500,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for the choice of events")] = 0,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
-) -> Outcome:
-    """Raise an exception inside every verb, at lines and allocations, and compare what the drive holds afterwards.
-
-    A drive that fails must write nothing more, go on reading, and hold its last flush after power-on.
-    """
-    with progress("exceptions", points) as tick:
-        result = bench_exceptions(points, seed, workers, tick)
-    shown = {key: value for key, value in result.items() if isinstance(value, int)}
-    bad = bool(result["lost"] or result["wrong"])
-    return Outcome(result, [flat_table("exceptions", shown)], result["found"][:20], failed=bad)

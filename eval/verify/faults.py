@@ -13,23 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
-from csd_io.medium import Medium
+from csd_io.medium import Kind, Medium
 from csd_link.driveset import DriveSetConfig
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
 from csd_spec import AttentionConfig, CompressionBudget
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
+from vcsd.progress import Tick
 from vcsd.session import AttachConfig, attach_with
-from vcsd_eval.experiment import Outcome, flat
-from vcsd_eval.options import MediumOption
 
 CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
 MAX_PAUSE_S = 0.4  # between two kills
@@ -39,17 +35,12 @@ MAX_PAUSE_S = 0.4  # between two kills
 class KillLoad:
     """Number of kills, and the decode."""
 
-    kills: Annotated[int, typer.Option(min=1, max=10**6, help="number of kills")] = 100
-    drives: Annotated[int, typer.Option(min=1, max=4, help="number of virtual drives, one process each")] = 2
-    tokens: Annotated[
-        int,
-        typer.Option(min=1, max=512, help="length of a decode, tokens; decodes are repeated until all kills are done"),
-    ] = 128
-    flush_interval_steps: Annotated[
-        int, typer.Option(min=0, max=512, help="decode steps between flushes; 0 disables flushing")
-    ] = 8
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the kill times")] = 0
-    medium: MediumOption = "memory"
+    kills: int = 100
+    drives: int = 2
+    tokens: int = 128  # of a decode; decodes are repeated until all kills are done
+    flush_interval_steps: int = 8
+    seed: int = 0
+    medium: Kind = "memory"
 
 
 class Killer(threading.Thread):
@@ -86,7 +77,7 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
     """Repeat decodes of `tokens` tokens until drives with flash in files were killed `kills` times.
 
     Returns:
-        lost_tokens: Tokens that a decode did not reach. wrong_tokens: Tokens that differ from the undisturbed run.
+        lost: Tokens that a decode did not reach. wrong: Tokens that differ from the undisturbed run.
             recovery: Wall-clock time from a kill until the drive has its former state. notice: Time from a kill until
             the driver detects it, for kills with a command in flight or submitted within the next second.
     """
@@ -118,8 +109,8 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
     return {
         "medium": asked.medium,
         "kills": sum(map(len, killer.moments.values())),
-        "lost_tokens": lost,
-        "wrong_tokens": wrong,
+        "lost": lost,
+        "wrong": wrong,
         "mean_recovery_s": mean(recoveries or [0.0]),
         "max_recovery_s": max(recoveries, default=0.0),
         "max_notice_s": max(notices, default=0.0),
@@ -141,10 +132,3 @@ def _delays(devices: Sequence[RecoveringDrive], moments: dict[str, list[float]])
                 recoveries.append(ended - kills[0])
             before = ended
     return notices, recoveries
-
-
-def experiment(load: KillLoad) -> Outcome:
-    """Kill drives (SIGKILL) at random moments of a decode; they restart and the tokens stay the same."""
-    with progress("kills", load.kills) as tick:
-        result = bench_faults(load, tick)
-    return flat("faults", result, failed=bool(result["lost_tokens"] or result["wrong_tokens"]))

@@ -7,19 +7,16 @@ from collections import Counter
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from csd_firmware import InProcessDrive
 from csd_firmware.folder import DriveFolder, secret_of
 from csd_firmware.logs import smart
 from ftl import Ftl, Nand, UncorrectableReadError
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, no_tick, progress
+from vcsd.progress import Tick, no_tick
 from vcsd_eval import sweep
-from vcsd_eval.experiment import Outcome, flat
 from vcsd_eval.verify.random_host import DRIVE, RandomHost, is_stored
 
 FLIPS_A_DRIVE = 250
@@ -170,16 +167,3 @@ def bench_flips(flips: int, seed: int, workers: int = 2, tick: Tick = no_tick) -
     outcomes = ("reported", "corrected", "harmless", "silent")
     by_kind = {kind: {outcome: counts[f"{outcome}_{kind}"] for outcome in outcomes} for kind in KINDS}
     return {"flips": flips} | {outcome: counts[outcome] for outcome in outcomes} | {"by_kind": by_kind, "seed": seed}
-
-
-def experiment(
-    flips: Annotated[
-        int, typer.Option("--count", min=1, max=10_000_000, help="number of positions to damage")
-    ] = 10_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the drives and positions")] = 0,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
-) -> Outcome:
-    """Flip bits in all files of a drive, one position at a time: every loss must be reported."""
-    with progress("flips", flips) as tick:
-        result = bench_flips(flips, seed, workers, tick)
-    return flat("flips", result, failed=bool(result["silent"]))

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from csd_firmware import Firmware
 from csd_firmware.tenants import Tenant
@@ -42,10 +41,7 @@ from csd_spec import (
 )
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from csd_spec.verbs import VERBS, SequenceAccess
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
-from vcsd_eval.experiment import Outcome, flat
-from vcsd_eval.options import MediumOption
+from vcsd.progress import Tick
 from vcsd_eval.verify.coverage import Coverage
 from vcsd_eval.verify.fuzz_values import FuzzedValues
 from vcsd_eval.verify.tested_storage import Place, place
@@ -363,15 +359,3 @@ def mutated(corpus: list[WireRequest], handles: list[int], draw: random.Random) 
                 parameters = list(other.parameters) if draw.random() < 0.5 else parameters
                 payload = bytearray(other.payload) if draw.random() < 0.5 else payload
     return WireRequest(opcode, tuple(parameters), bytes(payload))
-
-
-def experiment(
-    inputs: Annotated[int, typer.Option(min=1, max=10**9, help="mutated commands and window images")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the mutations")] = 0,
-    medium: MediumOption = "memory",
-) -> Outcome:
-    """Send mutated commands, Key Value commands and damaged windows to a drive that two tenants share."""
-    with progress("inputs, 10,000 each", inputs // 10_000) as tick:
-        result = bench_fuzz(inputs, seed, tick, medium)
-    failed = any(result[key] for key in ("crashes", "hangs", "leaks", "state_changes", "values_wrong"))
-    return flat("fuzz", result, failed=failed)

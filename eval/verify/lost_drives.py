@@ -14,10 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import typer
 
 from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
@@ -25,11 +24,8 @@ from csd_link.run_dir import pid_path
 from csd_spec import AttentionConfig, CompressionBudget, DriveError
 from vcsd.generate import Inputs, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
+from vcsd.progress import Tick
 from vcsd.session import AttachConfig, attach_with
-from vcsd.tables import table
-from vcsd_eval.experiment import Outcome
 
 DRIVES, NODES = 4, 2
 FILLED_S = 60.0  # within which a replacement is filled
@@ -39,10 +35,10 @@ FILLED_S = 60.0  # within which a replacement is filled
 class LossOptions:
     """Number of losses, and the decode."""
 
-    kills: Annotated[int, typer.Option(min=1, max=10**5, help="losses for each redundancy; every third is a node")] = 25
-    tokens: Annotated[int, typer.Option(min=8, max=512, help="length of a decode, one for each loss")] = 48
-    transport: Annotated[Literal["process", "nvme+tcp"], typer.Option(help="transport of the drives")] = "process"
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the drives and of the loss times")] = 0
+    kills: int = 25  # for each redundancy; every third is of a node
+    tokens: int = 48  # of a decode, one for each loss
+    transport: Literal["process", "nvme+tcp"] = "process"
+    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -126,7 +122,7 @@ def bench_lost_drives(options: LossOptions, tick: Tick) -> dict[str, Any]:
     survived = [result[each] for each in ("mirror", "recompute")]
     return {
         **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong", "not_redundant")},
-        "none_refused": result["none"]["refused"],
+        "not_refused": int(not result["none"]["refused"]),
         "by_redundancy": result,
         "transport": options.transport,
         "seed": options.seed,
@@ -180,39 +176,3 @@ def _lose(
             tally.redundant_s.append(max(refilled))
         else:
             tally.not_redundant += 1
-
-
-def experiment(options: LossOptions) -> Outcome:
-    """Lose drives and nodes permanently in the middle of a decode; with redundancy the tokens stay the same."""
-    with progress("losses", 1 + 2 * options.kills) as tick:
-        result = bench_lost_drives(options, tick)
-    rows = [
-        (
-            name,
-            f"{row['kills']} ({row['nodes']})",
-            f"{row['lost']}, {row['wrong']}",
-            str(row["refused"]),
-            f"{row['storage_overhead']:.0%}",
-            _span(row, "time_to_degraded_service_s"),
-            _span(row, "time_to_full_redundancy_s"),
-        )
-        for name, row in result["by_redundancy"].items()
-    ]
-    columns = (
-        "redundancy",
-        "losses (nodes)",
-        "tokens lost, wrong",
-        "refused",
-        "storage overhead",
-        "degraded service after, s",
-        "full redundancy after, s",
-    )
-    shown = table("Lost drives (times: median, maximum)", columns, rows)
-    bad = result["lost"] or result["wrong"] or result["not_redundant"] or not result["none_refused"]
-    return Outcome(result, [shown], failed=bool(bad))
-
-
-def _span(row: dict[str, Any], name: str) -> str:
-    if row[f"{name}_median"] is None:
-        return "never"
-    return f"{row[f'{name}_median']:.2f}, {row[f'{name}_max']:.2f}"

@@ -15,10 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
 from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
@@ -34,16 +33,15 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from vcsd.administer import admin_window, read_log
 from vcsd.generate import generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
+from vcsd.progress import Tick
 from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import FACTORY
-from vcsd_eval.experiment import Outcome, flat
 from vcsd_eval.verify.faulty_proxy import FAULTS, FaultyProxy
 
 DIGESTS = Digests(header=True, data=True)
 MOST_BYTES = 4 << 20  # between two faults of a drive
 KINDS = FAULTS
+DRIVES, TOKENS = 2, 64  # of a decode
 REFUSALS = 10  # of each kind
 _LOOPBACK = "127.0.0.1"
 
@@ -99,7 +97,7 @@ def _executed(drive: ServedDrive) -> Counter[str]:
 
 
 @torch.inference_mode()
-def bench_nvme_cuts(cuts: int, drives: int, tokens: int, seed: int, tick: Tick) -> dict[str, Any]:
+def bench_nvme_cuts(cuts: int, seed: int, tick: Tick, drives: int = DRIVES, tokens: int = TOKENS) -> dict[str, Any]:
     """Repeat decodes of `tokens` tokens until connections to drives had `cuts` faults.
 
     Returns:
@@ -164,21 +162,3 @@ def _refusals(drives: list[ServedDrive], host: str) -> dict[str, int]:
     missed = 2 * REFUSALS * len(drives) - refused.total()
     changed = sum((_executed(served) - counts).total() for served, counts in zip(drives, before, strict=True))
     return {"refused_nqn": refused["nqn"], "refused_host": refused["host"], "refusals_missed": missed + changed}
-
-
-def experiment(
-    cuts: Annotated[int, typer.Option(min=1, max=10**6, help="number of connection faults")] = 50,
-    drives: Annotated[int, typer.Option(min=1, max=4, help="virtual drives")] = 2,
-    tokens: Annotated[
-        int,
-        typer.Option(
-            min=1, max=512, help="length of a decode, tokens; decodes are repeated until all faults are injected"
-        ),
-    ] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the faults")] = 0,
-) -> Outcome:
-    """Cut, delay and damage connections to drives over NVMe/TCP in a decode; the tokens stay the same."""
-    with progress("faults", cuts) as tick:
-        result = bench_nvme_cuts(cuts, drives, tokens, seed, tick)
-    failed = any(result[key] for key in ("lost", "wrong", "twice", "refusals_missed"))
-    return flat("nvme-cuts", result, failed=failed)

@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
@@ -35,9 +34,7 @@ from csd_link.window import WindowLayout
 from csd_spec import KvAppend, KvExist, KvName, KvRead, SeqCreate
 from csd_spec.arrays import KEY
 from ftl import Nand
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
-from vcsd_eval.experiment import Outcome, flat
+from vcsd.progress import Tick
 from vcsd_eval.verify.fuzz import DRIVE, Findings
 from vcsd_eval.verify.nvme_mutants import OWN_LBA, STATES, Attacker, exchange, statuses
 
@@ -233,14 +230,3 @@ def _connection(world: NvmeFuzzWorld, state: str, findings: Findings) -> int:
     if Code.INTERNAL_ERROR in ended:
         findings.note("crashes", f"internal error: {said}")
     return len(pdus)
-
-
-def experiment(
-    pdus: Annotated[int, typer.Option(min=1, max=10**9, help="mutated PDUs")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed of the mutations")] = 0,
-) -> Outcome:
-    """Send mutated PDUs and commands to an NVMe/TCP controller that an honest host uses too."""
-    with progress(f"PDUs, {RENEW:,} each", -(-pdus // RENEW)) as tick:
-        result = bench_nvme_fuzz(pdus, seed, tick)
-    failed = any(result[key] for key in ("crashes", "hangs", "leaks", "state_changes"))
-    return flat("nvme-fuzz", result, failed=failed)

@@ -62,11 +62,11 @@ def check_sizes(folder: Folder, wanted: dict[str, int]) -> None:
     present = folder.sizes()
     for name, size in wanted.items():
         if name not in present:
-            raise ValueError(f"{folder.name}/{name} is missing: vcsd fsck {folder.name} says what is left")
+            raise ValueError(f"{folder.name}/{name} is missing: vcsd drive fsck {folder.name} says what is left")
         if present[name] != size:
             raise ValueError(
                 f"{folder.name}/{name}: has {present[name]:,} bytes instead of {size:,}: "
-                f"vcsd fsck {folder.name} says what is left"
+                f"vcsd drive fsck {folder.name} says what is left"
             )
 
 
@@ -143,7 +143,9 @@ class NandFiles:
         generations = self._generations()
         older = "; ".join(f"{name} {what}" for name, what in older_files(generations).items())
         if older:
-            raise ValueError(f"{folder.name}: {older}: put all files of one copy there, or run vcsd fsck {folder.name}")
+            raise ValueError(
+                f"{folder.name}: {older}: put all files of one copy there, or run vcsd drive fsck {folder.name}"
+            )
         readable = [generation for generation in generations.values() if generation is not None]
         self.generation = max(readable, default=0)
         self.same_generation = set(generations.values()) <= {self.generation}

@@ -44,7 +44,7 @@ def served(kept, tmp_path):
     kept.chmod(0o700)
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "other", "path": str(kept)}]}))
-    server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
+    server = subprocess.Popen([*COMMAND, "drive", "serve", str(config), "--quiet"])
     until(lambda: find_server("other") or server.poll() is not None)
     yield kept
     server.terminate()
@@ -74,30 +74,30 @@ def test_served_folder_refuses_second_process(served, capsys, monkeypatch, tmp_p
 
 def test_served_folder_refuses_format_copy_and_serve(served, capsys, monkeypatch, tmp_path):
     pid = (served / "lock").read_text().strip()
-    for words in (("format", str(served), "--yes"), ("snapshot", str(served), str(tmp_path / "copy"))):
+    for words in (("drive", "format", str(served), "--yes"), ("drive", "copy", str(served), str(tmp_path / "copy"))):
         assert f"process {pid} has this drive's folder" in refused(capsys, monkeypatch, *words)
     assert not (tmp_path / "copy").exists()
     (tmp_path / "again.yaml").write_text(yaml.safe_dump({"drives": [{"name": "third", "path": str(served)}]}))
     again = subprocess.run(
-        [*COMMAND, "serve", str(tmp_path / "again.yaml")], capture_output=True, text=True, check=False
+        [*COMMAND, "drive", "serve", str(tmp_path / "again.yaml")], capture_output=True, text=True, check=False
     )
     assert (again.returncode, f"process {pid} has" in again.stderr) == (1, True)
-    code, out, _ = vcsd(capsys, monkeypatch, "log", "wear", str(served), "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", str(served), "wear", "-o", "json")
     assert (code, json.loads(out)["pages_groups"] > 0) == (0, True)  # a reader needs no lock
 
 
 def test_delete_drive_served_under_other_name_refused(capsys, monkeypatch, tmp_path):
-    assert vcsd(capsys, monkeypatch, "create", "mine")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "create", "mine")[0] == 0
     folder = tmp_path / "home" / "mine"
     config = tmp_path / "drives.yaml"
     config.write_text(yaml.safe_dump({"drives": [{"name": "alias", "path": str(folder)}]}))
-    server = subprocess.Popen([*COMMAND, "serve", str(config), "--quiet"])
+    server = subprocess.Popen([*COMMAND, "drive", "serve", str(config), "--quiet"])
     until(lambda: find_server("alias") or server.poll() is not None)
-    assert "has this drive's folder" in refused(capsys, monkeypatch, "delete", "mine")
+    assert "has this drive's folder" in refused(capsys, monkeypatch, "drive", "delete", "mine")
     assert folder.exists()
     server.terminate()
     server.wait()
-    assert vcsd(capsys, monkeypatch, "delete", "mine")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "delete", "mine")[0] == 0
 
 
 def test_a_folder_is_free_again_when_its_process_is_killed(kept, capsys, monkeypatch, tmp_path):
@@ -105,11 +105,11 @@ def test_a_folder_is_free_again_when_its_process_is_killed(kept, capsys, monkeyp
     code += "device = InProcessDrive.reopen(Path(sys.argv[1])); print('open', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(kept)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"open\n"
-    assert f"process {process.pid} has" in refused(capsys, monkeypatch, "format", str(kept), "--yes")
+    assert f"process {process.pid} has" in refused(capsys, monkeypatch, "drive", "format", str(kept), "--yes")
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    assert vcsd(capsys, monkeypatch, "format", str(kept), "--yes")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "format", str(kept), "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("transport", ["inproc", "process"])
@@ -199,11 +199,11 @@ def test_failing_disk_one_line_error_keeps_flushed_data(kept, error, capsys, mon
     assert f"{os.strerror(error)}; flushed data is safe" in err
     monkeypatch.undo()
     assert say_smart(capsys, monkeypatch, kept)["sequences"] == before["sequences"]
-    assert vcsd(capsys, monkeypatch, "fsck", str(kept), "--dry-run")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "fsck", str(kept), "--dry-run")[0] == 0
 
 
 def say_smart(capsys, monkeypatch, folder):
-    return json.loads(vcsd(capsys, monkeypatch, "log", "smart", str(folder), "-o", "json")[1])
+    return json.loads(vcsd(capsys, monkeypatch, "drive", "log", str(folder), "smart", "-o", "json")[1])
 
 
 def killed(small_drive, path):

@@ -27,10 +27,10 @@ def kept(tmp_path):
 
 @pytest.fixture
 def say(capsys, monkeypatch, kept):
-    """`vcsd fsck -o json` of the folder."""
+    """`vcsd drive fsck -o json` of the folder."""
 
     def run(*words):
-        code, out, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder), *words, "-o", "json")
+        code, out, err = vcsd(capsys, monkeypatch, "drive", "fsck", str(kept.folder), *words, "-o", "json")
         assert err == ""
         return code, json.loads(out)
 
@@ -95,9 +95,9 @@ def test_bit_flip_is_repaired_and_old_bytes_saved(say, kept, before):
 @pytest.mark.parametrize("name", ["content.bin", "spare.bin", "blocks.bin"])
 def test_missing_file_read_only_open_reports_once(say, kept, name, capsys, monkeypatch):
     (kept.folder / name).unlink()
-    code, out, err = vcsd(capsys, monkeypatch, "format", str(kept.folder), "--yes")
-    assert (code, out, f"{name} is missing: vcsd fsck" in err) == (1, "", True)
-    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(kept.folder), "-o", "json")
+    code, out, err = vcsd(capsys, monkeypatch, "drive", "format", str(kept.folder), "--yes")
+    assert (code, out, f"{name} is missing: vcsd drive fsck" in err) == (1, "", True)
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", str(kept.folder), "smart", "-o", "json")
     smart = json.loads(out)
     assert code == 0 and smart["critical_warning"] & 4 and smart["media_errors"] > 0
     code, report = say()
@@ -135,7 +135,7 @@ def test_lost_data_is_reported_once(say, kept, before):
 
 def test_missing_description_is_restored_from_config(kept, before, capsys, monkeypatch):
     (kept.folder / "drive.json").unlink()
-    code, _, err = vcsd(capsys, monkeypatch, "fsck", str(kept.folder))
+    code, _, err = vcsd(capsys, monkeypatch, "drive", "fsck", str(kept.folder))
     assert (code, "specify the drive (--drive-config FILE)" in err, len(err.splitlines())) == (1, True, 1)
     report = fsck(kept.folder, False, kept.host.ftl.spec)
     assert report.lost == 0 and contents(kept.folder) == before

@@ -46,7 +46,7 @@ def test_unprepared_machine_gets_all_instructions(tmp_path):
         "module is loaded": False,
     }
     fixes = " ".join(finding.fix for finding in findings)
-    for word in ("memmap=256M\\\\\\$1024M", "isolcpus=1,2", "vcsd nvmevirt load", "update-grub"):
+    for word in ("memmap=256M\\\\\\$1024M", "isolcpus=1,2", "vcsd guest load", "update-grub"):
         assert word in fixes
 
 

@@ -20,7 +20,7 @@ SEED = 0  # of frames that are lost and reordered
 def vllm_python():
     """The Python that has vLLM and LMCache."""
     python = ROOT / "build" / "vllm" / "bin" / "python"
-    return python if python.is_file() else missing("vllm", f"{python} is not there: ./dev vllm makes it")
+    return python if python.is_file() else missing("vllm", f"{python} is not there: ./dev test --real makes it")
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def served(on, folder):
     """Drives that listen on a host, for one host name alone."""
     (folder / "hosts.yaml").write_text(f"hosts: {{'{NQN}': default}}\n")
     for name in NAMES:
-        subprocess.run([*VCSD, "create", name], check=True)
+        subprocess.run([*VCSD, "drive", "create", name], check=True)
     listen = "--listen", f"{on.address}:4420", "--listen-remote", "--hosts-file", folder / "hosts.yaml"
-    with running(on.command(*VCSD, "serve", *listen)):
+    with running(on.command(*VCSD, "drive", "serve", *listen)):
         until(lambda: all(map(find_server, NAMES)))
         yield
 

@@ -1,8 +1,8 @@
-"""vLLM with prefixes in drives, compared with vLLM alone: the cases of `vcsd bench vllm`."""
+"""vLLM with prefixes in drives, compared with vLLM alone."""
 
 import pytest
 
-from vcsd_eval.bench.vllm import PREFIX, VllmLoad, experiment
+from tests.real.vllm_cases import PREFIX, run_cases
 
 
 @pytest.mark.usefixtures("own_run_dir")
@@ -11,7 +11,7 @@ def test_vllm_cases_have_hits_and_equal_tokens(vllm_python):
 
     Whether a load was in flight when the drive was killed (`recomputed`) depends on the speed of the machine.
     """
-    found = experiment(VllmLoad(python=vllm_python)).result
-    assert list(found) == ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
-    for name, case in found.items():
+    cases = run_cases(vllm_python, 2, lambda _: None)
+    assert list(cases) == ["shared_prefix", "restarted", "drive_killed", "four_at_once", "bfloat16"]
+    for name, case in cases.items():
         assert (case["external_hits"], case["tokens_equal"]) == (PREFIX * case["requests"], True), name

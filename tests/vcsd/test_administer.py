@@ -1,6 +1,6 @@
 """Administration from the command line, for served drives and for drives in folders.
 
-partner of: vcsd_cli/drive.py
+partner of: vcsd_cli/drive.py, vcsd_cli/config.py
 """
 
 import json
@@ -55,33 +55,33 @@ def test_served_drive_is_administered_during_decode(capsys, monkeypatch, one, tm
     handle = tuple(device.submit(SeqCreate(1, 1, 1, 64, 512), 0).result().data[0].tolist())
     rows = np.ones((200, 1, 64), np.float16)
     device.submit(KvAppend(handle, 0, np.array([200]), rows, rows), 0).result()
-    smart = say(capsys, monkeypatch, "log", "smart", "one")
+    smart = say(capsys, monkeypatch, "drive", "log", "one", "smart")
     assert (smart["sequences"], smart["host_write_commands"], smart["media_errors"]) == (1, 1, 0)
     assert smart["data_units_written"] > 0
     keys = {"percent_used", "avail_spare", "controller_busy_time", "power_cycles", "host_read_commands"}
     assert keys <= set(smart)
-    assert say(capsys, monkeypatch, "log", "latency", "one")["KvAppend"]["commands"] == 1
-    names = [each["name"] for each in say(capsys, monkeypatch, "log", "programs", "one")["programs"]]
+    assert say(capsys, monkeypatch, "drive", "log", "one", "latency")["KvAppend"]["commands"] == 1
+    names = [each["name"] for each in say(capsys, monkeypatch, "drive", "log", "one", "programs")["programs"]]
     assert {"dense", "sparf"} <= set(names)
-    assert say(capsys, monkeypatch, "id-ctrl", "one")["sn"] == "one"
-    assert say(capsys, monkeypatch, "id-ns", "one")["lba_bytes"] == 4096
-    assert list(say(capsys, monkeypatch, "top")["drives"]) == ["one"]
-    (listed,) = say(capsys, monkeypatch, "list")["drives"]
+    assert say(capsys, monkeypatch, "drive", "show", "one")["controller"]["sn"] == "one"
+    assert say(capsys, monkeypatch, "drive", "show", "one")["namespace"]["lba_bytes"] == 4096
+    assert list(say(capsys, monkeypatch, "drive", "top")["drives"]) == ["one"]
+    (listed,) = say(capsys, monkeypatch, "drive", "list")["drives"]
     assert listed["served"]
-    code, out, _ = vcsd(capsys, monkeypatch, "io-passthru", "one", "--opcode", "0x12", "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "passthru", "one", "--opcode", "0x12", "-o", "json")
     assert (code, json.loads(out)["status_name"]) == (1, "invalid_opcode")
     file = tmp_path / "smart"
-    raw = ["io-passthru", "one", "--opcode", "0xca", "-p", "2", "--output-file", str(file)]
+    raw = ["drive", "passthru", "one", "--opcode", "0xca", "-p", "2", "--output-file", str(file)]
     assert say(capsys, monkeypatch, *raw)["data_bytes"] == len(file.read_bytes())
     assert json.loads(file.read_bytes())["sequences"] == 1
-    errors = say(capsys, monkeypatch, "log", "error", "one")["errors"]
+    errors = say(capsys, monkeypatch, "drive", "log", "one", "error")["errors"]
     assert "0x12" in errors[0]["reason"]
     assert device.submit(KvRead(handle, 0), 0).result().data[0].shape == (200, 1, 64)
     device.close()
-    for refused in (["format", "one", "--yes"], ["snapshot", "one", str(tmp_path / "copy")]):
+    for refused in (["drive", "format", "one", "--yes"], ["drive", "copy", "one", str(tmp_path / "copy")]):
         code, out, err = vcsd(capsys, monkeypatch, *refused)
         assert (code, out) == (1, "")
-        assert "stop vcsd serve" in err
+        assert "stop vcsd drive serve" in err
 
 
 def test_administrator_cannot_read_tenant_sequences(one):
@@ -100,42 +100,43 @@ def test_a_drive_that_refuses_is_named(small_drive):
 
 
 def test_formatted_drive_stays_empty(capsys, monkeypatch, kept):
-    before = say(capsys, monkeypatch, "log", "wear", str(kept))
-    code, _, err = vcsd(capsys, monkeypatch, "format", str(kept))
+    before = say(capsys, monkeypatch, "drive", "log", str(kept), "wear")
+    code, _, err = vcsd(capsys, monkeypatch, "drive", "format", str(kept))
     assert code == 1
     assert "--yes" in err
-    assert say(capsys, monkeypatch, "format", str(kept), "--yes")["sequences_freed"] == 1
-    assert say(capsys, monkeypatch, "log", "smart", str(kept))["sequences"] == 0
-    after = say(capsys, monkeypatch, "log", "wear", str(kept))
+    assert say(capsys, monkeypatch, "drive", "format", str(kept), "--yes")["sequences_freed"] == 1
+    assert say(capsys, monkeypatch, "drive", "log", str(kept), "smart")["sequences"] == 0
+    after = say(capsys, monkeypatch, "drive", "log", str(kept), "wear")
     assert after["erase_mean"] > before["erase_mean"]
     assert after["free_blocks"] > before["free_blocks"]
 
 
 def test_snapshot_of_never_served_drive_is_empty(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
-    assert vcsd(capsys, monkeypatch, "create", "new")[0] == 0
-    assert vcsd(capsys, monkeypatch, "snapshot", "new", str(tmp_path / "copy"))[0] == 0
-    assert say(capsys, monkeypatch, "log", "smart", str(tmp_path / "copy"))["sequences"] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "create", "new")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "copy", "new", str(tmp_path / "copy"))[0] == 0
+    assert say(capsys, monkeypatch, "drive", "log", str(tmp_path / "copy"), "smart")["sequences"] == 0
 
 
 def test_created_drive_has_requested_namespace_size(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("VCSD_HOME", str(tmp_path / "home"))
-    assert vcsd(capsys, monkeypatch, "create", "new", "--namespace-mib", "64")[0] == 0
-    assert say(capsys, monkeypatch, "id-ns", "new") == {"nsze": 16384, "ncap": 16384, "nuse": 0, "lba_bytes": 4096}
-    code, _, err = vcsd(capsys, monkeypatch, "create", "large", "--namespace-mib", str(1 << 21))
+    assert vcsd(capsys, monkeypatch, "drive", "create", "new", "--namespace-mib", "64")[0] == 0
+    namespace = say(capsys, monkeypatch, "drive", "show", "new")["namespace"]
+    assert namespace == {"nsze": 16384, "ncap": 16384, "nuse": 0, "lba_bytes": 4096}
+    code, _, err = vcsd(capsys, monkeypatch, "drive", "create", "large", "--namespace-mib", str(1 << 21))
     assert code and "must be 0 to 1,099,511,627,776 bytes on this drive" in err
-    assert vcsd(capsys, monkeypatch, "create", "large")[0] == 0
+    assert vcsd(capsys, monkeypatch, "drive", "create", "large")[0] == 0
 
 
 def test_snapshot_into_drives_own_folder_is_refused(capsys, monkeypatch, kept):
     for target in (kept / "copy", kept):
-        code, _, err = vcsd(capsys, monkeypatch, "snapshot", str(kept), str(target))
+        code, _, err = vcsd(capsys, monkeypatch, "drive", "copy", str(kept), str(target))
         assert code and "must be outside of" in err
     assert not (kept / "copy").exists()
 
 
 def test_a_dry_run_sends_nothing(capsys, monkeypatch):
-    shown = say(capsys, monkeypatch, "io-passthru", "nowhere", "--opcode", "0x00", "--dry-run")
+    shown = say(capsys, monkeypatch, "drive", "passthru", "nowhere", "--opcode", "0x00", "--dry-run")
     assert shown["reads_as"] == "Flush"
     assert len(bytes.fromhex(shown["entry"])) == 64
 
@@ -167,7 +168,7 @@ def test_a_bad_config_is_refused_with_its_reason(capsys, monkeypatch, tmp_path, 
 
 @pytest.mark.parametrize("what", ["drive", "drives"])
 def test_printed_schema_equals_documented_schema(capsys, monkeypatch, what):
-    code, out, _ = vcsd(capsys, monkeypatch, "config", "schema", what)
+    code, out, _ = vcsd(capsys, monkeypatch, "config", "show", "--schema", what)
     assert (code, out) == (0, (DOCS / f"{what}.schema.json").read_text())
 
 
@@ -180,21 +181,25 @@ def test_valid_config_prints_its_content(capsys, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["log", "smart", "nothing"], "no drive 'nothing'"),
-        (["id-ctrl", "/nowhere"], "no drive in /nowhere"),
-        (["format", "/nowhere", "--yes"], "no drive in /nowhere"),
-        (["io-passthru", "x", "--opcode", "0xca"], "no drive x is served"),
-        (["io-passthru", "x", "--opcode", "abc"], "--opcode 'abc': must be a number"),
-        (["io-passthru", "x", "--opcode", "300", "--dry-run"], "--opcode 0x12c"),
-        (["io-passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
-        (["top"], "no drive is served"),
-        (["serve", "nothing"], "no drive 'nothing'"),
-        (["serve", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["drive", "log", "nothing", "smart"], "no drive 'nothing'"),
+        (["drive", "show", "/nowhere"], "no drive in /nowhere"),
+        (["drive", "format", "/nowhere", "--yes"], "no drive in /nowhere"),
+        (["drive", "passthru", "x", "--opcode", "0xca"], "no drive x is served"),
+        (["drive", "passthru", "x", "--opcode", "abc"], "--opcode 'abc': must be a number"),
+        (["drive", "passthru", "x", "--opcode", "300", "--dry-run"], "--opcode 0x12c"),
+        (["drive", "passthru", "x", "--opcode", "1", "-p", "-1", "--dry-run"], "32-bit"),
+        (["drive", "top"], "no drive is served"),
+        (["drive", "serve", "nothing"], "no drive 'nothing'"),
+        (["drive", "serve", "/nowhere.yaml"], "/nowhere.yaml"),
         (["run", "--transport", "pigeon"], "--transport 'pigeon'"),
         (["run", "--transport", "window"], "needs a path"),
-        (["nvmevirt", "check", "--cpus", "a"], "--cpus a"),
-        (["nvmevirt", "load", "--module", "/nowhere.ko"], "/nowhere.ko"),
-        (["bench", "fuzz", "--inputs", "0"], "--inputs"),
+        (["guest", "load", "--dry-run", "--cpus", "a"], "--cpus a"),
+        (["guest", "load", "--module", "/nowhere.ko"], "/nowhere.ko"),
+        (["guest", "load"], "--module nvmev.ko"),
+        (["config", "show", "instcsd-overlapped", "--schema", "drive"], "--schema drive"),
+        (["drive", "log", "x", "wear", "--tenant", "y"], "--tenant y has no effect on the wear page"),
+        (["verify", "commands", "--count", "0"], "--count"),
+        (["verify", "kills", "--workers", "3"], "--workers has no effect on kills"),
     ],
 )
 def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
@@ -204,7 +209,7 @@ def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
     assert reason in err
 
 
-@pytest.mark.parametrize("command", ["run -o json --transport window:{}", "serve {}.yaml --window-device {}"])
+@pytest.mark.parametrize("command", ["run -o json --transport window:{}", "drive serve {}.yaml --window-device {}"])
 def test_file_with_foreign_content_is_not_overwritten(tmp_path, command):
     file = tmp_path / "letters"
     file.write_bytes(b"Dear all, " * 1000)
@@ -225,13 +230,13 @@ def test_prefixes_of_a_drive_are_listed_by_model(capsys, monkeypatch, small_driv
         device.submit(Flush(), 0).result()
         device.close()
     for drive in ("one", folder):
-        found = say(capsys, monkeypatch, "prefixes", drive)["models"]
+        found = say(capsys, monkeypatch, "drive", "log", drive, "prefixes")["models"]
         assert [(each["model"]["name"], each["blocks"]) for each in found] == [("m", 5)]
-    code, out, _ = vcsd(capsys, monkeypatch, "prefixes", "one")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", "one", "prefixes")
     assert code == 0 and names.model.digest[:8] in out and "identity" in out
     for drive, reason in (
         ("one", "drive one has no window of tenant bob"),
         (folder, "is not served: only tenant default"),
     ):
-        code, _, err = vcsd(capsys, monkeypatch, "prefixes", drive, "--tenant", "bob")
+        code, _, err = vcsd(capsys, monkeypatch, "drive", "log", drive, "prefixes", "--tenant", "bob")
         assert code == 1 and reason in err and err.count("\n") == 1

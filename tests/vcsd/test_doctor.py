@@ -1,6 +1,6 @@
 """`vcsd doctor`: the missing parts that it reports.
 
-partner of: csd_link/diagnosis.py
+partner of: csd_link/diagnosis.py, vcsd_cli/doctor.py
 """
 
 import json

@@ -59,7 +59,15 @@ def operated(tmp_path, in_process):
     for name, words in (("knows", ("--methods-file", str(in_process[0]))), ("plain", ())):
         config, windows[name] = tmp_path / f"{name}.yaml", tmp_path / f"{name}.window"
         config.write_text(f"drives: [{{name: {name}0}}, {{name: {name}1}}]")
-        command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", str(config), *words]
+        command = [
+            sys.executable,
+            "-c",
+            "from vcsd_cli.main import main; main()",
+            "drive",
+            "serve",
+            str(config),
+            *words,
+        ]
         servers.append(subprocess.Popen([*command, "--window-device", str(windows[name]), "--quiet"]))
     for name in windows:
         until(lambda name=name: find_server(f"{name}0") and find_server(f"{name}1"))
@@ -79,8 +87,8 @@ def test_served_drives_know_methods_of_operator(capsys, monkeypatch, operated, i
     code, _, err = vcsd(
         capsys, monkeypatch, *RUN, "--transport", f"window:{operated['plain']}", "--methods-file", str(file)
     )
-    assert code and "vcsd serve --methods-file" in err
-    _, out, _ = vcsd(capsys, monkeypatch, "log", "programs", "knows0", "-o", "json")
+    assert code and "vcsd drive serve --methods-file" in err
+    _, out, _ = vcsd(capsys, monkeypatch, "drive", "log", "knows0", "programs", "-o", "json")
     assert json.loads(out)["programs"][-1]["name"] == "strided"
 
 

@@ -89,7 +89,7 @@ def test_invalid_gguf_file_is_one_line_error(index, monkeypatch, capsys):
         (("text", "nowhere/out"), "nowhere"),
     ):
         monkeypatch.chdir(index)
-        code, out, err = vcsd(capsys, monkeypatch, "model", "convert", "gguf", *words)
+        code, out, err = vcsd(capsys, monkeypatch, "model", "convert", *words)
         assert (code, out) == (1, "")
         assert says in err.splitlines()[-1]
     code, _, err = vcsd(capsys, monkeypatch, "model", "get", "nosuch")

@@ -24,7 +24,7 @@ from tests.host_driver.hf.test_layers import gemma3
 from tests.served import HANG_S
 from vcsd.sampling import Sampler
 from vcsd.serving import ServingConfig, serve
-from vcsd_eval.bench.serving import POLICIES, WITH_DRIVES
+from vcsd_eval.verify.serving import POLICIES, WITH_DRIVES
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
 LONGEST = 72

@@ -17,13 +17,13 @@ from tests.vcsd_cli.test_main import vcsd
 VCSD = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
 
 
-@pytest.mark.parametrize("words", [(), ("bench",), ("log",), ("run",), ("bench", "ftl"), ("log", "smart")])
+@pytest.mark.parametrize("words", [(), ("bench",), ("drive",), ("run",), ("bench", "ftl"), ("drive", "log")])
 def test_short_help_works_at_every_level(capsys, monkeypatch, words):
     code, out, err = vcsd(capsys, monkeypatch, *words, "-h")
     assert (code, err) == (0, "") and "Usage: vcsd" in out
 
 
-@pytest.mark.parametrize("words", [["-h"], ["list"], ["list", "-o", "json"]])
+@pytest.mark.parametrize("words", [["-h"], ["drive", "list"], ["drive", "list", "-o", "json"]])
 @pytest.mark.parametrize("closed", ["stdout", "both"])
 def test_closed_pipe_ends_command_silently(tmp_path, words, closed):
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""`vcsd nvmevirt`: the reservation of its options."""
+"""`vcsd guest load`: the reservation of its options."""
 
 import pytest
 
@@ -21,11 +21,11 @@ def test_module_is_loaded_on_the_reserved_memory(capsys, monkeypatch, tmp_path, 
     loaded = list[object]()
     monkeypatch.setattr(guest, "load", lambda *what: loaded.append(what))
     module = tmp_path / "nvmev.ko"
-    code, said, err = vcsd(capsys, monkeypatch, "nvmevirt", "load", "--module", str(module), *words)
+    code, said, err = vcsd(capsys, monkeypatch, "guest", "load", "--module", str(module), *words)
     assert (code, said, loaded) == (0, "", [(module, reservation)])
     assert f"{reservation.storage_start_bytes:#x}" in err.replace("\n", "")
 
 
 def test_cores_that_are_no_numbers_are_refused(capsys, monkeypatch):
-    code, said, err = vcsd(capsys, monkeypatch, "nvmevirt", "check", "--cpus", "1,x")
+    code, said, err = vcsd(capsys, monkeypatch, "guest", "load", "--dry-run", "--cpus", "1,x")
     assert (code, said) == (1, "") and "--cpus" in err

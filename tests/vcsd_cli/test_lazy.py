@@ -101,7 +101,9 @@ def test_garbage_collector_is_off_during_command_import(monkeypatch, collects):
         gc.enable()
 
 
-@pytest.mark.parametrize("word", [*(f"bench {name}" for name in BENCH), *(f"eval {name}" for name in EVAL), "report"])
+@pytest.mark.parametrize(
+    "word", [*(f"bench {name}" for name in BENCH), *(f"eval {name}" for name in EVAL), "verify", "report"]
+)
 def test_every_experiment_prints_help(capsys, monkeypatch, word):
     code, out, _ = vcsd(capsys, monkeypatch, *word.split(), "--help")
     assert code == 0

@@ -49,17 +49,16 @@ def test_drives_in_data_dir_have_logs(capsys, monkeypatch, tmp_path):
         "-o",
         "json",
     )
-    code, out, _ = vcsd(capsys, monkeypatch, "log", "wear", str(tmp_path / "drive1"), "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", str(tmp_path / "drive1"), "wear", "-o", "json")
     assert code == 0
     assert json.loads(out)["pages_groups"] > 0
-    code, out, _ = vcsd(capsys, monkeypatch, "log", "smart", str(tmp_path / "drive0"), "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", str(tmp_path / "drive0"), "smart", "-o", "json")
     assert code == 0
     assert json.loads(out)["data_units_written"] > 0
     for source, target in (("drive0", "snapshot"), ("snapshot", "restored")):
-        verb = "snapshot" if source == "drive0" else "restore"
-        code, _, _ = vcsd(capsys, monkeypatch, verb, str(tmp_path / source), str(tmp_path / target))
+        code, _, _ = vcsd(capsys, monkeypatch, "drive", "copy", str(tmp_path / source), str(tmp_path / target))
         assert code == 0
-    _, again, _ = vcsd(capsys, monkeypatch, "log", "smart", str(tmp_path / "restored"), "-o", "json")
+    _, again, _ = vcsd(capsys, monkeypatch, "drive", "log", str(tmp_path / "restored"), "smart", "-o", "json")
     assert json.loads(again)["data_units_written"] == json.loads(out)["data_units_written"]
 
 
@@ -80,8 +79,8 @@ def test_bench_ftl_prints_its_keys(capsys, monkeypatch, args, keys):
     assert keys <= set(json.loads(out))
 
 
-def test_bench_crash_prints_its_keys(capsys, monkeypatch):
-    code, out, _ = vcsd(capsys, monkeypatch, "bench", "power-loss", "--min-power-cuts", "100", "-o", "json")
+def test_power_loss_prints_its_keys(capsys, monkeypatch):
+    code, out, _ = vcsd(capsys, monkeypatch, "verify", "power-loss", "--count", "100", "-o", "json")
     result = json.loads(out)
     assert (code, result["lost"], result["wrong"]) == (0, 0, 0)
     assert result["recovered"] == result["cuts"] >= 100
@@ -90,9 +89,9 @@ def test_bench_crash_prints_its_keys(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["log", "smart", "/nowhere"], "no drive in /nowhere"),
-        (["snapshot", "/nowhere", "/tmp/x"], "no drive in /nowhere"),
-        (["trace", "replay", "/nowhere"], "/nowhere"),
+        (["drive", "log", "/nowhere", "smart"], "no drive in /nowhere"),
+        (["drive", "copy", "/nowhere", "/tmp/x"], "no drive in /nowhere"),
+        (["drive", "replay", "/nowhere"], "/nowhere"),
         (["bench", "ftl", "--workload", "randread", "--preset", "x"], "--preset 'x'"),
         (["bench", "ftl", "--workload", "randread", "--block-bytes", "100"], "--block-bytes"),
         (["bench", "ftl", "--workload", "churn", "--trace", "/nowhere"], "/nowhere"),
@@ -108,7 +107,9 @@ def test_invalid_input_is_one_line_error(capsys, monkeypatch, args, reason):
     assert reason in err
 
 
-@pytest.mark.parametrize("words", [["bench", "bit-flips"], ["bench", "power-loss"], ["bench", "exceptions"], ["run"]])
+@pytest.mark.parametrize(
+    "words", [["verify", "bit-flips"], ["verify", "power-loss"], ["verify", "exceptions"], ["run"]]
+)
 def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
     """Workers went on, and a compiled call made a page of errors of it."""
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"

@@ -57,21 +57,6 @@ def test_steady_step_time_equal_in_short_and_long_runs(capsys, monkeypatch):
     assert found[8]["steady_step_ns"] == pytest.approx(found[60]["steady_step_ns"], rel=0.03)
 
 
-def test_run_estimates_redundancy_before_it_decodes(capsys, monkeypatch):
-    words = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--no-compare", "-o", "json")
-    code, out, err = vcsd(capsys, monkeypatch, *words, "--redundancy", "mirror", "--network", "25gbe")
-    found = json.loads(out)["redundancy_estimate"]
-    assert code == 0
-    assert set(found) == {"modelled", "assumed", "decode", "rates", "alternatives", "least"}
-    assert list(found["alternatives"]) == ["none", "mirror", "parity", "recompute"]
-    assert found["least"]["storage_bytes"] == ["recompute"] and found["least"]["degraded_s"] == ["mirror"]
-    assert (found["decode"]["tokens"], found["decode"]["decoded"]) == (len(PROMPT) + 2, 2)
-    (line,) = [line for line in err.splitlines() if line.startswith("redundancy, modelled (1 x ")]
-    assert "assumed on the host: prefill" in line and "parity 2+1 (not built)" in line
-    _, out, err = vcsd(capsys, monkeypatch, *words)
-    assert "redundancy, modelled" not in err and json.loads(out)["redundancy_estimate"]["alternatives"]["mirror"]
-
-
 def test_run_prints_text_report(capsys, monkeypatch):
     code, out, _ = vcsd(capsys, monkeypatch, "run", "--prompt", PROMPT, "--max-new-tokens", "8", "--batch", "3")
     assert code == 0

@@ -1,4 +1,4 @@
-"""`vcsd serve`, `create`, `list`, `delete`, as a user calls them."""
+"""`vcsd drive serve`, `create`, `list`, `delete`, as a user calls them."""
 
 import json
 import os
@@ -33,30 +33,32 @@ def vcsd(*words):
 
 
 def test_create_list_serve_delete(tmp_path):
-    assert vcsd("create", "one").returncode == 0
-    assert "exists" in vcsd("create", "one").stderr
+    assert vcsd("drive", "create", "one").returncode == 0
+    assert "exists" in vcsd("drive", "create", "one").stderr
     for name in ("", ".", ".."):
-        assert "letters" in vcsd("create", name).stderr
-    assert "letters" in vcsd("create", "a/b").stderr
-    assert "nowhere.yaml" in vcsd("create", "two", "--drive-config", "/nowhere.yaml").stderr
-    server = subprocess.Popen([sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--quiet"])
+        assert "letters" in vcsd("drive", "create", name).stderr
+    assert "letters" in vcsd("drive", "create", "a/b").stderr
+    assert "nowhere.yaml" in vcsd("drive", "create", "two", "--drive-config", "/nowhere.yaml").stderr
+    server = subprocess.Popen(
+        [sys.executable, "-c", "from vcsd_cli.main import main; main()", "drive", "serve", "--quiet"]
+    )
     try:
-        until(lambda: json.loads(vcsd("list", "-o", "json").stdout)["drives"][0]["served"])
-        (drive,) = json.loads(vcsd("list", "-o", "json").stdout)["drives"]
+        until(lambda: json.loads(vcsd("drive", "list", "-o", "json").stdout)["drives"][0]["served"])
+        (drive,) = json.loads(vcsd("drive", "list", "-o", "json").stdout)["drives"]
         assert drive["window"].endswith("window-default")
-        assert "served already" in vcsd("serve", "one").stderr
-        assert "stop" in vcsd("delete", "one").stderr
+        assert "served already" in vcsd("drive", "serve", "one").stderr
+        assert "stop" in vcsd("drive", "delete", "one").stderr
     finally:
         server.terminate()
         assert server.wait() == 0
-    assert vcsd("delete", "one").returncode == 0
-    assert json.loads(vcsd("list", "-o", "json").stdout) == {"drives": []}
-    assert "no drive 'one'" in vcsd("delete", "one").stderr
+    assert vcsd("drive", "delete", "one").returncode == 0
+    assert json.loads(vcsd("drive", "list", "-o", "json").stdout) == {"drives": []}
+    assert "no drive 'one'" in vcsd("drive", "delete", "one").stderr
 
 
 def test_hosting_options_of_drive_are_kept():
     words = ("--flush-durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--kernel-threads", "2")
-    assert vcsd("create", "one", *words).returncode == 0
+    assert vcsd("drive", "create", "one", *words).returncode == 0
     config = load_config(find_created("one"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
     assert config.drives[0].hosting_fields(1) == given
@@ -75,9 +77,17 @@ def test_drives_of_a_server_share_cores_and_memory():
 
 
 def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
-    assert vcsd("create", "one").returncode == 0
+    assert vcsd("drive", "create", "one").returncode == 0
     ready, tells = os.pipe()
-    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--ready-fd", str(tells)]
+    command = [
+        sys.executable,
+        "-c",
+        "from vcsd_cli.main import main; main()",
+        "drive",
+        "serve",
+        "--ready-fd",
+        str(tells),
+    ]
     server = subprocess.Popen(command, pass_fds=[tells], stderr=subprocess.PIPE, text=True)
     try:
         os.close(tells)
@@ -89,36 +99,46 @@ def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):
     said = server.communicate()[1].splitlines()
     assert server.returncode == 0
     assert f"drive one: window {window_path('one')}" in said
-    assert vcsd("serve", "one", "--ready-fd", "63").stderr.startswith("vcsd: --ready-fd 63: Bad file descriptor")
+    assert vcsd("drive", "serve", "one", "--ready-fd", "63").stderr.startswith(
+        "vcsd: --ready-fd 63: Bad file descriptor"
+    )
 
 
 def test_refused_drive_prints_no_window(tmp_path):
-    assert vcsd("create", "one").returncode == 0
+    assert vcsd("drive", "create", "one").returncode == 0
     (find_created("one").parent / "spare.bin").unlink()
-    done = vcsd("serve", "one")
+    done = vcsd("drive", "serve", "one")
     assert done.returncode == 1 and "spare.bin is missing" in done.stderr
     assert "window" not in done.stderr
 
 
 def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
-    assert vcsd("create", "one").returncode == 0
-    assert vcsd("create", "two").returncode == 0
-    refused = vcsd("serve", "--listen", "0.0.0.0:4420")
+    assert vcsd("drive", "create", "one").returncode == 0
+    assert vcsd("drive", "create", "two").returncode == 0
+    refused = vcsd("drive", "serve", "--listen", "0.0.0.0:4420")
     assert refused.returncode == 2 and "--listen-remote" in refused.stderr and refused.stderr.count("\n") == 1
-    assert "must be HOST:PORT" in vcsd("serve", "--listen", "4420").stderr
-    assert "add --tls-cert FILE --tls-key FILE" in vcsd("serve", "--tls-ca", "ca.pem").stderr
-    refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--tls-cert", "none.pem", "--tls-key", "none.key")
+    assert "must be HOST:PORT" in vcsd("drive", "serve", "--listen", "4420").stderr
+    assert "add --tls-cert FILE --tls-key FILE" in vcsd("drive", "serve", "--tls-ca", "ca.pem").stderr
+    refused = vcsd("drive", "serve", "--listen", "127.0.0.1:4420", "--tls-cert", "none.pem", "--tls-key", "none.key")
     assert refused.returncode == 1 and "none.pem: No such file" in refused.stderr and refused.stderr.count("\n") == 1
     (tmp_path / "hosts.yaml").write_text("hosts: {nqn.a: alice}")
-    assert "add --listen HOST:PORT" in vcsd("serve", "--hosts-file", str(tmp_path / "hosts.yaml")).stderr
-    refused = vcsd("serve", "--listen", "127.0.0.1:4420", "--hosts-file", str(tmp_path / "hosts.yaml"))
+    assert "add --listen HOST:PORT" in vcsd("drive", "serve", "--hosts-file", str(tmp_path / "hosts.yaml")).stderr
+    refused = vcsd("drive", "serve", "--listen", "127.0.0.1:4420", "--hosts-file", str(tmp_path / "hosts.yaml"))
     assert refused.returncode == 1 and "is tenant 'alice': this drive has default" in refused.stderr
     port = free_port(2)
     with socket.create_server(("127.0.0.1", port)):
-        taken = vcsd("serve", "one", "--listen", f"127.0.0.1:{port}")
+        taken = vcsd("drive", "serve", "one", "--listen", f"127.0.0.1:{port}")
         assert taken.returncode == 1 and f"Address already in use: '127.0.0.1:{port}'" in taken.stderr
         assert taken.stderr.count("\n") == 1
-    command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", "serve", "--listen", f"localhost:{port}"]
+    command = [
+        sys.executable,
+        "-c",
+        "from vcsd_cli.main import main; main()",
+        "drive",
+        "serve",
+        "--listen",
+        f"localhost:{port}",
+    ]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         said = [server.stderr.readline() for _ in range(2)]
@@ -134,29 +154,29 @@ def test_serve_listens_for_nvme_hosts_and_says_where(tmp_path):
 
 
 def test_create_and_delete_print_json(capsys, monkeypatch):
-    code, out, _ = in_process(capsys, monkeypatch, "create", "one", "-o", "json")
+    code, out, _ = in_process(capsys, monkeypatch, "drive", "create", "one", "-o", "json")
     made = json.loads(out)
     assert code == 0 and made["name"] == "one" and made["drive"] == "instcsd-zynq7045-8ch"
     assert (Path(made["folder"]) / "served.yaml").stat().st_mode & 0o777 == 0o600
-    assert json.loads(in_process(capsys, monkeypatch, "delete", "one", "--yes", "-o", "json")[1]) == {
+    assert json.loads(in_process(capsys, monkeypatch, "drive", "delete", "one", "--yes", "-o", "json")[1]) == {
         "name": "one",
         "folder": made["folder"],
     }
 
 
 def test_delete_on_a_terminal_asks(capsys, monkeypatch):
-    assert in_process(capsys, monkeypatch, "create", "one")[0] == 0
+    assert in_process(capsys, monkeypatch, "drive", "create", "one")[0] == 0
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
-    code, _, errors = in_process(capsys, monkeypatch, "delete", "one")
+    code, _, errors = in_process(capsys, monkeypatch, "drive", "delete", "one")
     assert code == 1 and "was not deleted: say --yes" in errors
-    assert in_process(capsys, monkeypatch, "delete", "one", "--yes")[0] == 0
+    assert in_process(capsys, monkeypatch, "drive", "delete", "one", "--yes")[0] == 0
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 def test_port_of_metrics_that_a_drive_takes_is_refused(capsys, monkeypatch, tmp_path, host):
     (tmp_path / "two.yaml").write_text("drives: [{name: a}, {name: b}]")
-    words = ["serve", str(tmp_path / "two.yaml"), "--listen", "127.0.0.1:4420", "--metrics", f"{host}:4421"]
+    words = ["drive", "serve", str(tmp_path / "two.yaml"), "--listen", "127.0.0.1:4420", "--metrics", f"{host}:4421"]
     code, _, err = in_process(capsys, monkeypatch, *words)
     assert code == 2 and err == f"vcsd: --metrics {host}:4421: --listen takes ports 4420 to 4421: choose another port\n"
 
@@ -166,6 +186,6 @@ def test_port_of_metrics_that_a_drive_takes_is_refused(capsys, monkeypatch, tmp_
 )
 def test_validate_and_serve_agree(capsys, monkeypatch, tmp_path, entries):
     (tmp_path / "two.yaml").write_text(f"drives: [{entries}]")
-    for words in (["config", "validate"], ["serve"]):
+    for words in (["config", "validate"], ["drive", "serve"]):
         code, out, err = in_process(capsys, monkeypatch, *words, str(tmp_path / "two.yaml"))
         assert code and not out and err.count("\n") == 1

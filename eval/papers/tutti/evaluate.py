@@ -174,7 +174,7 @@ def evaluate(machine: MachineOptions, simulated: Simulated, with_figures: bool) 
     rows = in_drives(GpuReading.on(model, gpu, overlay("tutti", FEW_TOKENS)))
     notes = [
         f"{row['new']} new tokens behind 128K, {DRIVES} drives: {row['load_s']:.2f} s loaded by Tutti, "
-        f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval prefix-reuse)"
+        f"{row['in_drives_s']:.2f} s attended to in drives (vcsd eval prefixes)"
         for row in rows
     ]
     return Evaluation(values=ours, more=_by_text(ours) | {"in_drives": rows}, notes=notes)

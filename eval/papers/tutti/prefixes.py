@@ -36,6 +36,7 @@ from vcsd_eval.papers.tutti.evaluate import (
 from vcsd_eval.papers.tutti.in_drives import Drives
 from vcsd_eval.papers.tutti.reading import GpuReading
 from vcsd_eval.papers.tutti.reading import Path as Way
+from vcsd_eval.papers.tutti.reuse import PrefixQuestion, reuse
 from vcsd_eval.papers.tutti.store import BlockStore
 from vcsd_eval.public_trace import TRACE_HELP, read_trace
 
@@ -137,21 +138,34 @@ def most_speed(arrivals: Array, service: Array, within: Callable[[Array], bool])
     return low
 
 
-def experiment(
-    machine: options.MachineOptions,
-    trace: Annotated[Path, typer.Option(help=f"{TRACE_HELP}; with hashes of blocks, as Mooncake's has")],
+@dataclass(frozen=True, slots=True)
+class ServedTrace:
+    """Requests that share prefixes, with --trace."""
+
+    trace: Annotated[Path | None, typer.Option(help=f"{TRACE_HELP}; with hashes of blocks, as Mooncake's has")] = None
     count: Annotated[
         int,
         typer.Option("--requests", min=0, max=1 << 20, help="number of requests, from the start of the trace; 0: all"),
-    ] = 0,
-    stores: Annotated[str, typer.Option(help="comma-separated store sizes for the hit counts, GB")] = "100,256,1000",
+    ] = 0
+    stores: Annotated[str, typer.Option(help="comma-separated store sizes for the hit counts, GB")] = "100,256,1000"
     speed: Annotated[
         float, typer.Option(min=1e-4, max=100, help="speed-up factor of arrivals at which TTFT is shown")
-    ] = 0.25,
-) -> Outcome:
-    """Prompts that share prefixes: hits by size of the store; TTFT, rates and prices of Tutti, baselines, vcsd."""
+    ] = 0.25
+
+
+def experiment(machine: options.MachineOptions, question: PrefixQuestion, served: ServedTrace) -> Outcome:
+    """A question after a stored prefix, loaded or attended to in drives; with --trace, whole stores of prefixes.
+
+    With a trace: hits by size of the store; TTFT, rates and prices of Tutti, its baselines and drives.
+    """
     model, gpu, _ = machine.profiles("llama-3-8b", "h100", "pcie5")
-    served = read_trace(trace).head(count)
+    if served.trace:
+        return _serve(served.trace, served, model, gpu)
+    return reuse(model, gpu, question)
+
+
+def _serve(trace: Path, load: ServedTrace, model: Model, gpu: Gpu) -> Outcome:
+    served = read_trace(trace).head(load.count)
     if not served.block_tokens:
         raise OptionError(f"--trace {trace}: has no block hashes (hash_ids): use Mooncake's JSON lines")
     if served.unit != "s":
@@ -160,11 +174,13 @@ def experiment(
     blocks = sum(len(request.hashes) for request in served.requests)
     by_size = [
         {"store_gb": size, "hit_percent": 100 * find_hits(served, 0, _blocks(size, block)).blocks / blocks}
-        for size in (*numbers("stores", stores, float), None)
+        for size in (*numbers("stores", load.stores, float), None)
     ]
     reading = GpuReading.on(model, gpu, overlay("tutti"))
-    rows = [_row(name, served, reading, _room(model, gpu) // block, speed) for name in SYSTEMS]
-    return Outcome({"requests": len(served.requests), "stores": by_size, "systems": rows}, _shown(by_size, rows, speed))
+    rows = [_row(name, served, reading, _room(model, gpu) // block, load.speed) for name in SYSTEMS]
+    return Outcome(
+        {"requests": len(served.requests), "stores": by_size, "systems": rows}, _shown(by_size, rows, load.speed)
+    )
 
 
 def _room(model: Model, gpu: Gpu) -> int:

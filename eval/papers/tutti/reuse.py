@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,28 +37,32 @@ COLUMNS = {
 }
 
 
-def experiment(
-    model: Annotated[str, typer.Option(help="model profile: a name or a YAML file")] = "llama-3-8b",
+@dataclass(frozen=True, slots=True)
+class PrefixQuestion:
+    """A question after a stored prefix, without --trace."""
+
     drive: Annotated[
         Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: InstCSD)")
-    ] = None,
-    drives: Annotated[str, typer.Option(help="comma-separated numbers of drives")] = "8",
-    new: Annotated[str, typer.Option(help="comma-separated lengths of a question, tokens")] = "1,16,64,256",
-    prefix: Annotated[str, typer.Option(help="comma-separated numbers of stored tokens")] = "8192,32768,131072",
+    ] = None
+    drives: Annotated[str, typer.Option(help="comma-separated numbers of drives")] = "8"
+    new: Annotated[str, typer.Option(help="comma-separated lengths of a question, tokens")] = "1,16,64,256"
+    prefix: Annotated[str, typer.Option(help="comma-separated numbers of stored tokens")] = "8192,32768,131072"
     load_gb_per_s: Annotated[float, typer.Option(min=0.01, max=1000, help="rate at which a prefix is loaded, GB/s")] = (
         TUTTI.bytes_per_s / GB
-    ),
+    )
     tflops: Annotated[float, typer.Option(min=0.1, max=1e5, help="GPU rate in prefill of few tokens, TFLOP/s")] = (
         FLOPS_FEW.value
-    ),
-) -> Outcome:
-    """A question after a stored prefix: loaded to the GPU layer by layer, attended to in drives, or both."""
+    )
+
+
+def reuse(model: Model, gpu: Gpu, question: PrefixQuestion) -> Outcome:
+    """Time to the first token with the prefix loaded to the GPU layer by layer, attended to in drives, or both."""
     few = replace(overlay("tutti", FEW_TOKENS), mfu=1.0)
-    reading = GpuReading.on(Model.load(model), replace(Gpu.load("h100"), fp16_tflops=tflops), few)
-    way = Way(load_gb_per_s * GB, layered=True)
-    news, prefixes = numbers("new", new), numbers("prefix", prefix)
-    spec = load_drive(drive) if drive else INSTCSD_OVERLAPPED
-    kinds = [Drives(spec, count, reading.model.shape) for count in numbers("drives", drives)]
+    reading = GpuReading.on(model, replace(gpu, fp16_tflops=question.tflops), few)
+    way = Way(question.load_gb_per_s * GB, layered=True)
+    news, prefixes = numbers("new", question.new), numbers("prefix", question.prefix)
+    spec = load_drive(question.drive) if question.drive else INSTCSD_OVERLAPPED
+    kinds = [Drives(spec, count, reading.model.shape) for count in numbers("drives", question.drives)]
     rows = [row for kind in kinds for row in table_rows(kind, reading, way, news, prefixes)]
     ways = {"load": way, "load_from_drives": None}
     least = [

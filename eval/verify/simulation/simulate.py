@@ -7,33 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, no_tick, progress
-from vcsd.tables import flat_table
+from vcsd.progress import Tick, no_tick
 from vcsd_eval import sweep
-from vcsd_eval.experiment import Outcome
 from vcsd_eval.verify.simulation.injected_bugs import PLANTS
 from vcsd_eval.verify.simulation.world import FAULTS, STEPS, Verdict, simulate
 
 SHOWN = 5  # failing seeds to shorten
-
-
-class Plant(StrEnum):
-    """A bug to plant."""
-
-    NONE = "none"
-    LOCK = "lock"
-    CHAIN = "chain"
-    GENERATION = "generation"
-    OWNER = "owner"
-    COMPLETION = "completion"
-    NAMES = "names"
-    FUSED = "fused"
 
 
 def run(seed: int, steps: int, plant: str, allowed: frozenset[str] = frozenset(FAULTS)) -> Verdict:
@@ -79,7 +60,7 @@ def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -
 
 
 def bench_simulate(
-    seeds: range, minutes: float, steps: int, plant: str = "none", workers: int = 2, tick: Tick = no_tick
+    seeds: range, minutes: float, plant: str = "none", workers: int = 2, tick: Tick = no_tick, steps: int = STEPS
 ) -> dict[str, Any]:
     """Run seeds for at most `minutes` minutes.
 
@@ -107,31 +88,3 @@ def bench_simulate(
         "failing": sorted(failing),
     }
     return result | {"shrunk": shortened, "plant": plant}
-
-
-def experiment(
-    seeds: Annotated[int, typer.Option(min=1, max=10_000_000, help="maximum number of runs")] = 1000,
-    minutes: Annotated[
-        float, typer.Option(min=0.01, max=100_000, help="time after which no run is started, minutes")
-    ] = 8,
-    first: Annotated[int, typer.Option("--first-seed", min=0, max=MAX_SEED, help="the first seed")] = 0,
-    steps: Annotated[int, typer.Option(min=1, max=100_000, help="number of host operations per run")] = STEPS,
-    plant: Annotated[
-        Plant, typer.Option("--inject-bug", help="bug to inject; the run ends at the first seed that finds it")
-    ] = Plant.NONE,
-    workers: Annotated[int, typer.Option(min=1, max=256, help="processes")] = 2,
-) -> Outcome:
-    """Hosts, windows, firmware, FTL and disks in one thread with a virtual clock, under every fault that a seed draws.
-
-    What failed is replayed by --first-seed SEED --seeds 1, and given with the fewest steps that show it.
-    """
-    with progress("seeds", seeds) as tick:
-        result = bench_simulate(range(first, first + seeds), minutes, steps, plant.value, workers, tick)
-    bad = bool(result["lost"] or result["wrong"] or result["hangs"])
-    flat = {key: value for key, value in result.items() if isinstance(value, int)}
-    shown: list[Any] = [flat_table("simulation", flat), flat_table("faults", result["by_kind"])]
-    notes = [
-        f"seed {failure['seed']}: {failure['what']} ({failure['steps']} steps; {', '.join(failure['faults'])})"
-        for failure in result["shrunk"]
-    ]
-    return Outcome(result, shown, notes, failed=bad if plant is Plant.NONE else not bad)

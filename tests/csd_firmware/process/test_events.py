@@ -35,7 +35,7 @@ def test_event_is_text_line_or_json_object(capsys):
 
 
 def test_event_without_reader_is_no_error():
-    """`vcsd serve` exited with 1 where its last event had no reader."""
+    """`vcsd drive serve` exited with 1 where its last event had no reader."""
     code = "from csd_firmware.process.events import emit; emit('stopped', 'all drives stopped')"
     reads, writes = os.pipe()
     os.close(reads)

@@ -197,7 +197,7 @@ def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
         return json.loads(out) | {"wall_s": 0} if not code else err
 
     address = f"nvme+tcp://127.0.0.1:{port}"
-    assert "no drive answers" in (said := run(address)) and f"vcsd serve --listen 127.0.0.1:{port}" in said
+    assert "no drive answers" in (said := run(address)) and f"vcsd drive serve --listen 127.0.0.1:{port}" in said
     expected = run("inproc")
     with serving(tmp_path, "csd0", "csd1", listen=listen):
         assert run(address) == expected

@@ -1,6 +1,6 @@
 """Block traces: recorded, replayed, and malformed ones.
 
-partner of: vcsd_cli/trace.py, eval/bench/_trace_lines.py
+partner of: vcsd_cli/block_trace.py, eval/bench/_trace_lines.py
 """
 
 import json
@@ -114,10 +114,10 @@ def test_trace_lines_of_both_forms_may_be_mixed(tmp_path, line):
 
 
 def test_command_records_and_replays_block_trace(capsys, monkeypatch, tmp_path):
-    words = ("trace", "record", str(tmp_path / "trace"), "--tokens", "100", "--steps", "1", "-o", "json")
+    words = ("drive", "record", str(tmp_path / "trace"), "--tokens", "100", "--steps", "1", "-o", "json")
     code, out, _ = vcsd(capsys, monkeypatch, *words)
     assert (code, json.loads(out)["requests"]) == (0, len(load_trace(tmp_path / "trace")))
-    code, out, _ = vcsd(capsys, monkeypatch, "trace", "replay", str(tmp_path / "trace"), "-o", "json")
+    code, out, _ = vcsd(capsys, monkeypatch, "drive", "replay", str(tmp_path / "trace"), "-o", "json")
     result = json.loads(out)
     assert (code, result["preset"]) == (0, "nvmevirt-970pro")
     took_s = result["parse_wall_s"] + result["simulate_wall_s"]

@@ -11,7 +11,7 @@ def test_decode_survives_kills(medium):
     ticks = []
     found = bench_faults(KillLoad(kills=2, tokens=24, flush_interval_steps=4, medium=medium), ticks.append)
     assert found["medium"] == medium
-    assert (found["lost_tokens"], found["wrong_tokens"]) == (0, 0)
+    assert (found["lost"], found["wrong"]) == (0, 0)
     assert found["kills"] == len(ticks) == 2
     assert 0 < found["recoveries"] <= 2
     assert found["max_recovery_s"] >= found["mean_recovery_s"] > 0

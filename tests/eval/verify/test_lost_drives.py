@@ -9,7 +9,7 @@ from vcsd_eval.verify.lost_drives import LossOptions, bench_lost_drives
 def test_tokens_stay_the_same_with_redundancy():
     ticks = []
     found = bench_lost_drives(LossOptions(kills=3, tokens=16), ticks.append)
-    assert (found["kills"], found["lost"], found["wrong"], found["none_refused"]) == (6, 0, 0, 1)
+    assert (found["kills"], found["lost"], found["wrong"], found["not_refused"]) == (6, 0, 0, 0)
     assert len(ticks) == 7
     for each in (found["by_redundancy"][name] for name in ("mirror", "recompute")):
         assert (each["nodes"], each["refused"], each["not_redundant"]) == (1, 0, 0)

@@ -156,7 +156,7 @@ def test_damaged_pages_and_spare_areas_are_reported(written, tmp_path):
 
 def test_a_missing_or_cut_file_is_named(written, tmp_path):
     (tmp_path / SPARES).write_bytes((tmp_path / SPARES).read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"spare.bin: has 20,479 bytes instead of 20,480: vcsd fsck"):
+    with pytest.raises(ValueError, match=r"spare.bin: has 20,479 bytes instead of 20,480: vcsd drive fsck"):
         opened(written, tmp_path, private=False)
     (tmp_path / CONTENT).unlink()
     assert len(opened(written, tmp_path).damage.files) == 2  # a reader sees the remaining files

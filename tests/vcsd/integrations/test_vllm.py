@@ -1,4 +1,4 @@
-"""The connector through vLLM's interface, both sides of it, over served drives; vLLM itself: `./dev vllm`.
+"""The connector through vLLM's interface, both sides of it, over served drives; vLLM itself: `./dev test --real`.
 
 partner of: vcsd/integrations/vllm.py, vcsd/integrations/working.py, vcsd/integrations/settings.py,
 vcsd/integrations/plan.py, vcsd/integrations/paged.py

@@ -16,7 +16,7 @@ from vcsd_eval.papers.profiles import Gpu, Model
 from vcsd_eval.papers.tutti.evaluate import TUTTI
 from vcsd_eval.papers.tutti.in_drives import Drives, crossover, table_rows
 from vcsd_eval.papers.tutti.reading import GpuReading, Path
-from vcsd_eval.papers.tutti.reuse import experiment
+from vcsd_eval.papers.tutti.reuse import PrefixQuestion, reuse
 
 MODEL = Model.load("llama-3-8b")
 READING = GpuReading.on(MODEL, Gpu.load("h100"), overlay("tutti", "tutti-few-tokens"))
@@ -82,7 +82,8 @@ def test_in_drives_has_a_row_per_question_and_prefix():
 
 
 def test_in_drives_text_has_times_and_crossovers():
-    outcome = experiment(drives="2,8", new="1,16", prefix="8192")
+    question = PrefixQuestion(drives="2,8", new="1,16", prefix="8192")
+    outcome = reuse(Model.load("llama-3-8b"), Gpu.load("h100"), question)
     json.dumps(outcome.result)
     assert len(outcome.result["rows"]) == len(outcome.result["drives_faster_from"]) == 4
     page = io.StringIO()

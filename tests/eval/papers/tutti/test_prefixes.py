@@ -15,10 +15,25 @@ from kv_cache.trace import Request, Trace
 from vcsd_eval.papers.options import MachineOptions
 from vcsd_eval.papers.profiles import Gpu, Model
 from vcsd_eval.papers.tutti.evaluate import TUTTI
-from vcsd_eval.papers.tutti.prefixes import SYSTEMS, experiment, find_hits, most_speed, service_s, spread, ttft_s
+from vcsd_eval.papers.tutti.prefixes import (
+    SYSTEMS,
+    ServedTrace,
+    experiment,
+    find_hits,
+    most_speed,
+    service_s,
+    spread,
+    ttft_s,
+)
 from vcsd_eval.papers.tutti.reading import GpuReading
+from vcsd_eval.papers.tutti.reuse import PrefixQuestion
 
 READING = GpuReading.on(Model.load("llama-3-8b"), Gpu.load("h100"), BASE)
+
+
+def served(path, gpu=None):
+    trace = ServedTrace(trace=path, stores="1", speed=0.5)
+    return experiment(MachineOptions(gpu=gpu), PrefixQuestion(), trace)
 
 
 def trace_of(*prompts):
@@ -44,7 +59,7 @@ def outcome(tmp_path):
         for who in range(3)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return experiment(MachineOptions(), path, stores="1", speed=0.5)
+    return served(path)
 
 
 def test_hits_are_split_into_gpu_and_store():
@@ -92,20 +107,20 @@ def test_systems_differ_by_hits_paths_and_prices(outcome):
 
 
 def test_small_gpu_loads_more_prefixes(outcome, tmp_path):
-    again = experiment(MachineOptions(gpu="rtx4090"), tmp_path / "turns.jsonl", stores="1", speed=0.5)
+    again = served(tmp_path / "turns.jsonl", "rtx4090")
     rows = {row["system"]: row for row in again.result["systems"]}
     assert rows["HBM"]["hit_percent"] < rows["Tutti"]["hit_percent"]
     assert rows["ours"]["service_s"] <= rows["Tutti"]["service_s"] < rows["LMCache-GDS"]["service_s"]
     assert rows["LMCache-GDS"]["service_s"] < rows["LMCache-SSD"]["service_s"]
     with pytest.raises(ValueError, match="are filled by the weights"):
-        experiment(MachineOptions(gpu="rtx5060ti-16gb"), tmp_path / "turns.jsonl")
+        served(tmp_path / "turns.jsonl", "rtx5060ti-16gb")
 
 
 def test_a_trace_without_hashes_is_refused(tmp_path):
     path = tmp_path / "plain.csv"
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n")
     with pytest.raises(ValueError, match="has no block hashes"):
-        experiment(MachineOptions(), path)
+        served(path)
 
 
 def test_prefixes_text_has_hits_and_systems(outcome):

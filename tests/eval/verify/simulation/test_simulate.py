@@ -11,8 +11,9 @@ import pytest
 
 from vcsd_eval.verify.simulation.disk import Killed, SimDisk
 from vcsd_eval.verify.simulation.injected_bugs import PLANTS
-from vcsd_eval.verify.simulation.simulate import Plant, bench_simulate, run, shrunk
+from vcsd_eval.verify.simulation.simulate import bench_simulate, run, shrunk
 from vcsd_eval.verify.simulation.world import FAULTS
+from vcsd_eval.verify.verify import InjectedBug
 
 
 def test_simulation_seeds_lose_nothing_under_all_faults():
@@ -34,7 +35,7 @@ def test_unrecorded_fused_step_is_found_by_one_seed_in_four():
 
 
 def test_every_injected_bug_is_selectable():
-    assert {each.value for each in Plant} == {"none", *PLANTS}
+    assert {bug.value for bug in InjectedBug} == {"none", *PLANTS}
 
 
 def test_seed_replays_exactly_and_is_shrunk():

@@ -1,4 +1,4 @@
-"""`vcsd trace`: block traces in MQSim's text format."""
+"""`vcsd drive record`, `replay`: block traces in MQSim's text format."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from vcsd.options import MAX_COMPRESSION
 from vcsd.progress import status
 from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, show
 
-trace = typer.Typer(help="Record and replay block traces (MQSim text format).")
 
-
-@trace.command("replay")
-def trace_replay(
+def replay(
     file: Annotated[Path, typer.Argument(help="trace: time_ns device lba sectors op on each line")],
     preset: Annotated[str, typer.Option(help="preset of a conventional SSD")] = "nvmevirt-970pro",
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Print simulated latencies of a trace on a conventional SSD."""
+    """Print simulated latencies of a block trace (MQSim's text format) on a conventional SSD."""
     from csd_spec.presets import BLOCK_SSDS
     from vcsd_eval.bench.block_trace import replay_file
 
@@ -29,8 +26,7 @@ def trace_replay(
     show(f"replay, {file.name}", replay_file(file, BLOCK_SSDS[preset]), output)
 
 
-@trace.command("record")
-def trace_record(
+def record(
     file: Annotated[Path, typer.Argument(help="file to write")],
     tokens: Annotated[int, typer.Option(min=1, max=1 << 16, help="prompt length")] = 1024,
     steps: Annotated[int, typer.Option(min=0, max=4096, help="decode steps")] = 16,
@@ -38,9 +34,9 @@ def trace_record(
     compression: Annotated[float, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data")] = 8,
     output: OutputOption = Output.NORMAL,
 ) -> None:
-    """Record the flash requests of a drive while a sequence decodes."""
-    from vcsd_eval.bench.block_trace import record
+    """Write the flash requests of a drive while a sequence decodes, as a block trace."""
+    from vcsd_eval.bench.block_trace import record as record_requests
 
     with status("decoding"):
-        result = record(file, tokens, steps, attention, compression)
+        result = record_requests(file, tokens, steps, attention, compression)
     show("record", result, output)

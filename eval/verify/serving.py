@@ -12,15 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from transformers import PreTrainedModel
 
 from csd_link.driveset import DriveSetConfig
 from host_driver.hf.shape import placement
-from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST
+from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.limits import TierLimits
 from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies import POLICIES as EVERY
@@ -28,16 +27,11 @@ from kv_cache.policies import policy_of
 from kv_cache.trace import Trace, generate
 from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
-from vcsd.options import MAX_SEED
-from vcsd.progress import Tick, progress
+from vcsd.progress import Tick
 from vcsd.sampling import SamplingParams
-from vcsd.server import RequestHandle, RequestRejectedError, Server
+from vcsd.server import RequestHandle, Server
 from vcsd.serving import ServingConfig, default_performance_model, serve
-from vcsd.tables import table
-from vcsd_eval.experiment import Outcome
-from vcsd_eval.public_trace import OptionalTrace, read_trace
 
-MIB = 1 << 20
 POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # the oracle is a bound in simulated time
 WITH_DRIVES = [name for name in POLICIES if CSD in policy_of(name).tiers]
 LENGTHS = (64, 320), (16, 64)  # tokens of generated prompts and answers
@@ -51,39 +45,15 @@ DRIVES_OVER_LINK = 2.0  # rate of the drives over the rate of this link
 
 @dataclass(frozen=True, slots=True)
 class ServingLoad:
-    """Trace and resources of the server."""
+    """Requests and resources of the server."""
 
-    trace: OptionalTrace = None
-    requests: Annotated[
-        int, typer.Option(min=1, max=100_000, help="number of requests, from the start of the trace")
-    ] = 64
-    policies: Annotated[str, typer.Option(help="all, or comma-separated names")] = "all"
-    max_batch_size: Annotated[int, typer.Option(min=1, max=6, help="requests that decode at once")] = 6
-    share: Annotated[
-        float,
-        typer.Option(
-            "--tier-fraction",
-            min=0.05,
-            max=1,
-            help="size of each tier as a fraction of the KV cache of the SLOTS longest requests",
-        ),
-    ] = 0.25
-    longest: Annotated[
-        int, typer.Option("--max-request-tokens", min=32, max=4096, help="tokens of the longest request after scaling")
-    ] = 384
-    drives: Annotated[int, typer.Option(min=1, max=4, help="number of drives, for policies that attend in them")] = 2
-    chunk: Annotated[int, typer.Option(min=0, max=4096, help="prefill chunk, tokens; 0 disables chunking")] = 0
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for prompts and generated requests")] = 0
-
-    def names(self) -> list[str]:
-        """Names of the policies; raises ValueError for an unknown one."""
-        listed = dict.fromkeys(name.strip() for name in self.policies.split(",") if name.strip())
-        names = list(POLICIES) if self.policies == "all" else list(listed)
-        if not names:
-            raise ValueError(f"policies = {self.policies!r}: must be all, or of {', '.join(POLICIES)}")
-        if other := [name for name in names if name not in POLICIES]:
-            raise ValueError(f"policies = {other[0]!r}: must be all, or of {', '.join(POLICIES)}")
-        return names
+    requests: int = 64
+    policies: tuple[str, ...] = tuple(POLICIES)
+    max_batch_size: int = 6
+    share: float = 0.25  # size of each tier over the KV cache of the longest requests, one per slot
+    longest: int = 384  # tokens of the longest request
+    drives: int = 2  # of policies that attend in them
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,34 +77,30 @@ class Answers:
     wall_s: float
 
 
-def experiment(load: ServingLoad) -> Outcome:
-    """The shipped model serves a trace under every policy; each tier holds a quarter of the KV cache. Checks all
-    answers.
+def bench_serving(load: ServingLoad, tick: Tick) -> dict[str, Any]:
+    """Serve generated requests under every policy; each tier holds a quarter of the KV cache.
+
+    Returns:
+        wrong: Answers that differ from those of a server with only this request. over_limit: Tiers above their limit.
+            left_bytes: Bytes left of finished requests. failed: Requests that ended with an error.
     """
-    names, asked = load.names(), requests(load)
+    asked = requests(load)
     torch.set_num_threads(1)  # model threads would compete with the copy threads
-    modes = sorted({name in WITH_DRIVES for name in names})
-    with progress("requests", len(asked) * (len(modes) + len(names))) as tick:
-        wanted = {drives: alone(asked, drives, tick) for drives in modes}
-        rows = [run(load, name, asked, wanted[name in WITH_DRIVES], tick) for name in names]
-    result = {
+    modes = sorted({name in WITH_DRIVES for name in load.policies})
+    wanted = {drives: alone(asked, drives, tick) for drives in modes}
+    rows = [run(load, name, asked, wanted[name in WITH_DRIVES], tick) for name in load.policies]
+    return {
         "requests": len(asked),
         "tokens": sum(request.new for request in asked),
         **{key: sum(row[key] for row in rows) for key in ("wrong", "over_limit", "left_bytes", "failed")},
         "longest_wait_iterations": max(row["longest_wait_iterations"] for row in rows),
-        "policies": {row["policy"]: row for row in rows},
         "rows": rows,
     }
-    bad = any(result[key] for key in ("wrong", "over_limit", "left_bytes", "failed"))
-    return Outcome(result, [_table(rows)], failed=bad)
 
 
 def requests(load: ServingLoad) -> list[ServingRequest]:
     """Requests of the trace, scaled until the longest fits; they arrive at about the service rate."""
-    if load.trace is None:
-        trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
-    else:
-        trace = read_trace(load.trace).head(load.requests)
+    trace = generate(load.requests, 1.0, *LENGTHS, cv=1.5, seed=load.seed)
     scale = min(1.0, load.longest / max(request.tokens for request in trace.requests))
     text, draw = list(PROMPT.read_bytes()), random.Random(load.seed)
     lengths = [
@@ -236,7 +202,6 @@ def setting(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> Se
         max_batch_size=load.max_batch_size,
         max_tokens=longest[-1],
         max_queued_requests=len(asked) + 1,
-        prefill_chunk_tokens=load.chunk,
         cost=cost,
     )
 
@@ -262,12 +227,7 @@ def answered(server: Server, asked: Sequence[ServingRequest], tick: Tick) -> Ans
 
 
 def _submit(server: Server, request: ServingRequest) -> RequestHandle:
-    try:
-        return server.submit(request.prompt, request.new, request.stop, request.sampling)
-    except RequestRejectedError as error:
-        raise ValueError(
-            f"{error}: increase --tier-fraction or --max-batch-size, or reduce --max-request-tokens"
-        ) from error
+    return server.submit(request.prompt, request.new, request.stop, request.sampling)
 
 
 @cache
@@ -277,31 +237,3 @@ def _model() -> PreTrainedModel:
 
 def _served(serving: ServingConfig) -> AbstractContextManager[Server]:
     return serve(_model(), serving, background=False)
-
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    columns = (
-        "policy",
-        "right",
-        "wrong",
-        "cancelled",
-        "device",
-        "limit",
-        "host",
-        "files",
-        "drives",
-        "moved",
-        "wait",
-        "/s",
-    )
-
-    def row(figures: dict[str, Any]) -> tuple[str, ...]:
-        held = (f"{figures['peak_bytes'].get(place, 0) / MIB:.1f}" for place in (HOST, DIRECT, CSD))
-        device, limit = (figures[key][DEVICE] / MIB for key in ("peak_bytes", "limit_bytes"))
-        moved = sum(figures["moved_bytes"].values()) / MIB
-        counts = (str(figures[key]) for key in ("right", "wrong", "cancelled"))
-        tail = (f"{moved:,.0f}", str(figures["longest_wait_iterations"]), f"{figures['wall_tokens_per_s']:.0f}")
-        return (figures["policy"], *counts, f"{device:.1f}", f"{limit:.1f}", *held, *tail)
-
-    title = "The shipped model serves: K and V in MiB, the longest wait in iterations, tokens a second of this machine"
-    return table(title, columns, [row(each) for each in rows], left=("policy",))

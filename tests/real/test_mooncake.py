@@ -1,7 +1,4 @@
-"""Mooncake's objects are counted as they are read; a lost drive, or one that holds other bytes, is detected.
-
-partner of: eval/bench/mooncake.py, eval/bench/mooncake_guest.py
-"""
+"""Mooncake's objects are counted as they are read; a lost drive, or one that holds other bytes, is detected."""
 
 import os
 import signal
@@ -14,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from csd_link.run_dir import pid_path
+from tests.real import mooncake_guest, mooncake_run
+from tests.real.mooncake_guest import exercise
+from tests.real.mooncake_run import RepeatedKiller, offload
 from tests.served import HANG_S
-from vcsd_eval.bench import mooncake, mooncake_guest
-from vcsd_eval.bench.mooncake import RepeatedKiller, bench_mooncake
-from vcsd_eval.bench.mooncake_guest import exercise
 
 
 class Store:
@@ -102,8 +99,8 @@ def test_failed_offload_is_retried():
 
 def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
     """One kill was asked for: a second drive process survives."""
-    monkeypatch.setattr(mooncake, "BOOTS_S", 0.01)
-    monkeypatch.setattr(mooncake, "BETWEEN_S", 0.01)
+    monkeypatch.setattr(mooncake_run, "BOOTS_S", 0.01)
+    monkeypatch.setattr(mooncake_run, "BETWEEN_S", 0.01)
     victims = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
     file = pid_path("csd0")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +117,9 @@ def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
 
 
 def test_missing_mooncake_error_has_install_command(monkeypatch):
-    monkeypatch.setattr(mooncake, "find_spec", lambda name: None)
+    monkeypatch.setattr(mooncake_run, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'vcsd\[mooncake\]'"):
-        bench_mooncake(1, 0, 0)
+        offload(1, 0, 0)
 
 
 @pytest.mark.slow
@@ -130,7 +127,7 @@ def test_missing_mooncake_error_has_install_command(monkeypatch):
 def test_mooncake_in_guest_reads_from_killed_drive(monkeypatch):
     if find_spec("mooncake") is None:
         pytest.skip("Mooncake is not installed: pip install 'vcsd[mooncake]'")
-    monkeypatch.setattr(mooncake, "BOOTS_S", 22.0)
-    found = bench_mooncake(200, 1, 1)
+    monkeypatch.setattr(mooncake_run, "BOOTS_S", 22.0)
+    found = offload(200, 1, 1)
     assert (found["objects"], found["wrong"], found["lost"]) == (200, 0, 0)
     assert found["node"].startswith("ng")

@@ -14,20 +14,15 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import pid_path
 from csd_spec.optional import MissingExtraError
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from tests.real import mooncake_guest
 from vcsd.guest import GuestDecodeTest
 from vcsd.guest_fabric import GuestWork, answer_over_fabric
-from vcsd.options import MAX_SEED
-from vcsd.progress import status
-from vcsd_eval.bench import mooncake_guest
-from vcsd_eval.experiment import Outcome, flat
 
 MEMORY_BYTES = 2 << 30  # of the guest
 BOOTS_S, BETWEEN_S = 40.0, 25.0  # from start until the guest uses the drive; between two kills
@@ -57,7 +52,7 @@ class RepeatedKiller:
             wait_s = BETWEEN_S
 
 
-def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = None) -> dict[str, Any]:
+def offload(objects: int, kills: int, seed: int, console: Path | None = None) -> dict[str, Any]:
     """Put, evict, remove and read objects of 1 KiB to 4 MiB.
 
     Returns:
@@ -87,15 +82,3 @@ def bench_mooncake(objects: int, kills: int, seed: int, console: Path | None = N
     counted = {key: value for key, value in answer.items() if key != "discovered"}
     release = version("mooncake-transfer-engine-non-cuda")
     return counted | {"kills": killer.done, "accelerator": accelerator, "mooncake": release, "seed": seed}
-
-
-def experiment(
-    objects: Annotated[int, typer.Option(min=1, max=10_000_000, help="number of objects to put")] = 10_000,
-    kills: Annotated[int, typer.Option(min=0, max=1000, help="kills of the drive's process, 25 s apart")] = 2,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="random seed for object sizes and contents")] = 0,
-    console: Annotated[Path | None, typer.Option(help="file for the guest's console output")] = None,
-) -> Outcome:
-    """Mooncake's store offloads objects to a drive's Key Value namespace over NVMe/TCP; all of them are read back."""
-    with status("guest machine"):
-        result = bench_mooncake(objects, kills, seed, console)
-    return flat("mooncake", result, failed=bool(result["wrong"] or result["lost"]))

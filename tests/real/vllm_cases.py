@@ -10,43 +10,26 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from csd_link.connect import connect
 from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import pid_path, window_path
 from csd_link.served_drive import ServedDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from tests.real import vllm_child
 from vcsd.loading import CHECKPOINT
-from vcsd.progress import Tick, progress
-from vcsd.tables import table
+from vcsd.progress import Tick
 from vcsd.transport import FACTORY
-from vcsd_eval.bench import vllm_child
-from vcsd_eval.experiment import Outcome
 
 ROOT = Path(__file__).parents[2]
 BLOCK, PROMPT, PREFIX = 64, 600, 576  # tokens of a vLLM block, a prompt, the common prefix
 NEW = 16  # tokens of an answer
-PASSAGE = Path(__file__).parents[1] / "accuracy" / "passage.txt"
+PASSAGE = ROOT / "eval" / "accuracy" / "passage.txt"
 STOP_S = 60.0
 BEFORE_KILL_S = 1.0  # until a load that the drive does not answer is in flight
-
-
-@dataclass(frozen=True, slots=True)
-class VllmLoad:
-    """Python environment with vLLM, and number of drives that share the KV heads."""
-
-    python: Annotated[
-        Path, typer.Option(help="Python interpreter of an environment with vLLM (created by ./dev vllm)")
-    ] = ROOT / "build" / "vllm" / "bin" / "python"
-    drives: Annotated[
-        int, typer.Option(min=1, max=4, help="number of virtual drives, one process each, stored in files")
-    ] = 2
 
 
 class VllmProcess:
@@ -133,10 +116,10 @@ def _arguments(dtype: str, drives: Sequence[str]) -> dict[str, Any]:
 class Cases:
     """Answers of vLLM without drives, and each case compared with them."""
 
-    def __init__(self, load: VllmLoad, folder: Path, tick: Tick) -> None:
-        self._python, self._folder, self._tick = load.python, folder, tick
-        self._names = [f"{folder.name}-{number}" for number in range(load.drives)]
-        self.found: dict[str, dict[str, Any]] = {}
+    def __init__(self, python: Path, drives: int, folder: Path, tick: Tick) -> None:
+        self._python, self._folder, self._tick = python, folder, tick
+        self._names = [f"{folder.name}-{number}" for number in range(drives)]
+        self.results: dict[str, dict[str, Any]] = {}
         self._expected: dict[tuple[str, int], list[int]] = {}
 
     def run(self) -> None:
@@ -172,11 +155,11 @@ class Cases:
         os.kill(pid, signal.SIGKILL)
         answer = engine.answer()
         self._case("drive_killed", "float16", [3], answer)
-        self.found["drive_killed"]["recomputed"] = answer["loads_failed"] > 0
+        self.results["drive_killed"]["recomputed"] = answer["loads_failed"] > 0
 
     def _case(self, name: str, dtype: str, numbers: Sequence[int], answer: dict[str, Any]) -> None:
         equal = answer["tokens"] == [self._expected[dtype, number] for number in numbers]
-        self.found[name] = {"external_hits": answer["external_hits"], "tokens_equal": equal, "requests": len(numbers)}
+        self.results[name] = {"external_hits": answer["external_hits"], "tokens_equal": equal, "requests": len(numbers)}
         self._tick(None)
 
     @contextmanager
@@ -203,37 +186,15 @@ def prompt(number: int) -> list[int]:
     return text[:PREFIX] + text[at : at + PROMPT - PREFIX]
 
 
-def bench_vllm(load: VllmLoad, tick: Tick) -> dict[str, dict[str, Any]]:
+def run_cases(python: Path, drives: int, tick: Tick) -> dict[str, dict[str, Any]]:
     """Results per case: external_hits (tokens found in drives), and whether all tokens match those of vLLM alone.
 
+    Cases: a second request, a restart of both, a drive killed during a read, four requests at once, BF16.
+
     Raises:
-        FileNotFoundError: vLLM is not installed.
         ConnectionError: vLLM exited early.
     """
-    if not load.python.is_file():
-        raise FileNotFoundError(
-            f"{load.python}: no such Python interpreter; run ./dev vllm to create an environment with vLLM"
-        )
     with tempfile.TemporaryDirectory(prefix="vllm-") as scratch:
-        cases = Cases(load, Path(scratch), tick)
+        cases = Cases(python, drives, Path(scratch), tick)
         cases.run()
-    return cases.found
-
-
-def experiment(load: VllmLoad) -> Outcome:
-    """vLLM with prefixes in served drives, compared with vLLM alone, on prompts that share 576 of 600 tokens.
-
-    Cases: a second request, a restart of both, a drive killed during a read, four requests at once, BF16.
-    """
-    with progress("cases", 5) as tick:
-        cases = bench_vllm(load, tick)
-    columns = "requests", "external_hits", "tokens_equal"
-    rows = [[name, *(str(case[key]) for key in columns)] for name, case in cases.items()]
-    shown = table("vLLM with prefixes in drives", ("case", *columns), rows)
-    return Outcome(dict(cases), [shown], failed=not all(map(_is_well, cases.values())))
-
-
-def _is_well(case: dict[str, Any]) -> bool:
-    """Whether every request's prefix was found and its tokens match; for a killed drive, whether it was recomputed."""
-    is_hit = case["external_hits"] >= PREFIX * case["requests"]
-    return bool(is_hit and case["tokens_equal"] and case.get("recomputed", True))
+    return cases.results
