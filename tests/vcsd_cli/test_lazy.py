@@ -67,6 +67,10 @@ def test_an_experiment_is_one_file_and_one_line(capsys, monkeypatch):
     assert vcsd(capsys, monkeypatch, "bench", "sheep", "--jumps", "-1") == (130, "", "vcsd: interrupted\n")
 
 
+def test_commands_can_be_held_in_the_head():
+    assert len(dict(app.leaf_commands())) <= 57
+
+
 def test_old_package_name_names_the_new_one():
     done = subprocess.run([sys.executable, "-m", "eval.rtl.synth"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
