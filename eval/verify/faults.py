@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -28,19 +28,8 @@ from vcsd.progress import Tick
 from vcsd.session import AttachConfig, attach_with
 
 CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
+DRIVES, TOKENS = 2, 128  # of a decode
 MAX_PAUSE_S = 0.4  # between two kills
-
-
-@dataclass(frozen=True, slots=True)
-class KillLoad:
-    """Number of kills, and the decode."""
-
-    kills: int = 100
-    drives: int = 2
-    tokens: int = 128  # of a decode; decodes are repeated until all kills are done
-    flush_interval_steps: int = 8
-    seed: int = 0
-    medium: Kind = "memory"
 
 
 class Killer(threading.Thread):
@@ -73,7 +62,9 @@ class Killer(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
+def bench_faults(
+    kills: int, seed: int, tick: Tick, medium: Kind = "memory", tokens: int = TOKENS, flush_interval_steps: int = 8
+) -> dict[str, Any]:
     """Repeat decodes of `tokens` tokens until drives with flash in files were killed `kills` times.
 
     Returns:
@@ -82,21 +73,20 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
             the driver detects it, for kills with a command in flight or submitted within the next second.
     """
     model, tokenizer = load(CHECKPOINT)
-    tokens = asked.tokens
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, asked.seed)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
     what = AttachConfig(
-        attention=AttentionConfig("sparf", CompressionBudget(8)), flush_interval_steps=asked.flush_interval_steps
+        attention=AttentionConfig("sparf", CompressionBudget(8)), flush_interval_steps=flush_interval_steps
     )
-    with attach_with(model, replace(what, drives=DriveSetConfig(count=asked.drives))):
+    with attach_with(model, replace(what, drives=DriveSetConfig(count=DRIVES))):
         expected, _ = generate(model, inputs, tokens, None)
     lost = wrong = runs = 0
     with tempfile.TemporaryDirectory() as scratch:
         in_files = DriveSetConfig(
-            count=asked.drives, transport="process", data_dir=Path(scratch), medium=Medium(asked.medium, CACHE_BYTES)
+            count=DRIVES, transport="process", data_dir=Path(scratch), medium=Medium(medium, CACHE_BYTES)
         )
         with attach_with(model, replace(what, drives=in_files)) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
-            killer = Killer([device.name for device in devices], asked.kills, asked.seed, tick)
+            killer = Killer([device.name for device in devices], kills, seed, tick)
             killer.start()
             while not killer.over.is_set():
                 runs += 1
@@ -107,7 +97,7 @@ def bench_faults(asked: KillLoad, tick: Tick) -> dict[str, Any]:
                 killer.running.clear()
         notices, recoveries = _delays(devices, killer.moments)
     return {
-        "medium": asked.medium,
+        "medium": medium,
         "kills": sum(map(len, killer.moments.values())),
         "lost": lost,
         "wrong": wrong,

@@ -27,18 +27,9 @@ from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.progress import Tick
 from vcsd.session import AttachConfig, attach_with
 
+Transport = Literal["process", "nvme+tcp"]
 DRIVES, NODES = 4, 2
 FILLED_S = 60.0  # within which a replacement is filled
-
-
-@dataclass(frozen=True, slots=True)
-class LossOptions:
-    """Number of losses, and the decode."""
-
-    kills: int = 25  # for each redundancy; every third is of a node
-    tokens: int = 48  # of a decode, one for each loss
-    transport: Literal["process", "nvme+tcp"] = "process"
-    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -93,27 +84,29 @@ class Loss(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_lost_drives(options: LossOptions, tick: Tick) -> dict[str, Any]:
-    """Lose drives and nodes in decodes with each redundancy; one loss with none."""
+def bench_lost_drives(
+    kills: int, seed: int, tick: Tick, tokens: int = 48, transport: Transport = "process"
+) -> dict[str, Any]:
+    """Lose drives and nodes in decodes with each redundancy; one loss with none. Every third loss is of a node."""
     model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, options.tokens, options.seed)
+    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
     what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=DRIVES))
     with attach_with(model, what):
-        expected, _ = generate(model, inputs, options.tokens, None)
-    draw, result = random.Random(options.seed), dict[str, Any]()
-    plan: dict[Redundancy, int] = {"none": 1, "mirror": options.kills, "recompute": options.kills}
-    for redundancy, kills in plan.items():
+        expected, _ = generate(model, inputs, tokens, None)
+    draw, result = random.Random(seed), dict[str, Any]()
+    plan: dict[Redundancy, int] = {"none": 1, "mirror": kills, "recompute": kills}
+    for redundancy, losses in plan.items():
         tally = LossTally()
-        undisturbed = DriveSetConfig(count=DRIVES, transport=options.transport, restart_drives=False)
-        decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), options.tokens)
-        for number in range(kills):
+        undisturbed = DriveSetConfig(count=DRIVES, transport=transport, restart_drives=False)
+        decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), tokens)
+        for number in range(losses):
             is_node = number % 3 == 2
             first = draw.randrange(DRIVES)
             killed = [
                 drive for drive in range(DRIVES) if drive == first or (is_node and drive % NODES == first % NODES)
             ]
             spares = 0 if redundancy == "none" else len(killed)
-            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=options.transport, restart_drives=False)
+            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=transport, restart_drives=False)
             setting = replace(what, drives=drives, redundancy=redundancy)
             _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
             tally.nodes += is_node
@@ -124,8 +117,8 @@ def bench_lost_drives(options: LossOptions, tick: Tick) -> dict[str, Any]:
         **{name: sum(each[name] for each in survived) for name in ("kills", "lost", "wrong", "not_redundant")},
         "not_refused": int(not result["none"]["refused"]),
         "by_redundancy": result,
-        "transport": options.transport,
-        "seed": options.seed,
+        "transport": transport,
+        "seed": seed,
     }
 
 

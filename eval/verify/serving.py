@@ -56,6 +56,9 @@ class ServingLoad:
     seed: int = 0
 
 
+DEFAULT_LOAD = ServingLoad()
+
+
 @dataclass(frozen=True, slots=True)
 class ServingRequest:
     """A request: its arrival in iterations, and whether it is cancelled."""
@@ -77,13 +80,14 @@ class Answers:
     wall_s: float
 
 
-def bench_serving(load: ServingLoad, tick: Tick) -> dict[str, Any]:
+def bench_serving(count: int, seed: int, tick: Tick, load: ServingLoad = DEFAULT_LOAD) -> dict[str, Any]:
     """Serve generated requests under every policy; each tier holds a quarter of the KV cache.
 
     Returns:
         wrong: Answers that differ from those of a server with only this request. over_limit: Tiers above their limit.
             left_bytes: Bytes left of finished requests. failed: Requests that ended with an error.
     """
+    load = replace(load, requests=count, seed=seed)
     asked = requests(load)
     torch.set_num_threads(1)  # model threads would compete with the copy threads
     modes = sorted({name in WITH_DRIVES for name in load.policies})

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import typer
@@ -20,7 +21,6 @@ from vcsd.tables import flat_table, table
 from vcsd_eval.experiment import Outcome
 from vcsd_eval.options import MediumOption
 
-SIMULATED_MINUTES = 8.0  # after which the simulation starts no seed, unless --count says how many there are
 NOTES = 20  # most notes to print; -o json has all
 
 
@@ -52,82 +52,32 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check: its number of attempts, how to run them, and the counts of its result that must be 0.
+    """A check.
 
     Attributes:
         what: What it does, for the help text.
+        place: `module:function` below `vcsd_eval.verify`, with the arguments count, seed, tick and those of `options`.
+        count: Default number of attempts.
+        zeros: Counts of its result that must be 0.
         options: Fields of `Attempts` that it uses besides count and seed.
         ticks: Steps of its progress, for a number of attempts.
     """
 
     what: str
+    place: str
     count: int
-    run: Callable[[int, Attempts, Tick], dict[str, Any]]
     zeros: tuple[str, ...]
     options: tuple[str, ...] = ()
     ticks: Callable[[int], float] = float
 
-
-def _simulation(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.simulation.simulate import bench_simulate
-
-    seeds = range(attempts.seed, attempts.seed + count)
-    minutes = math.inf if attempts.count else SIMULATED_MINUTES
-    return bench_simulate(seeds, minutes, attempts.inject_bug.value, attempts.workers, tick)
-
-
-def _power_loss(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.crash import bench_crash
-
-    return bench_crash(count, attempts.seed, tick, attempts.medium)
-
-
-def _exceptions(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.exceptions import bench_exceptions
-
-    return bench_exceptions(count, attempts.seed, attempts.workers, tick)
-
-
-def _bit_flips(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.flips import bench_flips
-
-    return bench_flips(count, attempts.seed, attempts.workers, tick)
-
-
-def _commands(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.fuzz import bench_fuzz
-
-    return bench_fuzz(count, attempts.seed, tick, attempts.medium)
-
-
-def _pdus(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.nvme_fuzz import bench_nvme_fuzz
-
-    return bench_nvme_fuzz(count, attempts.seed, tick)
-
-
-def _kills(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.faults import KillLoad, bench_faults
-
-    return bench_faults(KillLoad(kills=count, seed=attempts.seed, medium=attempts.medium), tick)
-
-
-def _lost_drives(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.lost_drives import LossOptions, bench_lost_drives
-
-    return bench_lost_drives(LossOptions(kills=count, seed=attempts.seed), tick)
-
-
-def _connections(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.nvme_cuts import bench_nvme_cuts
-
-    return bench_nvme_cuts(count, attempts.seed, tick)
-
-
-def _serving(count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
-    from vcsd_eval.verify.serving import ServingLoad, bench_serving
-
-    return bench_serving(ServingLoad(requests=count, seed=attempts.seed), tick)
+    def run(self, count: int, attempts: Attempts, tick: Tick) -> dict[str, Any]:
+        """Import and run it."""
+        module, _, function = self.place.partition(":")
+        check = getattr(import_module(f"vcsd_eval.verify.{module}"), function)
+        result: dict[str, Any] = check(
+            count, seed=attempts.seed, tick=tick, **{name: getattr(attempts, name) for name in self.options}
+        )
+        return result
 
 
 CheckName = Literal[
@@ -147,40 +97,56 @@ _UNSAFE = ("crashes", "hangs", "leaks", "state_changes")
 CHECKS: dict[CheckName, Check] = {
     "simulation": Check(
         "hosts, windows, firmware, FTL and disks on a virtual clock, every fault that a seed draws",
-        1000,
-        _simulation,
+        "simulation.simulate:bench_simulate",
+        100,
         (*_BROKEN, "hangs"),
         ("workers", "inject_bug"),
     ),
     "power-loss": Check(
-        "at every moment of a trace of all verbs", 10_000, _power_loss, _BROKEN, ("medium",), lambda n: 1.15 * n
+        "at every moment of a trace of all verbs",
+        "crash:bench_crash",
+        10_000,
+        _BROKEN,
+        ("medium",),
+        lambda n: 1.15 * n,
     ),
-    "exceptions": Check("at lines and allocations inside every verb", 20_500, _exceptions, _BROKEN, ("workers",)),
-    "bit-flips": Check("in all files of a drive", 10_000, _bit_flips, ("silent",), ("workers",)),
+    "exceptions": Check(
+        "at lines and allocations inside every verb", "exceptions:bench_exceptions", 20_500, _BROKEN, ("workers",)
+    ),
+    "bit-flips": Check("in all files of a drive", "flips:bench_flips", 10_000, ("silent",), ("workers",)),
     "commands": Check(
         "mutated ones and windows, beside another tenant",
+        "fuzz:bench_fuzz",
         100_000,
-        _commands,
         (*_UNSAFE, "values_wrong"),
         ("medium",),
         lambda n: n / 10_000,
     ),
-    "pdus": Check("mutated ones of NVMe/TCP, beside another host", 100_000, _pdus, _UNSAFE, ticks=lambda n: n / 5_000),
-    "kills": Check("of drives in a decode, which restart", 100, _kills, _BROKEN, ("medium",)),
+    "pdus": Check(
+        "mutated ones of NVMe/TCP, beside another host",
+        "nvme_fuzz:bench_nvme_fuzz",
+        100_000,
+        _UNSAFE,
+        ticks=lambda n: n / 5_000,
+    ),
+    "kills": Check("of drives in a decode, which restart", "faults:bench_faults", 100, _BROKEN, ("medium",)),
     "lost-drives": Check(
         "for good, with redundancy",
+        "lost_drives:bench_lost_drives",
         25,
-        _lost_drives,
         (*_BROKEN, "not_redundant", "not_refused"),
         ticks=lambda n: 2 * n + 1,
     ),
     "connections": Check(
-        "cut, delayed and damaged over NVMe/TCP", 25, _connections, (*_BROKEN, "twice", "refusals_missed")
+        "cut, delayed and damaged over NVMe/TCP",
+        "nvme_cuts:bench_nvme_cuts",
+        25,
+        (*_BROKEN, "twice", "refusals_missed"),
     ),
     "serving": Check(
         "requests under every policy, beside each alone",
+        "serving:bench_serving",
         24,
-        _serving,
         ("wrong", "over_limit", "left_bytes", "failed"),
         ticks=lambda n: 27 * n,
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -43,13 +42,13 @@ def shrunk(seed: int, steps: int, plant: str) -> dict[str, Any]:
     return {"seed": seed, "steps": steps, "faults": hit, "what": verdict.what}
 
 
-def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -> Iterator[Verdict]:
-    """Verdicts in the order of completion; no seed starts after the time `until` (time.monotonic())."""
+def verdicts(seeds: range, steps: int, plant: str, workers: int) -> Iterator[Verdict]:
+    """Verdicts in the order of completion."""
     with sweep.workers(workers) as pool:
         under_way = set[Future[Verdict]]()
         waiting = iter(seeds)
         while True:
-            while len(under_way) < 2 * workers and time.monotonic() < until:
+            while len(under_way) < 2 * workers:
                 if (seed := next(waiting, None)) is None:
                     break
                 under_way.add(pool.submit(run, seed, steps, plant))
@@ -60,26 +59,26 @@ def verdicts(seeds: range, steps: int, plant: str, workers: int, until: float) -
 
 
 def bench_simulate(
-    seeds: range, minutes: float, plant: str = "none", workers: int = 2, tick: Tick = no_tick, steps: int = STEPS
+    count: int, seed: int, tick: Tick = no_tick, workers: int = 2, inject_bug: str = "none", steps: int = STEPS
 ) -> dict[str, Any]:
-    """Run seeds for at most `minutes` minutes.
+    """Run `count` seeds from `seed` on; with an injected bug until one finds it.
 
     Returns:
         lost: Sequences that a flush had acknowledged and that a drive lost on restart. wrong: Wrong answers, and
             sequences that match no commit after a restart. hangs: Runs without further progress.
     """
     total, faults, failing, ended = Counter[str](), Counter[str](dict.fromkeys(FAULTS, 0)), list[int](), 0
-    for verdict in verdicts(seeds, steps, plant, workers, time.monotonic() + 60 * minutes):
+    for verdict in verdicts(range(seed, seed + count), steps, inject_bug, workers):
         ended += 1
         total.update(steps=verdict.steps, lost=verdict.lost, wrong=verdict.wrong, hangs=verdict.hangs)
         faults.update(verdict.faults)
         if verdict.failed:
             failing.append(verdict.seed)
-            if plant != "none":
+            if inject_bug != "none":
                 break
         tick(None)
     counts = {key: total[key] for key in ("steps", "lost", "wrong", "hangs")}
-    shortened = [shrunk(seed, steps, plant) for seed in sorted(failing)[:SHOWN]]
+    shortened = [shrunk(seed, steps, inject_bug) for seed in sorted(failing)[:SHOWN]]
     result = {
         "seeds": ended,
         "faults": sum(faults.values()),
@@ -87,4 +86,4 @@ def bench_simulate(
         "by_kind": dict(faults),
         "failing": sorted(failing),
     }
-    return result | {"shrunk": shortened, "plant": plant}
+    return result | {"shrunk": shortened, "injected_bug": inject_bug}

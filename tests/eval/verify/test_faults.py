@@ -2,14 +2,14 @@
 
 import pytest
 
-from vcsd_eval.verify.faults import KillLoad, bench_faults
+from vcsd_eval.verify.faults import bench_faults
 
 
 @pytest.mark.usefixtures("own_run_dir")
 @pytest.mark.parametrize("medium", ["memory", "direct"])
 def test_decode_survives_kills(medium):
     ticks = []
-    found = bench_faults(KillLoad(kills=2, tokens=24, flush_interval_steps=4, medium=medium), ticks.append)
+    found = bench_faults(2, 0, ticks.append, medium, tokens=24, flush_interval_steps=4)
     assert found["medium"] == medium
     assert (found["lost"], found["wrong"]) == (0, 0)
     assert found["kills"] == len(ticks) == 2

@@ -2,13 +2,13 @@
 
 import pytest
 
-from vcsd_eval.verify.lost_drives import LossOptions, bench_lost_drives
+from vcsd_eval.verify.lost_drives import bench_lost_drives
 
 
 @pytest.mark.usefixtures("own_run_dir")
 def test_tokens_stay_the_same_with_redundancy():
     ticks = []
-    found = bench_lost_drives(LossOptions(kills=3, tokens=16), ticks.append)
+    found = bench_lost_drives(3, 0, ticks.append, tokens=16)
     assert (found["kills"], found["lost"], found["wrong"], found["not_refused"]) == (6, 0, 0, 0)
     assert len(ticks) == 7
     for each in (found["by_redundancy"][name] for name in ("mirror", "recompute")):

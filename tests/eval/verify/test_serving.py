@@ -16,11 +16,11 @@ from vcsd_eval.verify import serving
 from vcsd_eval.verify.serving import ServingLoad, bench_serving, requests
 
 ROUNDS, MAX_GROWTH_BYTES = 8, 4 << 20  # growth in the second half of the rounds: noise of the allocator
-FEW = ServingLoad(policies=("orbitflow", "ours", "in-two-places", "tierkv"), requests=10, longest=96)
+FEW = ServingLoad(policies=("orbitflow", "ours", "in-two-places", "tierkv"), longest=96)
 
 
 def test_served_answers_equal_each_request_alone() -> None:
-    rows = {row["policy"]: row for row in bench_serving(FEW, no_tick)["rows"]}
+    rows = {row["policy"]: row for row in bench_serving(10, 0, no_tick, FEW)["rows"]}
     assert set(rows) == set(FEW.policies)
     for row in rows.values():
         assert (row["right"], row["wrong"], row["failed"], row["left_bytes"]) == (10, 0, 0, 0)
@@ -32,7 +32,7 @@ def test_served_answers_equal_each_request_alone() -> None:
 def test_wrong_answer_is_detected(monkeypatch) -> None:
     alone = serving.alone
     monkeypatch.setattr(serving, "alone", lambda *given: [[*each[:-1], each[-1] ^ 1] for each in alone(*given)])
-    assert bench_serving(ServingLoad(policies=("orbitflow",), requests=2, longest=64), no_tick)["wrong"] == 2
+    assert bench_serving(2, 0, no_tick, ServingLoad(policies=("orbitflow",), longest=64))["wrong"] == 2
 
 
 def usage() -> tuple[int, int, int]:

@@ -28,6 +28,14 @@ def test_check_finds_nothing_in_few_attempts(name):
     assert max(value for value in outcome.result.values() if isinstance(value, int)) >= FEW[name]
 
 
+def made_up(monkeypatch, name, result, *more):
+    """Replace a check by one with a given result."""
+    calls = []
+    monkeypatch.setattr(checks, "made_up", lambda count, **given: calls.append((count, given)) or result, raising=False)
+    monkeypatch.setitem(CHECKS, name, Check("", "verify:made_up", 5, *more))
+    return calls
+
+
 @pytest.mark.parametrize(("zeros", "fails"), [((), False), (("wrong",), True), (("lost", "wrong"), True)])
 def test_a_count_that_must_be_zero_fails_the_check(monkeypatch, zeros, fails):
     result = {
@@ -37,20 +45,19 @@ def test_a_count_that_must_be_zero_fails_the_check(monkeypatch, zeros, fails):
         "found": ["a token"],
         "by_kind": {"a": 1},
     }
-    monkeypatch.setitem(CHECKS, "kills", Check("", 5, lambda count, *_: result | {"tries": count}, zeros))
-    outcome = verify("kills", Attempts())
-    assert (outcome.failed, outcome.result["tries"], outcome.notes) == (fails, 5, ["a token"])
+    calls = made_up(monkeypatch, "kills", result, zeros)
+    outcome = verify("kills", Attempts(seed=3))
+    assert (outcome.failed, outcome.result, outcome.notes) == (fails, result, ["a token"])
     assert [shown.title for shown in outcome.shown] == ["kills", "rows", "by_kind"]
+    ((count, given),) = calls
+    assert (count, given["seed"], set(given)) == (5, 3, {"seed", "tick"})
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_an_injected_bug_must_be_found(monkeypatch, wrong):
-    def simulation(count, attempts, tick):
-        assert attempts.inject_bug is InjectedBug.LOCK
-        return {"wrong": wrong}
-
-    monkeypatch.setitem(CHECKS, "simulation", Check("", 5, simulation, ("wrong",), ("inject_bug",)))
-    assert verify("simulation", Attempts(inject_bug=InjectedBug.LOCK)).failed == (not wrong)
+    calls = made_up(monkeypatch, "simulation", {"wrong": wrong}, ("wrong",), ("inject_bug",))
+    assert verify("simulation", Attempts(count=7, inject_bug=InjectedBug.LOCK)).failed == (not wrong)
+    assert (calls[0][0], calls[0][1]["inject_bug"]) == (7, "lock")
 
 
 @pytest.mark.parametrize(
@@ -64,15 +71,3 @@ def test_an_injected_bug_must_be_found(monkeypatch, wrong):
 def test_option_that_a_check_has_not_is_refused(name, attempts):
     with pytest.raises(OptionError, match=f"has no effect on {name}"):
         verify(name, attempts)
-
-
-def test_number_of_attempts_ends_the_simulation_not_the_time(monkeypatch):
-    """Without --count it starts no seed after eight minutes."""
-    calls = []
-    monkeypatch.setattr(
-        "vcsd_eval.verify.simulation.simulate.bench_simulate",
-        lambda seeds, minutes, *_: calls.append((seeds, minutes)) or {"lost": 0, "wrong": 0, "hangs": 0},
-    )
-    verify("simulation", Attempts(seed=7, count=2))
-    verify("simulation", Attempts())
-    assert calls == [(range(7, 9), float("inf")), (range(1000), checks.SIMULATED_MINUTES)]

@@ -17,7 +17,7 @@ from vcsd_eval.verify.verify import InjectedBug
 
 
 def test_simulation_seeds_lose_nothing_under_all_faults():
-    result = bench_simulate(range(60), minutes=5, steps=40)
+    result = bench_simulate(60, 0, steps=40)
     assert result["seeds"] == 60 and result["steps"] == 60 * 40
     assert (result["lost"], result["wrong"], result["hangs"], result["failing"]) == (0, 0, 0, [])
     assert set(result["by_kind"]) == set(FAULTS) and all(result["by_kind"].values())
@@ -25,7 +25,7 @@ def test_simulation_seeds_lose_nothing_under_all_faults():
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_bug_is_found_within_200_seeds(plant):
-    result = bench_simulate(range(200), minutes=5, steps=40, plant=plant)
+    result = bench_simulate(200, 0, inject_bug=plant, steps=40)
     assert result["lost"] + result["wrong"] + result["hangs"] > 0
 
 
