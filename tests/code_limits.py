@@ -127,11 +127,11 @@ def shared_names() -> dict[str, list[str]]:
 
 def by_folder(sizes: dict[str, int]) -> dict[str, int]:
     """Lines of our files by folder; of eval by its wings."""
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for file, lines in sizes.items():
         folder, *rest = Path(file).parts
-        found[f"eval/{rest[0]}" if folder == "eval" and len(rest) > 1 else folder] += lines
-    return dict(sorted(found.items()))
+        result[f"eval/{rest[0]}" if folder == "eval" and len(rest) > 1 else folder] += lines
+    return dict(sorted(result.items()))
 
 
 def main() -> int:

@@ -46,8 +46,8 @@ POLICIES = "ours", "orbitflow", "tierkv"
 
 
 def main() -> None:
-    found = {name: tokens_of(make) for name, make in FAMILIES.items()}
-    print(json.dumps(found))
+    result = {name: tokens_of(make) for name, make in FAMILIES.items()}
+    print(json.dumps(result))
 
 
 @torch.inference_mode()

@@ -60,7 +60,7 @@ class Outcome:
 def oldest(name: str) -> str:
     """Requirement of the oldest version of a package that pyproject.toml allows."""
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    (bound,) = (found[1] for requirement in requirements if (found := re.match(rf"{name}>=([\d.]+)", requirement)))
+    (bound,) = (result[1] for requirement in requirements if (result := re.match(rf"{name}>=([\d.]+)", requirement)))
     return f"{name}=={bound}.0"
 
 
@@ -166,8 +166,8 @@ def run_outside(python: Path) -> str:
         done = run([python.with_name("vcsd"), *words], Path(folder), {"PYTHONPATH": ""})
     if done.returncode:
         return last_line(done.stderr)
-    found = json.loads(done.stdout)
-    return "" if found["agreement"]["tokens_equal"] else f"tokens differ from sdpa's: {found['agreement']}"
+    result = json.loads(done.stdout)
+    return "" if result["agreement"]["tokens_equal"] else f"tokens differ from sdpa's: {result['agreement']}"
 
 
 def versions_of(python: Path) -> dict[str, str]:

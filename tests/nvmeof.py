@@ -114,13 +114,13 @@ class KeyValueHost:
     def listed(self, first=b"", size=4096, **more):
         """The keys of a list, which is as it has to be."""
         data = bytes(self._command(KeyValue.LIST, first, cdw10=size, **more).data)
-        (count,), at, found = struct.unpack_from("<I", data), 4, []
+        (count,), at, result = struct.unpack_from("<I", data), 4, []
         for _ in range(count):
             (length,) = struct.unpack_from("<H", data, at)
-            found.append(data[at + 2 : at + 2 + length])
+            result.append(data[at + 2 : at + 2 + length])
             at += -(-(2 + length) // 4) * 4
         assert at == len(data) <= size
-        return found
+        return result
 
     def flush(self):
         self.host.io.command(Sqe(KeyValue.FLUSH, nsid=self.nsid))
@@ -198,16 +198,16 @@ class RawHost:
 
     def ended(self):
         """The termination request that the controller sends, or None, once it has closed the connection."""
-        found = None
+        result = None
         try:
             while True:
                 head, pdu = self.stream.receive()
                 if head.kind is PduType.C2H_TERM:
-                    found = pdu
+                    result = pdu
                 else:
                     self.stream.read(memoryview(bytearray(head.data_bytes)))
         except ConnectionError:
-            return found
+            return result
 
     def close(self):
         self.stream.close()

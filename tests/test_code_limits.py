@@ -68,5 +68,5 @@ def test_kernels_are_exempt_from_function_limits(tmp_path, monkeypatch):
         f"@njit\ndef kernel({many}): ...\n\n\ndef plain({many}): ...\n\n\nclass C:\n    def method(self, a): ...\n"
     )
     monkeypatch.setattr(code_limits, "ROOT", tmp_path)
-    found = {function.place.split()[-1]: function.parameters for function in code_limits.functions("file.py")}
-    assert found == {"kernel": 0, "plain": 9, "method": 1}
+    result = {function.place.split()[-1]: function.parameters for function in code_limits.functions("file.py")}
+    assert result == {"kernel": 0, "plain": 9, "method": 1}

@@ -17,8 +17,8 @@ def test_equal_figures_have_no_differences():
 
 @pytest.mark.parametrize("within", [0.0, 1e-7])
 def test_a_change_of_a_millionth_is_found(within):
-    found = list(differences(OLD, changed(step_us=654.9 * (1 + 1e-6)), within=within))
-    assert len(found) == 1 and found[0].startswith(".rows[0].step_us: 654.9 before")
+    result = list(differences(OLD, changed(step_us=654.9 * (1 + 1e-6)), within=within))
+    assert len(result) == 1 and result[0].startswith(".rows[0].step_us: 654.9 before")
 
 
 def test_numbers_may_differ_within_tolerance():

@@ -212,8 +212,8 @@ def test_deployed_server_logs_metrics_and_stop():
 def metrics_process(parent):
     """The child that serves metrics."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (found,) = (pid for pid in children if b"vcsd.drive_metrics" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    return found
+    (result,) = (pid for pid in children if b"vcsd.drive_metrics" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return result
 
 
 def stderr_of(pid):

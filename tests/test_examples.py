@@ -34,12 +34,12 @@ Decision = tuple[str, int, str, str]
 
 def decisions(recorded: Sequence[IterationRecord]) -> list[tuple[list[int], list[Decision]]]:
     """New tokens of each iteration, and its acts: kind, layer, source, target. Keys and values may move together."""
-    found = []
+    result = []
     for each in recorded:
         acts = [(act.kind, act.block.layer if act.block else act.layer, act.source, act.tier) for act in each.acts]
         if each.new:
-            found.append((list(each.new.values()), list(dict.fromkeys(acts))))
-    return found
+            result.append((list(each.new.values()), list(dict.fromkeys(acts))))
+    return result
 
 
 def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def test_short_simulated_run_gives_recorded_values(request, name, run):
     declared = TABLES.load(name).runs[run]
     if "$VCSD_DATA" in declared.command:
         request.getfixturevalue("data_dir")
-    found = TABLES.evaluate(declared, TABLES.execute(declared))
-    assert list(differences(RECORDED[name][run].values, found, within=1e-9)) == []  # CPUs round differently
+    result = TABLES.evaluate(declared, TABLES.execute(declared))
+    assert list(differences(RECORDED[name][run].values, result, within=1e-9)) == []  # CPUs round differently
 
 
 MADE = """\

@@ -51,8 +51,8 @@ def wheel(source, tmp_path_factory):
     """The project's wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run([*PIP, "wheel", source, "--no-deps", "--no-build-isolation", "-w", folder], check=True)
-    (found,) = folder.glob("vcsd-*.whl")
-    return found
+    (result,) = folder.glob("vcsd-*.whl")
+    return result
 
 
 def environment(folder, *words):
@@ -90,9 +90,9 @@ def test_wheel_has_the_listed_packages_alone(wheel):
 
 
 def test_wheel_has_every_file_of_the_packages(source, wheel):
-    found = {str(path.relative_to(source)) for package in PACKAGES for path in (source / package).rglob("*.*")}
-    assert {"vcsd/py.typed", "vcsd_eval/papers/hilos/predictions.csv", "attention_engine/rtl/sparf_engine.sv"} < found
-    assert found - set(zipfile.ZipFile(wheel).namelist()) == set()
+    result = {str(path.relative_to(source)) for package in PACKAGES for path in (source / package).rglob("*.*")}
+    assert {"vcsd/py.typed", "vcsd_eval/papers/hilos/predictions.csv", "attention_engine/rtl/sparf_engine.sv"} < result
+    assert result - set(zipfile.ZipFile(wheel).namelist()) == set()
 
 
 def test_installed_packages_are_the_wheels(installed):

@@ -59,7 +59,7 @@ class BatchRun:
         elif trial.is_dense:
             self._dense = _forced(prefilled, self.samples)
             counts = self._likelihoods(_Replayed(self._dense))
-            counts = [each | {REFERENCE: found} for each, found in zip(counts, self.reference, strict=True)]
+            counts = [each | {REFERENCE: result} for each, result in zip(counts, self.reference, strict=True)]
         else:
             counts = self._likelihoods(prefilled)
         return Turn(
@@ -150,8 +150,8 @@ def _compared(prefilled: Prefilled | _Replayed, samples: Sequence[Sample], dense
         nats = -mine.gather(1, true[:, step : step + 1])[:, 0]
         agreeing = mine.argmax(-1) == theirs.argmax(-1)
         divergence = (theirs.exp() * (theirs - mine)).double().sum(-1)
-        found = torch.stack([nats.double(), agreeing.double(), divergence], 1)
-        sums.add_(torch.where((step < lengths)[:, None], found, 0))
+        result = torch.stack([nats.double(), agreeing.double(), divergence], 1)
+        sums.add_(torch.where((step < lengths)[:, None], result, 0))
         return true[:, step]
 
     prefilled.decode(true.shape[1], choose)

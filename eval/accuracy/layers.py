@@ -117,16 +117,16 @@ def layer_numbers(chosen: str | None, count: int) -> list[int]:
     if chosen is None:
         return list(range(0, count, 1 if count <= FEW_LAYERS else 3))
     try:
-        found: Sequence[int] = []
+        result: Sequence[int] = []
         if ":" in chosen:
-            found = range(count)[slice(*(int(part) if part else None for part in chosen.split(":")))]
+            result = range(count)[slice(*(int(part) if part else None for part in chosen.split(":")))]
         else:
-            found = sorted({int(part) for part in chosen.split(",")})
+            result = sorted({int(part) for part in chosen.split(",")})
     except (ValueError, TypeError) as error:
         raise ValueError(f"layers = {chosen!r}: needs {_SLICE}") from error
-    if not found or not 0 <= min(found) <= max(found) < count:
+    if not result or not 0 <= min(result) <= max(result) < count:
         raise ValueError(f"layers = {chosen!r}: the model has layers 0 to {count - 1}")
-    return sorted(found)
+    return sorted(result)
 
 
 def record_layers(

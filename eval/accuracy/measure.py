@@ -70,7 +70,7 @@ def measure_accuracy(
     for numbered in enumerate(samples[first : first + BATCH] for first in range(0, len(samples), BATCH)):
         _measure_batch(model, tokenizer, plan, numbered, kept, tick)
     done = [from_json(json.dumps(turn), Turn) for turn in kept.values()]
-    found = [row | {"rule": rule} for row in rows(done, plan)]
+    result = [row | {"rule": rule} for row in rows(done, plan)]
     by_transformers = reference(done, plan)
     kept.close()
     return {
@@ -81,7 +81,7 @@ def measure_accuracy(
         "drives": plan.drives,
         "seed": plan.seed,
         **({} if by_transformers is None else {REFERENCE: by_transformers}),
-        "rows": found,
+        "rows": result,
     }
 
 

@@ -41,13 +41,13 @@ _READ: dict[str, Callable[[Path], str]] = {
 def standard_library() -> str:
     """Modules of the running Python's standard library in alphabetical order, until they have CODE_CHARS."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    found, size = [], 0
+    result, size = [], 0
     for file in sorted(folder.glob("*.py")):
-        found.append(file.read_text(encoding="utf-8"))
-        size += len(found[-1])
+        result.append(file.read_text(encoding="utf-8"))
+        size += len(result[-1])
         if size >= CODE_CHARS:
             break
-    return "\n".join(found)
+    return "\n".join(result)
 
 
 def read(text: Path | None) -> str:

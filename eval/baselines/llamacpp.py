@@ -177,5 +177,5 @@ def expected(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 def difference(rival: LlamaCpp, ids: torch.Tensor, logits: torch.Tensor) -> float:
     """Fill its cache by the same prompt; the largest difference from those logits, of the largest of them."""
-    found = torch.stack([rival(part) for part in (ids[:, :-1], ids[:, -1:])])
-    return float((found - logits).abs().max() / logits.abs().max())
+    result = torch.stack([rival(part) for part in (ids[:, :-1], ids[:, -1:])])
+    return float((result - logits).abs().max() / logits.abs().max())

@@ -56,17 +56,17 @@ class _Conversations:
     """A trace's requests by conversation, as arrays. Row n is a request; conversation c has rows starts[c]..ends[c]."""
 
     def __init__(self, trace: Trace) -> None:
-        found, shared = conversations(trace)
-        rows = [request for conversation in found for request in conversation]
-        self.sizes: I64 = np.array([len(each) for each in found], np.int64)
+        result, shared = conversations(trace)
+        rows = [request for conversation in result for request in conversation]
+        self.sizes: I64 = np.array([len(each) for each in result], np.int64)
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.arrival_s: F64 = np.array([row.arrival for row in rows]) - trace.requests[0].arrival
         self.numbers: I64 = np.array([row.number for row in rows], np.int64)
         self.lengths: I64 = np.array([(row.input_tokens, row.output_tokens) for row in rows], np.int64)
         self.block_tokens, self.shared = trace.block_tokens or 1, len(shared)
-        numbered, self.distinct = list[list[int]](), np.zeros(len(found), np.int64)
+        numbered, self.distinct = list[list[int]](), np.zeros(len(result), np.int64)
         common = {key: number for number, key in enumerate(sorted(shared))}
-        for at, conversation in enumerate(found):
+        for at, conversation in enumerate(result):
             own: dict[int, int] = {}
             for request in conversation:
                 numbered.append([_number(key, common, own) for key in _full(request, self.block_tokens)])

@@ -49,11 +49,11 @@ def conversations(trace: Trace) -> tuple[list[list[Request]], frozenset[int]]:
     """
     counts = Counter(each for request in trace.requests for each in request.hashes)
     shared = frozenset(key for key, count in counts.items() if count > max(1, SHARED * len(trace.requests)))
-    found: dict[int, list[Request]] = {}
+    result: dict[int, list[Request]] = {}
     for request in trace.requests:
         first = next((each for each in request.hashes if each not in shared), -1 - request.number)
-        found.setdefault(first, []).append(request)
-    return list(found.values()), shared
+        result.setdefault(first, []).append(request)
+    return list(result.values()), shared
 
 
 def make_day(trace: Trace, hours: float, fraction: float, seed: int) -> Day:

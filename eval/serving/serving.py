@@ -198,9 +198,9 @@ def experiment(load: TraceLoad, letting: AdmissionOptions = AdmissionOptions()) 
     errors = {name: output_error(name) for name in sorted({each.layout for each in systems.values() if each.drives})}
     rows = []
     kept = load.kept(letting)
-    for each, found in zip(runs, _side_by_side(load, runs, kept), strict=True):
+    for each, outcome in zip(runs, _side_by_side(load, runs, kept), strict=True):
         system = systems[each.system]
-        rows.append({**found, "output_error": errors[system.layout] if system.drives else 0.0})
+        rows.append({**outcome, "output_error": errors[system.layout] if system.drives else 0.0})
     kept.close()
     last = runs[-1]
     result = {

@@ -203,5 +203,5 @@ def bench_exceptions(points: int, seed: int, jobs: int, tick: Tick = no_tick) ->
         "layouts": len(LAYOUTS),
         "media": len(KINDS),
         "seed": seed,
-        "found": [each for _, found, _ in results for each in found],
+        "found": [each for _, result, _ in results for each in result],
     }

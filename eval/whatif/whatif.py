@@ -183,10 +183,10 @@ def _run(points: Sequence[DesignPoint], where: FileOptions) -> list[Row]:
             else:
                 sweep(simulate, left, cores(), tick, done)
 
-        found: list[Row] = sweep_rest([points[number] for number in order], results, compute)
+        result: list[Row] = sweep_rest([points[number] for number in order], results, compute)
     results.close()
     rows: list[Row] = [{}] * len(points)
-    for number, row in zip(order, found, strict=True):
+    for number, row in zip(order, result, strict=True):
         rows[number] = row
     return rows
 

@@ -24,8 +24,8 @@ def test_opcode_bits_encode_transfer_direction():
         1: ("KvAppend", "Attend", "KvName", "KvExist", "KvDrop", "KvList"),
         2: ("KvRead", "KvGather", "GetLog"),
     }
-    found = {row.name: row.opcode & 3 for row in ROWS}
-    assert found == {name: direction for direction, names in directions.items() for name in names}
+    result = {row.name: row.opcode & 3 for row in ROWS}
+    assert result == {name: direction for direction, names in directions.items() for name in names}
 
 
 def test_row_fields_equal_command_fields():

@@ -21,5 +21,5 @@ def test_rows_are_gathered_from_both_banks():
     flash, dram = np.zeros((9, 128), np.uint16), np.zeros((4, 128), np.uint16)
     flash[[3, 8]], dram[[2, 1]] = pages[:, 0], pages[:, 1]
     slots = np.stack([np.array([3, 8], np.uint32), dram_slots(np.array([2, 1]))], axis=1)
-    found = gather_rows((flash, dram), slots, 7, layout)
-    np.testing.assert_array_equal(found, rows.transpose(1, 0, 2)[:7])
+    result = gather_rows((flash, dram), slots, 7, layout)
+    np.testing.assert_array_equal(result, rows.transpose(1, 0, 2)[:7])

@@ -107,10 +107,10 @@ def members(address):
 
 
 def test_drives_are_on_three_nodes_and_a_second_fleet_is_refused(fleet):
-    found = members(fleet)
-    assert {each.state for each in found.values()} == {"up"} and len({each.node for each in found.values()}) == 3
+    result = members(fleet)
+    assert {each.state for each in result.values()} == {"up"} and len({each.node for each in result.values()}) == 3
     rows = json.loads(vcsd("fleet", "status", "--address", fleet, "-o", "json").stdout)["drives"]
-    assert [row["name"] for row in rows] == list(found) == ["drive0", "drive1", "spare0"]
+    assert [row["name"] for row in rows] == list(result) == ["drive0", "drive1", "spare0"]
     assert "drive1" in vcsd("fleet", "status", "--address", fleet).stdout
     again = vcsd("fleet", "up", "--local", "1", "--address", fleet)
     assert "exclude each other" in again.stderr
@@ -118,7 +118,7 @@ def test_drives_are_on_three_nodes_and_a_second_fleet_is_refused(fleet):
     file.write_text(f"drives: 1\naddress: {fleet}\n")
     again = vcsd("fleet", "up", str(file))
     assert again.returncode == 1 and "a fleet is already up" in again.stderr.splitlines()[-1]
-    assert members(fleet) == found
+    assert members(fleet) == result
 
 
 def test_a_run_has_the_tokens_and_figures_of_drives_in_process(fleet):

@@ -22,10 +22,10 @@ def test_undone_discards_were_written_before(steps):
         else:
             written[first:end], undone[first:end] = 0, now
             discards.add(first, end, now, lambda a, b: not written[a:b].any())
-        found = discards.undone(np.arange(PAGES))
-        assert (found[undone > 0] >= undone[undone > 0]).all(), "nothing that was discarded comes back"
-        assert (found[written > 0] < written[written > 0]).all(), "all that was written since stays"
-        assert not found[(undone == 0)].any() or (written[(undone == 0) & (found > 0)] == 0).all()
+        result = discards.undone(np.arange(PAGES))
+        assert (result[undone > 0] >= undone[undone > 0]).all(), "nothing that was discarded comes back"
+        assert (result[written > 0] < written[written > 0]).all(), "all that was written since stays"
+        assert not result[(undone == 0)].any() or (written[(undone == 0) & (result > 0)] == 0).all()
         ranges = discards.ranges
         assert all(b <= c for (_, b, _), (c, _, _) in pairwise(ranges))
     assert Discards(map(list, discards.ranges)).ranges == discards.ranges

@@ -75,8 +75,8 @@ def test_a_step_is_attention_over_all_rows(drives):
     assert np.array_equal(k[:30], talk.rows[0][0][:30])
     assert np.array_equal(k[30], arrays[0][1][0])
     part = talk.driver.read(talk.batch, slice(None), 0, 20, 15)  # of 31 and 22 tokens
-    for found, whole in zip(part, (k, v), strict=True):
-        assert np.array_equal(found, np.concatenate([whole[20:31], whole[51:53]]))
+    for result, whole in zip(part, (k, v), strict=True):
+        assert np.array_equal(result, np.concatenate([whole[20:31], whole[51:53]]))
 
 
 def test_outputs_equal_for_drives_and_batches():
@@ -141,7 +141,7 @@ def test_drives_are_flushed_every_n_steps():
 
 def test_softmax_rows_are_ordered_as_output():
     """For any number of drives; query heads one after the other."""
-    found = []
+    result = []
     for drives in (1, 3):
         talk = Talk(drives)
         q, k, v = (half(np.random.default_rng(1), 2, heads, 16) for heads in (8, 4, 4))
@@ -153,8 +153,8 @@ def test_softmax_rows_are_ordered_as_output():
                 K = np.concatenate([talk.rows[0][0][first:end, head // 2], k[row, head // 2][None]]).astype(np.float64)
                 wanted = reference.dense_rows(q[row, head][None].astype(np.float64), K)[0]
                 np.testing.assert_allclose(rows[row, head], wanted, rtol=1e-4, atol=1e-5)
-        found.append((out, rows))
-    for one, other in zip(*found, strict=True):
+        result.append((out, rows))
+    for one, other in zip(*result, strict=True):
         np.testing.assert_array_equal(one, other)
 
 

@@ -185,8 +185,8 @@ def test_model_decodes_with_a_file_of_layouts(monkeypatch, transport):
     with torch.inference_mode():
         expected = decode(model := llama(), 100)
         with vcsd.attach(model, 2, "dense", layout="int6", layouts_file=FILE, transport=transport) as csd:
-            found = decode(model, 100)
-    assert csd.report().layout == "int6" and 0 < (found - expected).abs().max() < 1
+            result = decode(model, 100)
+    assert csd.report().layout == "int6" and 0 < (result - expected).abs().max() < 1
 
 
 def test_entry_point_adds_the_layout(monkeypatch):

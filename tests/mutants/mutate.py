@@ -355,12 +355,12 @@ def main() -> None:
     console = Console(stderr=True)
     try:
         done = verdicts(mutants, options.jobs)
-        found = dict(track(_told(done, len(mutants), console), "mutants", len(mutants), console=console))
+        outcome = dict(track(_told(done, len(mutants), console), "mutants", len(mutants), console=console))
     except (Stale, RuntimeError) as error:
         sys.exit(f"dev: {error}")
-    result = summary(mutants, found)
+    result = summary(mutants, outcome)
     if options.write:
-        record(found)
+        record(outcome)
     if options.output == "json":
         print(json.dumps(result, indent=1))
     else:

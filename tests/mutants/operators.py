@@ -121,19 +121,19 @@ def _unchanged(node: ast.AST) -> list[ast.AST | None]:
 
 @functools.cache
 def _by_operator(path: Path) -> dict[str, list[Mutant]]:
-    found: dict[str, list[Mutant]] = {}
+    result: dict[str, list[Mutant]] = {}
     for operator, mutant in candidates(path):
-        found.setdefault(operator, []).append(mutant)
-    return found
+        result.setdefault(operator, []).append(mutant)
+    return result
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
     """Return `count` different mutants of all product modules."""
-    chance, found = random.Random(seed), dict[str, Mutant]()
+    chance, result = random.Random(seed), dict[str, Mutant]()
     paths = [path for package in plant.PACKAGES for path in sorted((plant.ROOT / package).rglob("*.py"))]
-    while len(found) < count:
+    while len(result) < count:
         module = _by_operator(chance.choice(paths))
         if module:
             mutant = chance.choice(module[chance.choice(sorted(module))])
-            found[str(mutant)] = mutant
-    return list(found.values())
+            result[str(mutant)] = mutant
+    return list(result.values())

@@ -186,21 +186,21 @@ def _mutated(mutant: Mutant, path: Path) -> ast.Module | None:
 
 def _function(module: ModuleType, name: str) -> FunctionType:
     """The undecorated Python function."""
-    found: Any = module
+    result: Any = module
     for part in name.split("."):
-        found = inspect.getattr_static(found, part)
-    while not isinstance(found, FunctionType) or hasattr(found, "__wrapped__"):
-        if isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-        elif isinstance(found, property):
-            found = found.fget
-        elif isinstance(found, functools.cached_property):
-            found = found.func
-        elif hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
+        result = inspect.getattr_static(result, part)
+    while not isinstance(result, FunctionType) or hasattr(result, "__wrapped__"):
+        if isinstance(result, staticmethod | classmethod):
+            result = result.__func__
+        elif isinstance(result, property):
+            result = result.fget
+        elif isinstance(result, functools.cached_property):
+            result = result.func
+        elif hasattr(result, "__wrapped__"):
+            result = result.__wrapped__
         else:
-            raise TypeError(f"{name} is not a function of Python: {type(found).__name__}")
-    return found
+            raise TypeError(f"{name} is not a function of Python: {type(result).__name__}")
+    return result
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

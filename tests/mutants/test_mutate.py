@@ -119,9 +119,9 @@ def test_type_checker_sees_the_mutant(logs: Path) -> None:
 
 def test_equivalent_mutants_are_not_counted() -> None:
     mutants = [SEEN, UNSEEN, Mutant("a:b", "c", "d", equivalent="for a reason")]
-    found = {SEEN: {"verdict": CAUGHT, "by": "tests"}}
-    found |= {mutant: {"verdict": SURVIVED, "by": ""} for mutant in mutants[1:]}
-    counts = summary(mutants, found)
+    result = {SEEN: {"verdict": CAUGHT, "by": "tests"}}
+    result |= {mutant: {"verdict": SURVIVED, "by": ""} for mutant in mutants[1:]}
+    counts = summary(mutants, result)
     assert (counts["mutants"], counts["caught"], counts["survived"], counts["equivalent"]) == (2, 1, 1, 1)
     assert (counts["survived_percent"], counts["caught_by"]) == (50.0, {"tests": 1})
 
@@ -130,7 +130,7 @@ def test_equivalent_mutants_are_not_counted() -> None:
 def test_twelve_mutants_are_caught(logs: Path) -> None:
     quick = [mutant for mutant in load() if mutant.quick]
     assert len(quick) == 12
-    assert [str(mutant) for mutant, found in verdicts(quick, 1) if found["verdict"] != CAUGHT] == []
+    assert [str(mutant) for mutant, result in verdicts(quick, 1) if result["verdict"] != CAUGHT] == []
 
 
 def test_results_match_list_and_few_mutants_survive() -> None:

@@ -10,8 +10,8 @@ from nvmevirt_config import SHIPPED, load_drive
 
 
 def test_shipped_descriptions_are_the_presets():
-    found = {path.stem: load_drive(path) for path in SHIPPED.glob("*.yaml")}
-    assert found == DRIVES
+    result = {path.stem: load_drive(path) for path in SHIPPED.glob("*.yaml")}
+    assert result == DRIVES
 
 
 @pytest.mark.parametrize(

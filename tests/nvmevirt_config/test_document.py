@@ -71,8 +71,8 @@ class Fields:
 
 @pytest.mark.parametrize(("text", "value"), SCALARS.items())
 def test_scalar_is_that_of_yaml_1_2(text, value):
-    found = load_yaml(f"a: {text}")["a"]
-    assert (found, type(found)) == (value, type(value))
+    result = load_yaml(f"a: {text}")["a"]
+    assert (result, type(result)) == (value, type(value))
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,12 @@ def main():
     deadline = time.monotonic() + PATIENCE_S
     while engine.lookup(tokens) < CHUNKS * CHUNK and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = engine.lookup(tokens, pin=True, lookup_id="1")  # as vLLM's scheduler does before it loads
+    result = engine.lookup(tokens, pin=True, lookup_id="1")  # as vLLM's scheduler does before it loads
     loaded = int(engine.retrieve(tokens).sum())
     engine.lookup_unpin("1")
     answer = {
         "backends": list(engine.storage_manager.storage_backends),
-        "found": found,
+        "found": result,
         "loaded": loaded,
         "equal": torch.equal(kv[:, :, :loaded], stored[:, :, :loaded]),
         "found_of_others": engine.lookup(tokens + 1),

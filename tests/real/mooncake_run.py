@@ -61,10 +61,10 @@ def offload(objects: int, kills: int, seed: int, console: Path | None = None) ->
     Raises:
         ValueError: Mooncake is not installed.
     """
-    found = find_spec("mooncake")
-    if found is None or not found.submodule_search_locations:
+    result = find_spec("mooncake")
+    if result is None or not result.submodule_search_locations:
         raise MissingExtraError("Mooncake's client", "mooncake", "mooncake")
-    package = Path(next(iter(found.submodule_search_locations)))
+    package = Path(next(iter(result.submodule_search_locations)))
     work = GuestWork(
         then=Path(mooncake_guest.__file__).stem,
         words={"objects": objects, "seed": seed},

@@ -42,8 +42,8 @@ def bundled(request):
 
 
 def tokens_of(model, inputs) -> list[list[int]]:
-    found = model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    return found[:, inputs["input_ids"].shape[1] :].tolist()
+    result = model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    return result[:, inputs["input_ids"].shape[1] :].tolist()
 
 
 @pytest.mark.parametrize("method", ["dense", "sparf"])

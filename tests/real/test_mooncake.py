@@ -67,9 +67,9 @@ def small(monkeypatch):
 
 
 def test_objects_read_back_mostly_from_disk():
-    found = exercise(Store(), 300, 7)
-    assert (found["objects"], found["wrong"], found["lost"]) == (300, 0, 0)
-    assert found["removed"] > 0 and found["evicted"] > 200 and found["read_while_written"] > 20
+    result = exercise(Store(), 300, 7)
+    assert (result["objects"], result["wrong"], result["lost"]) == (300, 0, 0)
+    assert result["removed"] > 0 and result["evicted"] > 200 and result["read_while_written"] > 20
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_objects_read_back_mostly_from_disk():
 def test_lost_or_wrong_objects_are_counted(spoiled, key):
     spoil = iter(range(300))
     store = Store(lambda name, data: spoiled(name, data) if next(spoil) in (5, 6) else data)
-    found = exercise(store, 300, 7)
-    assert 0 < found[key] <= 4
+    result = exercise(store, 300, 7)
+    assert 0 < result[key] <= 4
 
 
 def test_failed_offload_is_retried():
@@ -93,8 +93,8 @@ def test_failed_offload_is_retried():
         return put(key, data)
 
     store.put, store.get_replica_desc = put_or_put_again, lambda key: [] if key in stuck else look(key)
-    found = exercise(store, 300, 7)
-    assert (found["put_again"], found["wrong"], found["lost"]) == (2, 0, 0)
+    result = exercise(store, 300, 7)
+    assert (result["put_again"], result["wrong"], result["lost"]) == (2, 0, 0)
 
 
 def test_kills_stop_at_end_of_run(own_run_dir, monkeypatch):
@@ -128,6 +128,6 @@ def test_mooncake_in_guest_reads_from_killed_drive(monkeypatch):
     if find_spec("mooncake") is None:
         pytest.skip("Mooncake is not installed: pip install 'vcsd[mooncake]'")
     monkeypatch.setattr(mooncake_run, "BOOTS_S", 22.0)
-    found = offload(200, 1, 1)
-    assert (found["objects"], found["wrong"], found["lost"]) == (200, 0, 0)
-    assert found["node"].startswith("ng")
+    result = offload(200, 1, 1)
+    assert (result["objects"], result["wrong"], result["lost"]) == (200, 0, 0)
+    assert result["node"].startswith("ng")

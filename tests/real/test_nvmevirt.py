@@ -12,6 +12,6 @@ def test_guest_decodes_over_nvmevirt_as_in_process(nvmevirt_module):
     command = *VCSD, "guest", "run", "--module", nvmevirt_module, "-o", "json"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["drive"], found["equal"], found["differ"]) == ("nvmevirt", True, [])
-    assert found["id_ctrl"]["sn"].startswith("CSL_Virt") and found["decoded_over"] == ["ng1n1", "nvme1n1"]
+    result = json.loads(done.stdout)
+    assert (result["drive"], result["equal"], result["differ"]) == ("nvmevirt", True, [])
+    assert result["id_ctrl"]["sn"].startswith("CSL_Virt") and result["decoded_over"] == ["ng1n1", "nvme1n1"]

@@ -42,8 +42,8 @@ def test_decode_over_cut_link_executes_commands_once(hosts, tmp_path):
                 opened.append(host.tcp_counters()["ActiveOpens"])
                 host.set_tcp_retries(tcp_retries)
                 cut(link, drives)
-            found = json.loads(decode.communicate(timeout=HANG_S)[0])
-        assert all(found[key] == expected[key] for key in ("tokens", "link_bytes", "flash"))
+            result = json.loads(decode.communicate(timeout=HANG_S)[0])
+        assert all(result[key] == expected[key] for key in ("tokens", "link_bytes", "flash"))
         assert list(map(executed, NAMES)) == [EXECUTED_ONCE] * 2
         assert opened[0] == opened[1] < host.tcp_counters()["ActiveOpens"]
         assert all(each.tcp_counters()["RetransSegs"] for each in (drives, host)) and link.lost and link.reordered

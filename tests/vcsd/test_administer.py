@@ -230,8 +230,8 @@ def test_prefixes_of_a_drive_are_listed_by_model(capsys, monkeypatch, small_driv
         device.submit(Flush(), 0).result()
         device.close()
     for drive in ("one", folder):
-        found = say(capsys, monkeypatch, "drive", "log", drive, "prefixes")["models"]
-        assert [(each["model"]["name"], each["blocks"]) for each in found] == [("m", 5)]
+        result = say(capsys, monkeypatch, "drive", "log", drive, "prefixes")["models"]
+        assert [(each["model"]["name"], each["blocks"]) for each in result] == [("m", 5)]
     code, out, _ = vcsd(capsys, monkeypatch, "drive", "log", "one", "prefixes")
     assert code == 0 and names.model.digest[:8] in out and "identity" in out
     for drive, reason in (

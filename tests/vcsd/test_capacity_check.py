@@ -112,10 +112,10 @@ def test_run_beyond_memory_error_has_remedy(capsys, monkeypatch, little_memory):
 def test_agreement_is_measured_on_drives_in_files_too(capsys, monkeypatch, tmp_path):
     """The tokens differ at this compression, equally with both media."""
     args = "--compression", "64", "--max-new-tokens", "24", "-o", "json"
-    found = []
+    result = []
     for where in ((), ("--data-dir", str(tmp_path / "drives"), "--medium", "direct", "--page-buffer-mib", "1")):
         code, out, _ = vcsd(capsys, monkeypatch, "run", *where, *args)
         assert code == 0
-        found.append(json.loads(out)["agreement"])
-    assert found[0] == found[1] and not found[0]["tokens_equal"]
+        result.append(json.loads(out)["agreement"])
+    assert result[0] == result[1] and not result[0]["tokens_equal"]
     assert [path.name for path in tmp_path.iterdir()] == ["drives"]

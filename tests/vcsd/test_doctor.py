@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 def say(capsys, monkeypatch, *args):
     code, out, err = vcsd(capsys, monkeypatch, *args, "-o", "json")
-    found = json.loads(out)
-    assert (code, err) == (0 if all(way["ok"] for way in found["ways"]) else 1, "")
-    return found
+    result = json.loads(out)
+    assert (code, err) == (0 if all(way["ok"] for way in result["ways"]) else 1, "")
+    return result
 
 
 def test_doctor_checks_every_transport(capsys, monkeypatch):
@@ -35,8 +35,8 @@ def test_doctor_checks_every_transport(capsys, monkeypatch):
 
 def test_doctor_reports_missing_dependency_with_fix(monkeypatch):
     monkeypatch.setattr(type(OURS[1]), "missing", lambda self: MissingDependency("it rains", "wait"))
-    (found,) = (each for each in examine() if each.what == "process")
-    assert (found.ok, found.found, found.fix) == (False, "it rains", "wait")
+    (result,) = (each for each in examine() if each.what == "process")
+    assert (result.ok, result.found, result.fix) == (False, "it rains", "wait")
 
 
 def test_doctor_text_has_install_command(capsys, monkeypatch):

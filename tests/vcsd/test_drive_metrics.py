@@ -59,14 +59,14 @@ def test_drive_metrics_equal_log_pages(small_drive):
     firmware.step(Flush(), 0)
     firmware.ftl.nand.erase_count[:3] = (1, 1, 4)
     logs = logs_of(firmware)
-    found = samples(text_of(DriveCollector(["a", "b"], lambda drive: logs if drive == "a" else None)))
-    assert found["vcsd_drive_refusals_total", "unknown_sequence"] == found["vcsd_drive_errors_total",] == 1
-    assert found["vcsd_drive_flash_blocks_erased_total",] == 6
-    assert found["vcsd_drive_flash_pages_programmed_total", "journal"] == logs[LogPage.WEAR]["pages_journal"] > 0
-    assert found["vcsd_drive_commands_total", "Flush"] == 1
-    assert found["vcsd_drive_power_ons_total",] == found["vcsd_drive_sequences",] == 1
+    result = samples(text_of(DriveCollector(["a", "b"], lambda drive: logs if drive == "a" else None)))
+    assert result["vcsd_drive_refusals_total", "unknown_sequence"] == result["vcsd_drive_errors_total",] == 1
+    assert result["vcsd_drive_flash_blocks_erased_total",] == 6
+    assert result["vcsd_drive_flash_pages_programmed_total", "journal"] == logs[LogPage.WEAR]["pages_journal"] > 0
+    assert result["vcsd_drive_commands_total", "Flush"] == 1
+    assert result["vcsd_drive_power_ons_total",] == result["vcsd_drive_sequences",] == 1
     flush = logs[LogPage.LATENCY]["Flush"]
-    assert found["vcsd_drive_simulated_seconds_total", "Flush"] == pytest.approx(flush["mean_ns"] / 1e9)
+    assert result["vcsd_drive_simulated_seconds_total", "Flush"] == pytest.approx(flush["mean_ns"] / 1e9)
     assert 'vcsd_drive_answers{drive="b"} 0.0' in text_of(DriveCollector(["b"], lambda _: None))
 
 

@@ -31,12 +31,12 @@ def record_layers(file):
     """q of the last token, k and v of every layer of the shipped model on two texts."""
     model, tokenizer = load_model(CHECKPOINT)
     ids = torch.tensor(tokenizer(TEXT.read_text())["input_ids"])
-    found = record(model, torch.stack([ids[:1024], ids[1024:2048]]))
+    result = record(model, torch.stack([ids[:1024], ids[1024:2048]]))
     k, v = (
         np.stack([np.concatenate(heads).transpose(1, 0, 2) for heads in of_layers])  # (S, B H, d) of each
-        for of_layers in ([each.k for each in found], [each.v for each in found])
+        for of_layers in ([each.k for each in result], [each.v for each in result])
     )
-    q = np.stack([each.q[:, :, -1].reshape(k.shape[2], -1, k.shape[3]) for each in found])
+    q = np.stack([each.q[:, :, -1].reshape(k.shape[2], -1, k.shape[3]) for each in result])
     Layers(q, k, v).save(file)
 
 

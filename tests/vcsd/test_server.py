@@ -65,11 +65,11 @@ def ask_all(server, prompts) -> list[vcsd.RequestHandle]:  # type: ignore[no-unt
 @pytest.fixture(scope="module")
 def alone(model, prompts) -> list[list[int]]:
     """Each request with the server to itself, everything on the device."""
-    found = []
+    result = []
     for number, prompt in enumerate(prompts):
         with serve(model, background=False) as server:
-            found.append(ask(server, prompt, number).result())
-    return found
+            result.append(ask(server, prompt, number).result())
+    return result
 
 
 @pytest.mark.parametrize("make", [gpt_oss, gemma2, gemma3, MADE["bloom, 6 heads"]])
@@ -117,10 +117,10 @@ def test_server_tokens_equal_each_request_alone(model, prompts, alone, policy, c
 
 
 def test_tokens_stream_to_threads_during_arrivals(model, prompts, alone) -> None:
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
 
     def listen(number: int, stream: vcsd.RequestHandle) -> None:
-        found[number] = list(stream)
+        result[number] = list(stream)
 
     with serve(model, setting("orbitflow", replan_on_drift=True)) as server:
         streams = ask_all(server, prompts)
@@ -130,7 +130,7 @@ def test_tokens_stream_to_threads_during_arrivals(model, prompts, alone) -> None
         first = next(iter(streams[0]))
         for thread in threads:
             thread.join(HANG_S)
-    assert first == alone[0][0] and [found[number] for number in range(len(prompts))] == alone
+    assert first == alone[0][0] and [result[number] for number in range(len(prompts))] == alone
 
 
 def test_rejected_request_has_reason(model) -> None:
@@ -304,8 +304,8 @@ def test_finished_requests_are_counted_and_removed(model) -> None:
 def test_sampled_tokens_do_not_depend_on_default_device() -> None:
     logits, sampling = torch.arange(9.0), vcsd.SamplingParams(temperature=1, seed=1)
     with torch.device("meta"):
-        found = Sampler(sampling).next(logits, [1, 2])
-    assert found == Sampler(sampling).next(logits, [1, 2])
+        result = Sampler(sampling).next(logits, [1, 2])
+    assert result == Sampler(sampling).next(logits, [1, 2])
 
 
 def test_failed_sampling_ends_only_its_request(model, prompts, alone) -> None:

@@ -23,8 +23,8 @@ def test_all_transports_give_same_outputs_and_times(tmp_path, transport, request
             driver, batch, step = decoder(devices, flush_interval_steps=3)
             outputs = [step() for _ in range(8)]
             k, v = driver.read(batch, slice(None), 0)
-            for found, whole in zip(driver.read(batch, slice(None), 0, 33, 20), (k, v), strict=True):
-                np.testing.assert_array_equal(found, whole[33:53])
+            for result, whole in zip(driver.read(batch, slice(None), 0, 33, 20), (k, v), strict=True):
+                np.testing.assert_array_equal(result, whole[33:53])
             seqs, parts = tuple(batch.handles[0].tolist()), range(0, 58, 10)
             reads = [devices[0].submit(KvRead(seqs, 0, first, 10), driver.now_ns) for first in parts]
             together = [read.result() for read in reads]

@@ -128,10 +128,10 @@ def test_ctrl_c_is_one_line_and_exit_130(words, tmp_path):
 
 def _group(pgid):
     """Processes of a group that have not ended."""
-    found = []
+    result = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
             if int(group) == pgid and state != "Z":
-                found.append(stat.parent.name)
-    return found
+                result.append(stat.parent.name)
+    return result

@@ -27,9 +27,9 @@ def printed(*shown, **given):
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_terminal_of_any_width_shows_whole_figures(width):
-    found = printed(rates(), force_terminal=True, width=width, color_system=None)
-    assert found.count(FIGURE) == 5
-    assert "…" not in found
+    result = printed(rates(), force_terminal=True, width=width, color_system=None)
+    assert result.count(FIGURE) == 5
+    assert "…" not in result
 
 
 def test_narrow_terminal_shows_whole_words():

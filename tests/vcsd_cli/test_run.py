@@ -44,17 +44,17 @@ def test_run_json_has_every_key(capsys, monkeypatch):
 
 
 def test_steady_step_time_equal_in_short_and_long_runs(capsys, monkeypatch):
-    found = {}
+    result = {}
     for tokens in (8, 60):
         prompt = PROMPT[: 24 * 32 + 26]  # a group of 32 tokens becomes full in the sixth step
         words = ("run", "--prompt", prompt, "--max-new-tokens", str(tokens), "--no-compare", "-o", "json")
         modelled = json.loads(vcsd(capsys, monkeypatch, *words)[1])["simulated_time"]
-        (found[tokens],) = modelled["by_context"]
-        assert found[tokens]["steps"] == modelled["steps"] == tokens - 1
-        assert found[tokens]["steady_steps"] < found[tokens]["steps"]
-        assert found[tokens]["steady_step_ns"] == modelled["steady_step_ns"]
-    assert found[8]["step_ns"] > 1.2 * found[60]["step_ns"]  # a group that becomes full is a seventh of these steps
-    assert found[8]["steady_step_ns"] == pytest.approx(found[60]["steady_step_ns"], rel=0.03)
+        (result[tokens],) = modelled["by_context"]
+        assert result[tokens]["steps"] == modelled["steps"] == tokens - 1
+        assert result[tokens]["steady_steps"] < result[tokens]["steps"]
+        assert result[tokens]["steady_step_ns"] == modelled["steady_step_ns"]
+    assert result[8]["step_ns"] > 1.2 * result[60]["step_ns"]  # a group that becomes full is a seventh of these steps
+    assert result[8]["steady_step_ns"] == pytest.approx(result[60]["steady_step_ns"], rel=0.03)
 
 
 def test_run_prints_text_report(capsys, monkeypatch):

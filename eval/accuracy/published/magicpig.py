@@ -62,9 +62,9 @@ def shared(q: U16, k: U16, bits: int, tables: int) -> U16:
 def _sampled(seen: Streams, setting: tuple[int, int], k: U16, ends: Mask) -> tuple[Mask, float]:
     """Tokens that each query head samples, (N, G, prompt), and the bytes read for that."""
     N, G, _, d = seen.shape
-    found = shared(hashes(seen.q), k, *setting)
-    mask = (found >= 2) & ~ends
-    numbers = NUMBER_BYTES * float(found[:, :, ~ends].sum())
+    result = shared(hashes(seen.q), k, *setting)
+    mask = (result >= 2) & ~ends
+    numbers = NUMBER_BYTES * float(result[:, :, ~ends].sum())
     read = numbers + BOUNDS_BYTES * N * G * setting[1] + float(mask.sum()) * token_bytes(seen)
     return mask, read + N * (VALUE_BYTES * d + float(ends.sum()) * token_bytes(seen)) + recent_bytes(seen)
 

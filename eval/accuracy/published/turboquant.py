@@ -34,8 +34,8 @@ from vcsd_eval.accuracy.published.tokens import attend_all
 
 def norms_of(rows: F32) -> F32:
     """Euclidean norms along the last axis, kept as an axis of one element."""
-    found: F32 = np.sqrt(np.square(rows).sum(-1, keepdims=True))
-    return found
+    result: F32 = np.sqrt(np.square(rows).sum(-1, keepdims=True))
+    return result
 
 
 def coded_mse(rows: F32, bits: int) -> F32:

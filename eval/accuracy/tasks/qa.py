@@ -104,8 +104,8 @@ def _triviaqa(file: Path | None, room: Room, count: int, seed: int) -> tuple[lis
     questions = []
     for asked in read_json(path, _TriviaQa).Data:
         answers = tuple(dict.fromkeys((asked.Answer.Value, *asked.Answer.Aliases)))
-        found = [(each.Title, each.Description) for each in asked.SearchResults or ()]
-        background = "\n".join(_background(title, text) for title, text in found if title and text)
+        result = [(each.Title, each.Description) for each in asked.SearchResults or ()]
+        background = "\n".join(_background(title, text) for title, text in result if title and text)
         questions.append(Question(asked.Question, answers, background))
     return _samples(questions, path, room, count, seed)
 

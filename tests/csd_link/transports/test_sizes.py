@@ -79,8 +79,8 @@ def test_payload_sizes_equal_on_all_transports(way, expected, small_slots, tmp_p
     if way == "fuse":
         request.getfixturevalue("fuse")
     with open_drives(DriveSetConfig(transport=way.format(tmp_path))) as devices:
-        found = all_turns(devices)
-    for (outputs, figures), (whole, _), (cut, same) in zip(found, *expected, strict=True):
+        result = all_turns(devices)
+    for (outputs, figures), (whole, _), (cut, same) in zip(result, *expected, strict=True):
         for triple in zip(outputs, whole, cut, strict=True):
             assert np.array_equal(triple[0], triple[1]) and np.array_equal(triple[0], triple[2])
         assert figures == same, "times and bytes are those of parts of the same size in this process"

@@ -83,21 +83,21 @@ def test_sparf_has_rows_in_both_conventions():
 
 def test_groups_are_sorted_by_their_numbers():
     groups = ["2048 tokens", "512 tokens", "depth 0.5", "depth 0.25"]
-    found = rows([turn("dense", [1.0] * 4, groups=groups)], plan(methods="dense"))
-    names = [row["metric"].removeprefix("accuracy, ") for row in found[1:]]
+    result = rows([turn("dense", [1.0] * 4, groups=groups)], plan(methods="dense"))
+    names = [row["metric"].removeprefix("accuracy, ") for row in result[1:]]
     assert names == ["depth 0.25", "depth 0.5", "512 tokens", "2048 tokens"]
 
 
 def test_each_group_has_its_own_rows():
     groups = ["short", "long", "short", "long"]
     done = [turn("dense", [1.0] * 4, groups=groups), turn("local", [1.0, 0.0, 1.0, 0.0], groups=groups)]
-    found = {row["metric"]: row for row in rows(done, plan()) if row["method"] == "local"}
-    assert {name: row["value"] for name, row in found.items()} == {
+    result = {row["metric"]: row for row in rows(done, plan()) if row["method"] == "local"}
+    assert {name: row["value"] for name, row in result.items()} == {
         "accuracy": 0.5,
         "accuracy, long": 0.0,
         "accuracy, short": 1.0,
     }
-    assert found["accuracy, long"]["lost"] == 2
+    assert result["accuracy, long"]["lost"] == 2
 
 
 def test_likelihood_ratios_exclude_reference_row():

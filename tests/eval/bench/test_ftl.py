@@ -32,9 +32,9 @@ def test_churn_has_low_write_amplification():
 
 
 def test_length_traces_are_replayed(data_dir):
-    found = lengths(data_dir / "splitwise_conv.csv", 0)
-    assert len(found) > 1000
-    assert found[0] == (374, 44)
+    result = lengths(data_dir / "splitwise_conv.csv", 0)
+    assert len(result) > 1000
+    assert result[0] == (374, 44)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "num_prefill_tokens,num_decode_tokens\n5,x\n"])

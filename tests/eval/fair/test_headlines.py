@@ -45,9 +45,9 @@ def test_equal_error_budget_is_within_tried_budgets():
 
 def test_range_halves_and_doubles_every_constant():
     constants = [Varied("a", 2.0, "s", lambda factor: (2 * factor, 3)), Varied("b", 3, "s", lambda f: (2, 3 * f))]
-    found = Ranged.of((2, 3), constants, lambda case: {"sum": case[0] + 10 * case[1]})
-    assert found.figure("sum", "command") == HeadlineFigure(32, 17, 62, "command")
-    assert [row["constant"] for row in found.tornado("sum")] == ["b", "a"]
+    result = Ranged.of((2, 3), constants, lambda case: {"sum": case[0] + 10 * case[1]})
+    assert result.figure("sum", "command") == HeadlineFigure(32, 17, 62, "command")
+    assert [row["constant"] for row in result.tornado("sum")] == ["b", "a"]
     assert HeadlineFigure.over([3, 1, 2], "command") == HeadlineFigure(2, 1, 3, "command")
 
 
@@ -69,12 +69,12 @@ def test_ratio_over_sparf_falls_as_more_is_equal(monkeypatch):
     monkeypatch.setattr("vcsd_eval.papers.instinfer.fill.SAMPLED_PAGES", 100_000)
     setup = setup_of(MachineOptions(), Simulated())
     case = instinfer.InstInferCase(setup, page_share=0.5, equal_c=6.0)
-    found = instinfer.ratios(case)
-    assert found["same_schedule"] < found["same_error"]
-    assert 1 < found[instinfer.BOTH] < found["same_error"]
+    result = instinfer.ratios(case)
+    assert result["same_schedule"] < result["same_error"]
+    assert 1 < result[instinfer.BOTH] < result["same_error"]
     fewer = instinfer.ratios(replace(case, page_share=0.25))
-    assert fewer[instinfer.BOTH] < found[instinfer.BOTH]
-    assert fewer["same_hardware_plain_ssd"] == found["same_hardware_plain_ssd"]
+    assert fewer[instinfer.BOTH] < result[instinfer.BOTH]
+    assert fewer["same_hardware_plain_ssd"] == result["same_hardware_plain_ssd"]
 
 
 def test_serving_drives_are_limited_by_their_engines():
@@ -94,22 +94,22 @@ def test_plain_ssds_add_their_links_to_the_host_s():
 def test_orbitflow_compares_on_generated_requests_too(monkeypatch):
     monkeypatch.setattr(orbitflow, "LOADS", (2.0,))
     monkeypatch.setattr(orbitflow, "SCALES", (1.5,))
-    found = orbitflow.headline(None, no_tick)
-    assert found.figures["same_service"] == found.figures["same_schedule"]
-    assert found.figures["as_published"].value >= found.figures["same_schedule"].value
+    result = orbitflow.headline(None, no_tick)
+    assert result.figures["same_service"] == result.figures["same_schedule"]
+    assert result.figures["as_published"].value >= result.figures["same_schedule"].value
 
 
 def test_tierkv_gains_less_at_equal_stays(monkeypatch):
     monkeypatch.setattr(tierkv, "ROOMS_GB", (8.0,))
     monkeypatch.setattr(tierkv, "COUNT", 40)
-    found = tierkv.headline(no_tick)
-    assert found.figures["same_service"].value <= found.figures["as_published"].value
+    result = tierkv.headline(no_tick)
+    assert result.figures["same_service"].value <= result.figures["as_published"].value
 
 
 def test_drives_lose_for_many_new_tokens():
-    found = tutti.headline()
-    assert found.figures["same_hardware_plain_ssd"].value < found.figures["as_published"].value
-    assert {row["value"] for row in found.loses_at} >= {64, 256}
+    result = tutti.headline()
+    assert result.figures["same_hardware_plain_ssd"].value < result.figures["as_published"].value
+    assert {row["value"] for row in result.loses_at} >= {64, 256}
 
 
 def table_rows():

@@ -51,9 +51,9 @@ def test_vidur_file_has_columns_and_times(tmp_path, result):
 
 def test_graded_steps_are_within_16_percent():
     """Steps of one while numbers are small."""
-    found = graded(1, 128)
-    assert found[0] == 1 and found[-1] == 128
-    assert all(b <= max(a + 1, 1.16 * a) for a, b in pairwise(found))
+    outcome = graded(1, 128)
+    assert outcome[0] == 1 and outcome[-1] == 128
+    assert all(b <= max(a + 1, 1.16 * a) for a, b in pairwise(outcome))
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,10 @@ def test_shipped_coefficients_have_command_and_deviation():
 
 @pytest.mark.parametrize("drives", (1, 4, 8))
 def test_deviation_at_held_out_batch_is_below_5_percent(trace, drives):
-    found = deviations(
+    result = deviations(
         CalibrationBench(INSTCSD_OVERLAPPED, SHAPE, seed=5), coefficients(), trace.requests[20:36], drives, 3
     )
-    assert np.mean(found) <= 5
+    assert np.mean(result) <= 5
 
 
 def test_batch_shrinks_and_lengthens_over_time(trace):

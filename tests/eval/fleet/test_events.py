@@ -60,8 +60,8 @@ def test_time_is_split_into_idle_and_busy(machine, trace):
 
 
 def test_double_arrivals_never_lower_utilisation(machine, trace):
-    found = [utilisation(run(machine, periods(trace, 0.5, rate, seed=1))) for rate in (1, 2, 4, 8, 16, 64, 128)]
-    assert found == sorted(found) and found[-1] > 0.9
+    result = [utilisation(run(machine, periods(trace, 0.5, rate, seed=1))) for rate in (1, 2, 4, 8, 16, 64, 128)]
+    assert result == sorted(result) and result[-1] > 0.9
 
 
 @pytest.mark.parametrize("drives", (1, 4, 8, 16))

@@ -10,9 +10,9 @@ from vcsd_eval.fleet.workload import backlog, period_s, periods
 
 
 def test_first_period_is_trace(trace):
-    found, *_ = periods(trace, 2, 1.0, seed=0)
-    assert found.input_tokens.tolist() == [request.input_tokens for request in trace.requests]
-    assert found.arrival_s.tolist() == [request.arrival - trace.requests[0].arrival for request in trace.requests]
+    result, *_ = periods(trace, 2, 1.0, seed=0)
+    assert result.input_tokens.tolist() == [request.input_tokens for request in trace.requests]
+    assert result.arrival_s.tolist() == [request.arrival - trace.requests[0].arrival for request in trace.requests]
 
 
 def test_periods_are_in_order_and_end(trace):
@@ -47,13 +47,13 @@ def talks():
 
 
 def test_blocks_of_first_period_equal_trace(talks):
-    (found,) = periods(talks, 300 / 3600, 1.0, seed=0)
-    parts = [each.tolist() for each in np.split(found.blocks, found.block_ends[:-1])]
+    (result,) = periods(talks, 300 / 3600, 1.0, seed=0)
+    parts = [each.tolist() for each in np.split(result.blocks, result.block_ends[:-1])]
     assert [len(part) for part in parts] == [2, 2, 3, 4, 1]  # the last block of a prompt is not full
-    assert found.shared == 2  # 99 is in all prompts, if only as their last block
-    assert len({part[0] for part in parts[:4]}) == 1 and parts[0][0] < found.shared
+    assert result.shared == 2  # 99 is in all prompts, if only as their last block
+    assert len({part[0] for part in parts[:4]}) == 1 and parts[0][0] < result.shared
     assert parts[2][:2] == parts[0] and parts[3][:2] == parts[1] and parts[0][1] != parts[1][1]
-    assert found.distinct_blocks == found.shared + 6
+    assert result.distinct_blocks == result.shared + 6
 
 
 def test_later_periods_are_new_content_but_for_system_prompt(talks):

@@ -21,11 +21,11 @@ def work_of(kind, layout="", counts=COUNTS):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_total_is_sum_and_bounds_are_ordered(kind):
-    found = joules(work_of(kind))
-    assert found["low"]["total"] < found["value"]["total"] < found["high"]["total"]
+    result = joules(work_of(kind))
+    assert result["low"]["total"] < result["value"]["total"] < result["high"]["total"]
     for bound in BOUNDS:
         by_unit = units(work_of(kind), constants().at(bound))
-        assert found[bound]["total"] == pytest.approx(sum(by_unit.values()) * 1e6 / 100)
+        assert result[bound]["total"] == pytest.approx(sum(by_unit.values()) * 1e6 / 100)
 
 
 def test_context_crosses_link_unless_attended_in_drives():

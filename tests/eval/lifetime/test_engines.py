@@ -41,20 +41,20 @@ def test_whole_superblocks_that_are_discarded_are_never_moved(day, load_of):
 
 def test_more_over_provisioning_never_raises_waf(day, load_of):
     prompts = day(random_prompts(1500))
-    found = [EngineReplay(QUARTER, load_of(prompts, percent)).run().waf for percent in (60, 100, 200)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 1
+    result = [EngineReplay(QUARTER, load_of(prompts, percent)).run().waf for percent in (60, 100, 200)]
+    assert result == sorted(result, reverse=True)
+    assert result[0] > 1
 
 
 def test_waf_is_same_at_two_scales(day, load_of, spec):
     """Half of the drive with half of the blocks that prompts are made of, and half of the requests."""
     big = replace(spec, geometry=replace(spec.geometry, blocks_per_plane=512))
-    found = [
+    result = [
         EngineReplay(QUARTER, load_of(day(random_prompts(6000 // scale, 1000 // scale)), 40, scaled(big, scale))).run()
         for scale in (1, 2)
     ]
-    assert found[0].moved_pages > 0
-    assert found[1].waf == pytest.approx(found[0].waf, rel=0.05)
+    assert result[0].moved_pages > 0
+    assert result[1].waf == pytest.approx(result[0].waf, rel=0.05)
 
 
 def test_years_halve_when_traffic_doubles(day, load_of):

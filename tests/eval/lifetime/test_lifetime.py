@@ -59,12 +59,12 @@ def test_rows_have_all_figures(outcome):
 
 
 def test_headline_is_ratio_of_rows(outcome):
-    (found,) = outcome.result["headline"]
+    (result,) = outcome.result["headline"]
     by_layout = {row["layout"]: row["bytes_per_reused_token"] for row in outcome.result["rows"]}
     engines = [row["bytes_per_reused_token"] for row in outcome.result["rows"] if row["engine"] != OURS]
-    assert found["worst_over_ours"][PROGRESSIVE] == pytest.approx(max(engines) / by_layout[PROGRESSIVE])
-    assert found["ours_over_best"]["fp16"] == pytest.approx(by_layout["fp16"] / min(engines))
-    assert f"{found['ours_over_best'][PROGRESSIVE]:.2f}x the best" in outcome.shown[-1]
+    assert result["worst_over_ours"][PROGRESSIVE] == pytest.approx(max(engines) / by_layout[PROGRESSIVE])
+    assert result["ours_over_best"]["fp16"] == pytest.approx(by_layout["fp16"] / min(engines))
+    assert f"{result['ours_over_best'][PROGRESSIVE]:.2f}x the best" in outcome.shown[-1]
 
 
 def test_result_is_json_and_names_scale_and_sources(outcome):
@@ -79,8 +79,8 @@ def test_replay_same_seed_is_same(setting):
 
 
 def test_runs_have_variants_at_first_over_provisioning():
-    found = [run for run in runs((28, 12), 8) if run.name == "vLLM"]
-    assert [(run.percent, run.placement) for run in found] == [
+    result = [run for run in runs((28, 12), 8) if run.name == "vLLM"]
+    assert [(run.percent, run.placement) for run in result] == [
         (28, "-"),
         (12, "-"),
         (28, "8 handles"),

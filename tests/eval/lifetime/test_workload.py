@@ -21,9 +21,9 @@ TRACE = trace_of([(SYSTEM, 10 * at // 2, *range(1000 * at, 1000 * at + 3)) for a
 
 def test_conversations_share_more_than_system_prompt():
     trace = trace_of([(SYSTEM, 1), (SYSTEM, 2), (SYSTEM, 1, 3), (SYSTEM, 4)])
-    found, shared = conversations(trace)
+    result, shared = conversations(trace)
     assert shared == {SYSTEM}
-    assert [[each.number for each in one] for one in found] == [[0, 2], [1], [3]]
+    assert [[each.number for each in one] for one in result] == [[0, 2], [1], [3]]
 
 
 def test_day_renames_content_and_keeps_system_prompt():

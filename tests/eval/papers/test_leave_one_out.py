@@ -58,10 +58,10 @@ def test_left_out_row_is_predicted_by_the_others(monkeypatch):
     monkeypatch.setattr(module, "ProcessPoolExecutor", Inline)
     paper = Paper(name="one", title="One", claims=claims, calibrated=(speed, size), assumed=(), evaluate=None)
     ticked = []
-    found = leave_one_out(paper, "one", ticked.append)
-    assert found["undetermined"] == ["d1"]
-    assert found["rows"] == pytest.approx({"a1": 0, "b1": 0, "b2": 0, "c1": 10}, abs=0.6)
-    assert found["worst_row"] == "c1"
+    result = leave_one_out(paper, "one", ticked.append)
+    assert result["undetermined"] == ["d1"]
+    assert result["rows"] == pytest.approx({"a1": 0, "b1": 0, "b2": 0, "c1": 10}, abs=0.6)
+    assert result["worst_row"] == "c1"
     assert len(ticked) == module.ticks(paper) == 3
 
 

@@ -11,8 +11,8 @@ from vcsd_eval.papers.machines import constant, experiment
 def test_machine_reports_base_and_overlay_prefill_times():
     result = experiment("llama-3-8b", "h100", 16384, 1).result
     assert result["prefill_s"] == pytest.approx(0.876, abs=5e-4)
-    found = {name: round(each["prefill_s"], 3) for name, each in result["overlays"].items()}
-    assert found == {
+    outcome = {name: round(each["prefill_s"], 3) for name, each in result["overlays"].items()}
+    assert outcome == {
         "dual-blade": 0.337,
         "hilos": 0.562,
         "instinfer": 0.337,
@@ -26,8 +26,8 @@ def test_machine_reports_base_and_overlay_prefill_times():
 
 
 def test_constant_equals_its_overlay_entry():
-    found = constant("tutti", "prefill_tflops", "tutti-few-tokens", "few")
-    assert (found.name, found.value, found.unit, found.fixed_by) == ("few", 245, "TFLOPS", "t15c")
+    result = constant("tutti", "prefill_tflops", "tutti-few-tokens", "few")
+    assert (result.name, result.value, result.unit, result.fixed_by) == ("few", 245, "TFLOPS", "t15c")
 
 
 @pytest.mark.parametrize(

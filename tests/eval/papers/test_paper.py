@@ -135,8 +135,8 @@ def test_judge_predicted_claim_without_a_value_is_refused():
 def test_unmodelled_claim_is_a_row_without_value():
     wide = claim("g1", "gain", 3, "x", ClaimKind.UNMODELLED, reason="needs a GPU")
     row = judge(paper((wide, claim("h1", "gain", 3, "x"))), Evaluation(values={"h1": 3.0}))["rows"][0]
-    found = (row["kind"], row["ours"], row["error_percent"], row["reason"])
-    assert found == ("not modelled", None, None, "needs a GPU")
+    result = (row["kind"], row["ours"], row["error_percent"], row["reason"])
+    assert result == ("not modelled", None, None, "needs a GPU")
 
 
 def test_default_machine_is_that_of_the_paper():

@@ -259,13 +259,13 @@ def test_page_in_browser_no_errors_no_overflow(page, elements, tmp_path, chromiu
         [*command, (tmp_path / "frame.html").as_uri()], check=True, capture_output=True, text=True, timeout=300
     )
     assert not re.search(r":CONSOLE.*", ended.stderr)
-    found = json.loads(re.search(r'<pre id="findings">(.*?)</pre>', ended.stdout)[1].replace("&amp;", "&"))
-    assert found["errors"] == []
-    assert found["widths"] == [width, width]
-    assert found["cells"][3] <= width, "id, error, and both values are visible"
-    assert len(found["charts"]) == 4
+    outcome = json.loads(re.search(r'<pre id="findings">(.*?)</pre>', ended.stdout)[1].replace("&amp;", "&"))
+    assert outcome["errors"] == []
+    assert outcome["widths"] == [width, width]
+    assert outcome["cells"][3] <= width, "id, error, and both values are visible"
+    assert len(outcome["charts"]) == 4
     (styles,) = (json.loads(text) for _, name, text in elements.scripts if name == "chart-styles")
-    for chart in found["charts"]:
+    for chart in outcome["charts"]:
         assert 300 < chart["width"] <= width
         assert chart["ticks"] > 1
         assert all(chart["titles"])

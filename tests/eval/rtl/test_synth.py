@@ -24,13 +24,13 @@ def test_cells_are_counted_as_resources(tmp_path, monkeypatch):
 
 def test_exceeded_resource_limits_are_named():
     small = synth.Measured(lut=10, ff=1, bram=0, dsp=1, fmax_mhz=150.0, critical_path="a to b")
-    found = {synth.label(unit): small for unit in synth.UNITS}
-    found["sparf_engine"] = replace(small, lut=20_000)
-    assert synth.kernels(found) == (20_000 - 30, -2, 0, -2)
-    assert synth.broken(found) == []
-    found |= {"sparf_engine": replace(small, lut=30_000, dsp=200), "argtopk N = 32768": replace(small, lut=4_000)}
-    found["skid"] = replace(small, fmax_mhz=90.0)
-    said = synth.broken(found)
+    result = {synth.label(unit): small for unit in synth.UNITS}
+    result["sparf_engine"] = replace(small, lut=20_000)
+    assert synth.kernels(result) == (20_000 - 30, -2, 0, -2)
+    assert synth.broken(result) == []
+    result |= {"sparf_engine": replace(small, lut=30_000, dsp=200), "argtopk N = 32768": replace(small, lut=4_000)}
+    result["skid"] = replace(small, fmax_mhz=90.0)
+    said = synth.broken(result)
     assert [line.split(":")[0] for line in said] == ["attention kernels", "attention kernels", "argtopk", "skid"]
 
 

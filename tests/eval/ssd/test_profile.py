@@ -14,8 +14,8 @@ from vcsd_eval.ssd.workload import WORKLOADS
 
 @pytest.mark.parametrize("profile", [shared(), *drives().values(), *drives("simulators").values()])
 def test_constants_have_sources_and_sources_are_used(profile):
-    found = with_sources(profile)
-    assert all(len(each["source"]) > 10 for each in found.values())
+    result = with_sources(profile)
+    assert all(len(each["source"]) > 10 for each in result.values())
     used = {constant.source for constant in (*profile.constants.values(), *getattr(profile, "published", ()))}
     assert set(profile.sources) == used
 

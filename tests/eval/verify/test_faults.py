@@ -9,9 +9,9 @@ from vcsd_eval.verify.faults import bench_faults
 @pytest.mark.parametrize("medium", ["memory", "direct"])
 def test_decode_survives_kills(medium):
     ticks = []
-    found = bench_faults(2, 0, ticks.append, medium, tokens=24, flush_interval_steps=4)
-    assert found["medium"] == medium
-    assert (found["lost"], found["wrong"]) == (0, 0)
-    assert found["kills"] == len(ticks) == 2
-    assert 0 < found["recoveries"] <= 2
-    assert found["max_recovery_s"] >= found["mean_recovery_s"] > 0
+    result = bench_faults(2, 0, ticks.append, medium, tokens=24, flush_interval_steps=4)
+    assert result["medium"] == medium
+    assert (result["lost"], result["wrong"]) == (0, 0)
+    assert result["kills"] == len(ticks) == 2
+    assert 0 < result["recoveries"] <= 2
+    assert result["max_recovery_s"] >= result["mean_recovery_s"] > 0

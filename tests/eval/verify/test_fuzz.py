@@ -20,8 +20,8 @@ def run(inputs, medium="memory"):
 
 @pytest.mark.parametrize(("medium", "inputs"), [("memory", 4000), ("direct", 2000)])
 def test_fuzz_finds_nothing(medium, inputs):
-    result, found = run(inputs, medium)
-    assert found == CLEAN, result["notes"]
+    result, outcome = run(inputs, medium)
+    assert outcome == CLEAN, result["notes"]
     assert result["medium"] == medium
     assert result["accepted"] > 50
     assert result["corpus"] > 30

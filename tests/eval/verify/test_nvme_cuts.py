@@ -37,8 +37,8 @@ def test_commands_are_executed_once_under_every_fault(kind, monkeypatch):
         device = device_of(proxy.port, digests=Digests(True, True))
         proxy.is_active = True
         sizes = [10, 5000, 50_000, 0] * 20
-        found = [device.submit(KvFree((size,)), number).result() for number, size in enumerate(sizes)]
-        assert [done.data[0].size for done in found] == sizes
+        result = [device.submit(KvFree((size,)), number).result() for number, size in enumerate(sizes)]
+        assert [done.data[0].size for done in result] == sizes
         assert service.seen == list(range(len(sizes)))
         assert proxy.faults[kind] == proxy.count > 0
         proxy.is_active = False

@@ -26,8 +26,8 @@ def run(pdus):
 
 
 def test_nvme_fuzz_finds_nothing_in_any_state():
-    result, found = run(1500)
-    assert found == CLEAN, result["notes"]
+    result, outcome = run(1500)
+    assert outcome == CLEAN, result["notes"]
     assert result["successes"] > 20
     assert all(result[f"pdus_{state}"] > 50 for state in STATES)
     assert result["pdus"] >= 1500
@@ -48,8 +48,8 @@ def test_unreleased_budget_is_a_leak(monkeypatch):
 @pytest.mark.usefixtures("impatient")
 def test_remaining_controller_is_a_leak(monkeypatch):
     monkeypatch.setattr(Controllers, "disconnect", lambda self, controller, queue: None)
-    found = run(600)[1]
-    assert found["leaks"] > 0 and found["hangs"] > 0
+    result = run(600)[1]
+    assert result["leaks"] > 0 and result["hangs"] > 0
 
 
 @pytest.mark.usefixtures("impatient")
@@ -93,8 +93,8 @@ def test_stolen_session_is_a_change(monkeypatch):
             self._sessions.popitem(last=False)
 
     monkeypatch.setattr(SequenceNamespace, "_drop", drop_oldest)
-    result, found = run(PLANTED)
-    assert found["state_changes"] > 0, result
+    result, outcome = run(PLANTED)
+    assert outcome["state_changes"] > 0, result
 
 
 def test_invalid_controller_pdus_are_refused():

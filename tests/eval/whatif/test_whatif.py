@@ -70,9 +70,9 @@ def test_point_that_does_not_fit_says_so(tmp_path):
 def test_files_have_the_points(tmp_path):
     outcome = run(tmp_path, ["channels=4,8"], csv_out=tmp_path / "points.csv", plot=tmp_path / "front.svg")
     with (tmp_path / "points.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [float(row["step_ms"]) for row in found] == [row["step_ms"] for row in outcome.result["rows"]]
-    assert "joules_per_token.high" in found[0] and (tmp_path / "front.svg").stat().st_size > 5000
+        result = list(csv.DictReader(file))
+    assert [float(row["step_ms"]) for row in result] == [row["step_ms"] for row in outcome.result["rows"]]
+    assert "joules_per_token.high" in result[0] and (tmp_path / "front.svg").stat().st_size > 5000
 
 
 def test_killed_sweep_continues(tmp_path, monkeypatch):

@@ -284,12 +284,12 @@ def test_the_host_keeps_no_keys_or_values_after_a_long_prefill():
 
     def tensor_bytes():
         gc.collect()
-        found = {
+        result = {
             t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
             for t in gc.get_objects()
             if type(t) is torch.Tensor
         }
-        return sum(found.values())
+        return sum(result.values())
 
     with vcsd.attach(model, drives=2):
         model(input_ids=ids[:, :64], use_cache=True)

@@ -55,9 +55,9 @@ def test_fill_stores_same_bytes_as_prefill(shipped):
         assert cache.valid.sum(1).tolist() == [len(prompt) for prompt in PROMPTS]
         alone = [cached(shipped, prompt).csd_cache for prompt in PROMPTS]
         for layer in range(4):
-            found = csd.driver.read(cache.batch, cache.rows, layer)
+            result = csd.driver.read(cache.batch, cache.rows, layer)
             wanted = [csd.driver.read(each.batch, each.rows, layer) for each in alone]
-            for mine, theirs in zip(found, zip(*wanted, strict=True), strict=True):
+            for mine, theirs in zip(result, zip(*wanted, strict=True), strict=True):
                 assert np.array_equal(mine, np.concatenate(theirs))
 
 

@@ -73,9 +73,9 @@ def test_tiers_equal_plain_model_for_any_policy_and_size(tmp_path, policy, make,
     for device, host, cache in ((one, 0, 0), (2 * one, one, one), (64 * one, 64 * one, 64 * one)):
         tiers = TierLimits(device, host, cache, tmp_path, max_tokens=52)
         with vcsd.attach(model, policy=policy, tiers=tiers) as run:
-            found, theirs = generate(model, inputs)
+            result, theirs = generate(model, inputs)
             report = run.report()
-        assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+        assert torch.equal(result, tokens) and torch.equal(theirs, logits)
         peaks = {tier["name"]: tier["peak_bytes"] for tier in report.tiers}
         assert 0 < peaks["device"] <= device and peaks.get("host", 0) <= host
     assert os.listdir(tmp_path) == []
@@ -87,8 +87,8 @@ def test_any_dtype_keeps_its_bits(tmp_path, dtype) -> None:
     model, inputs = sharpen(llama()).to(dtype), prompt(2)
     tokens, logits = generate(model, inputs)
     with vcsd.attach(model, policy="dual-blade", tiers=TierLimits(page_cache=0, files=tmp_path, max_tokens=64)):
-        found, theirs = generate(model, inputs)
-    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+        result, theirs = generate(model, inputs)
+    assert torch.equal(result, tokens) and torch.equal(theirs, logits)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -128,9 +128,9 @@ def test_models_with_logit_terms_work_in_tiers(tmp_path, make, beams) -> None:
     tokens, logits = generate(model, inputs, 40, num_beams=beams)
     tiers = TierLimits(page_cache=1 << 16, files=tmp_path, max_tokens=80)
     with vcsd.attach(model, policy="dual-blade", tiers=tiers) as run:
-        found, theirs = generate(model, inputs, 40, num_beams=beams)
+        result, theirs = generate(model, inputs, 40, num_beams=beams)
         report = run.report()
-    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+    assert torch.equal(result, tokens) and torch.equal(theirs, logits)
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * 2
     assert report.layers == {kind: [n for n, layer_kind in enumerate(kinds) if layer_kind == kind] for kind in kinds}
     assert (" of 2 of 4 layers in tiers" in str(report)) == (report.layers.keys() >= {"sliding_attention"})
@@ -142,9 +142,9 @@ def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
     model, inputs = sharpen(make()), prompt(2)
     tokens, logits = generate(model, inputs, 20, cache_implementation="static")
     with vcsd.attach(model, policy="split", tiers=TierLimits(files=tmp_path, max_tokens=80)):
-        found, theirs = generate(model, inputs, 20, cache_implementation="static")
+        result, theirs = generate(model, inputs, 20, cache_implementation="static")
     # our cache has no empty slots at its end
-    assert torch.equal(found, tokens) and (theirs - logits).abs().max() < 1e-4
+    assert torch.equal(result, tokens) and (theirs - logits).abs().max() < 1e-4
 
 
 def test_keys_and_values_may_differ_in_channels(tmp_path) -> None:
@@ -152,9 +152,9 @@ def test_keys_and_values_may_differ_in_channels(tmp_path) -> None:
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
     with vcsd.attach(model, policy="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
-        found, theirs = generate(model, inputs)
+        result, theirs = generate(model, inputs)
         peak = run.report().tiers[0]["peak_bytes"]
-    assert torch.equal(found, tokens) and torch.equal(theirs, logits)
+    assert torch.equal(result, tokens) and torch.equal(theirs, logits)
     assert peak >= 2 * 2 * 51 * 512 * 4
 
 

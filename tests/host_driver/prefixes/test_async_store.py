@@ -165,7 +165,7 @@ def test_random_drive_kills_never_return_wrong_rows(tmp_path, names):
     prompts = [[draw.randrange(100) for _ in range(draw.randint(10, 60))] for _ in range(6)]
     prompts += [prompt[: draw.randint(8, 30)] + [draw.randrange(100) for _ in range(20)] for prompt in prompts]
     with serving(tmp_path, *names, flash=tmp_path):
-        keeper, found = AsyncPrefixStore(opening(names), stores_in_flight=100), 0
+        keeper, result = AsyncPrefixStore(opening(names), stores_in_flight=100), 0
         for turn in range(12):
             loads = []
             for choice in draw.choices(prompts, k=6):
@@ -175,13 +175,13 @@ def test_random_drive_kills_never_return_wrong_rows(tmp_path, names):
                 kill(draw.choice(names))
             for tokens, future in loads:
                 got = future.result(60)
-                found += got is not None
+                result += got is not None
                 assert got is None or right(got, tokens, got[0].shape[1])
         until(lambda: keeper._store is not None)
         store(keeper, prompts[0])
         until(lambda: right(load(keeper, prompts[0]), prompts[0], len(prompts[0]) // BLOCK * BLOCK))
         counts = keeper.take_counts()
-        assert found and counts["drives_lost"] and not counts["rejected"], "names are of what is there"
+        assert result and counts["drives_lost"] and not counts["rejected"], "names are of what is there"
         keeper.close()
 
 

@@ -39,14 +39,14 @@ def spare():
 
 @pytest.fixture(scope="module")
 def endpoint(model) -> Iterator[Running]:
-    with running(model, byte_tokenizer(), ServingConfig(max_batch_size=6)) as found:
-        yield found
+    with running(model, byte_tokenizer(), ServingConfig(max_batch_size=6)) as result:
+        yield result
 
 
 @pytest.fixture
 def client(endpoint) -> Iterator[openai.OpenAI]:
-    with client_of(endpoint) as found:
-        yield found
+    with client_of(endpoint) as result:
+        yield result
 
 
 def greedy(model, prompt: list[int], count: int) -> list[int]:
@@ -149,10 +149,10 @@ def test_end_token_ends_answer_unless_ignored(spare) -> None:
     end = tokens[9]
     with running(spare, byte_tokenizer(), end_tokens=[end]) as endpoint, client_of(endpoint) as client:
         asked: Any = {"model": NAME, "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
-        found = client.completions.create(**asked)
+        result = client.completions.create(**asked)
         before = tokens[: tokens.index(end)]
-        assert (found.choices[0].text, found.choices[0].finish_reason) == (text_of(before), "stop")
-        assert found.usage.completion_tokens == len(before) + 1
+        assert (result.choices[0].text, result.choices[0].finish_reason) == (text_of(before), "stop")
+        assert result.usage.completion_tokens == len(before) + 1
         assert client.completions.create(**asked, extra_body={"ignore_eos": True}).usage.completion_tokens == 20
 
 
@@ -166,12 +166,12 @@ def test_seed_reproduces_answer_and_choices_differ(client) -> None:
 
 
 def test_logprobs_equal_log_softmax_of_logits(model, client) -> None:
-    found = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8, temperature=0, logprobs=3)
+    result = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8, temperature=0, logprobs=3)
     tokens = greedy(model, list(PROMPT.encode()), 8)
     with torch.inference_mode():
         logits = model(torch.tensor([list(PROMPT.encode()) + tokens])).logits[0, len(PROMPT) - 1 : -1]
     wanted = logits.log_softmax(-1)
-    logprobs = found.choices[0].logprobs
+    logprobs = result.choices[0].logprobs
     assert logprobs.token_logprobs == pytest.approx(wanted[range(8), tokens].tolist(), abs=1e-4)
     for row, top in zip(wanted, logprobs.top_logprobs, strict=True):
         assert sorted(top.values()) == pytest.approx(sorted(row.topk(3).values.tolist()), abs=1e-4)
@@ -207,10 +207,10 @@ def test_errors_have_status_and_code(endpoint, client) -> None:
     with openai.OpenAI(**endpoint.options | {"api_key": "wrong"}) as other, pytest.raises(openai.AuthenticationError):
         other.models.list()
     for method, path, status in (("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("GET", "/v1/x", 404)):
-        found, body = endpoint.request(method, path)
-        assert found == status and body["error"]["type"] == "invalid_request_error"
-    found, body = endpoint.request("POST", "/v1/completions", b"x" * (5 << 20))
-    assert found == 413 and body["error"]["code"] == "body_too_large"
+        result, body = endpoint.request(method, path)
+        assert result == status and body["error"]["type"] == "invalid_request_error"
+    result, body = endpoint.request("POST", "/v1/completions", b"x" * (5 << 20))
+    assert result == 413 and body["error"]["code"] == "body_too_large"
     assert endpoint.request("GET", "/metrics", key="wrong")[0] == 401
     assert endpoint.request("GET", "/health", key="wrong") == (200, {"status": "ok"})
 
@@ -218,10 +218,10 @@ def test_errors_have_status_and_code(endpoint, client) -> None:
 def test_full_queue_is_429(spare) -> None:
     with running(spare, byte_tokenizer(), ServingConfig(max_queued_requests=1)) as endpoint:
         asked = {"model": NAME, "prompt": "a", "max_tokens": 2}
-        found = list[int]()
+        result = list[int]()
 
         def ask() -> None:
-            found.append(endpoint.request("POST", "/v1/completions", asked)[0])
+            result.append(endpoint.request("POST", "/v1/completions", asked)[0])
 
         with endpoint.server._busy:  # no iteration runs
             waiting = threading.Thread(target=ask)
@@ -230,7 +230,7 @@ def test_full_queue_is_429(spare) -> None:
                 pass
             status, body = endpoint.request("POST", "/v1/completions", asked)
         waiting.join()
-        assert found == [200] and (status, body["error"]["code"]) == (429, "queue_full")
+        assert result == [200] and (status, body["error"]["code"]) == (429, "queue_full")
 
 
 def test_failed_request_is_500_and_others_continue(spare) -> None:

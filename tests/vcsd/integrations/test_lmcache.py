@@ -79,9 +79,9 @@ def test_chunks_survive_restarts_unchanged(lmcache, tmp_path, names, dtype):
     with serving(tmp_path, *names, flash=tmp_path):
         one = backend(lmcache, names, dtype)
         assert [one.contains(key) for key in (*keys, Key("part"), Key("other"))] == [True, True, False, False]
-        found = one.batched_get_blocking([*keys, Key("part")])
-        assert found[2] is None and one.get_allocator_backend() is one.local_cpu_backend
-        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(found[:2], chunks, strict=True))
+        result = one.batched_get_blocking([*keys, Key("part")])
+        assert result[2] is None and one.get_allocator_backend() is one.local_cpu_backend
+        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(result[:2], chunks, strict=True))
         one.touch_cache()
         assert one.remove(keys[0]) and not one.remove(keys[0]) and not one.contains(keys[0])
         assert one.get_blocking(keys[0]) is None and one.get_blocking(keys[1]) is not None

@@ -135,9 +135,9 @@ def vllm_door(monkeypatch, names):
 
     def hits(model, weights):
         with closing(Engine(connector, names, model=model.told(), weights=weights, seed=seed)) as one:
-            found = one.prefill(Request("r", TOKENS))
+            result = one.prefill(Request("r", TOKENS))
             stored(one)
-            return found[0] // HITS
+            return result[0] // HITS
 
     return hits
 
@@ -150,11 +150,11 @@ def lmcache_door(monkeypatch, names):
         current(monkeypatch, engine.config([], model=model.told()))
         key, chunk = Key(f"{model.path}@1@0@ff@bfloat16"), Chunk(FORM, torch.bfloat16, seed=1 + weights)
         with closing(backend(module, names, model=model.path, identity="", seed=seed)) as one:
-            found = one.get_blocking(key) if one.contains(key) else None
-            assert found is None or torch.equal(found.tensor, chunk.tensor), "a wrong hit"
+            result = one.get_blocking(key) if one.contains(key) else None
+            assert result is None or torch.equal(result.tensor, chunk.tensor), "a wrong hit"
             one.batched_submit_put_task([key], [chunk])
             until(lambda: one.contains(key))
-            return int(found is not None)
+            return int(result is not None)
 
     return hits
 

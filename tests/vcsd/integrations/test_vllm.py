@@ -109,13 +109,13 @@ def test_blocks_are_stored_after_admission_count(vllm, tmp_path, names):
 @pytest.mark.parametrize(("device", "hits"), [("cuda", [256, 256, 256, 288]), ("cpu", [0, 0, 256, 0])])
 def test_blocks_are_found_by_engines_with_other_block_sizes(vllm, tmp_path, names, device, hits):
     """After a store in blocks of 64 tokens; backends for CPUs mix the tokens of a block."""
-    prompt, found = [random.Random(1).randrange(1000) for _ in range(300)], []
+    prompt, result = [random.Random(1).randrange(1000) for _ in range(300)], []
     with serving(tmp_path, *names):
         for block, tokens in [(64, 290), (128, 300), (32, 300), (64, 300), (16, 290)]:
             one = Engine(vllm.VcsdConnector, names, block=block, device=device)
-            found += one.prefill(Request("a", prompt[:tokens]))
+            result += one.prefill(Request("a", prompt[:tokens]))
             one.close()  # stores waiting blocks
-    assert found == [0, *hits]
+    assert result == [0, *hits]
 
 
 def test_second_engine_of_tenant_refused(vllm, tmp_path, names):
@@ -234,7 +234,7 @@ def test_connector_imports_only_packages_of_vllm():
     code = "import sys, vcsd.integrations.settings, vcsd.integrations.working; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     roots = {each.split(".")[0] for each in loaded}
-    found = [name for root, names in packages_distributions().items() if root in roots for name in names]
-    wanted = {name.lower().replace("_", "-") for name in found}
+    result = [name for root, names in packages_distributions().items() if root in roots for name in names]
+    wanted = {name.lower().replace("_", "-") for name in result}
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in CONSTRAINTS.read_text().splitlines()}
     assert {"numpy", "torch"} < wanted and wanted - pinned - {"vcsd", "setuptools", "pip"} == set()

@@ -12,9 +12,9 @@ from vcsd_eval.accuracy.published.codes import uniform
 def test_coded_is_the_looped_method(axis):
     rows = draw(n=1, s=200).k
     made = kvquant.coded(rows, 3, axis)
-    vectors, found = (part[0].T if axis == 1 else part[0] for part in (rows, made))
+    vectors, result = (part[0].T if axis == 1 else part[0] for part in (rows, made))
     normalized = []
-    for vector, got in zip(vectors, found, strict=True):
+    for vector, got in zip(vectors, result, strict=True):
         far = sorted(range(len(vector)), key=lambda i: -abs(vector[i] - vector.mean()))[
             : max(1, round(len(vector) / 100))
         ]

@@ -52,7 +52,7 @@ def test_importance_weights_remove_the_bias(hyperplanes):
 def test_bytes_by_hand():
     seen = draw(n=1, g=2, s=300)
     answer = magicpig.magicpig(seen, 1 / 2)
-    found = []
+    result = []
     for bits, tables in magicpig.LADDER:
         k = seen.k[:, : seen.prompt]
         center = k.mean(1).astype(np.float16).astype(np.float32)
@@ -66,5 +66,5 @@ def test_bytes_by_hand():
             ]
             inner = [count for token, count in enumerate(shared) if token not in ends]
             nbytes += 8 * tables + 4 * sum(inner) + 256 * sum(count >= 2 for count in inner)
-        found.append(nbytes)
-    assert answer.nbytes == max(each for each in found if each <= seen.dense_bytes / 2)
+        result.append(nbytes)
+    assert answer.nbytes == max(each for each in result if each <= seen.dense_bytes / 2)

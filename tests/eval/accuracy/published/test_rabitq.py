@@ -19,8 +19,8 @@ def test_estimator_is_unbiased_and_within_bound(monkeypatch):
     random = np.random.default_rng(3)
     k = random.standard_normal((40, 64)).astype(np.float32)
     q = random.standard_normal(64).astype(np.float32)
-    found = [estimates(k, q, seed, monkeypatch) for seed in range(400)]
-    errors = np.array([estimate - exact for estimate, exact in found])
+    result = [estimates(k, q, seed, monkeypatch) for seed in range(400)]
+    errors = np.array([estimate - exact for estimate, exact in result])
     norms = np.linalg.norm(k - k.mean(0), axis=1) * np.linalg.norm(q)
     deviation = errors.std(0) / np.sqrt(len(errors))
     assert np.abs(errors.mean(0) / deviation).max() < 4.5

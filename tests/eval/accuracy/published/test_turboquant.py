@@ -23,8 +23,8 @@ def units(count, d, seed=0):
 @pytest.mark.parametrize("bits", MSE)
 def test_distortion_is_the_papers(bits):
     rows = units(2000, 256)
-    found = np.square(turboquant.coded_mse(rows, bits) - rows).sum(1).mean()
-    assert found == pytest.approx(MSE[bits], rel=0.16)  # the paper rounds 0.0345 at 3 bits to 0.03
+    result = np.square(turboquant.coded_mse(rows, bits) - rows).sum(1).mean()
+    assert result == pytest.approx(MSE[bits], rel=0.16)  # the paper rounds 0.0345 at 3 bits to 0.03
     spiky = np.eye(256, dtype=np.float32)  # worst-case rows have the same, on average over rows
     assert np.square(turboquant.coded_mse(spiky, bits) - spiky).sum(1).mean() == pytest.approx(MSE[bits], rel=0.16)
 
@@ -39,15 +39,15 @@ def test_product_distortion_is_the_papers(bits):
 def test_products_have_no_bias(monkeypatch):
     """Products of a row with itself: too small with TurboQuant_mse, right on average with TurboQuant_prod."""
     row = units(1, 64)
-    found = {"mse": [], "prod": []}
+    result = {"mse": [], "prod": []}
     for seed in range(600):
         monkeypatch.setattr(turboquant, "random_orthogonal", lambda d, s=seed: random_orthogonal(d, s))
         monkeypatch.setattr(turboquant, "gaussian_matrix", lambda m, d, _, s=seed: gaussian_matrix(m, d, SEED + s))
-        found["mse"].append((turboquant.coded_mse(row, 1) @ row.T).item())
-        found["prod"].append((turboquant.coded_prod(row, 2) @ row.T).item())
-    deviation = np.std(found["prod"]) / np.sqrt(600)
-    assert abs(np.mean(found["prod"]) - 1) < 4 * deviation < 0.03
-    assert np.mean(found["mse"]) == pytest.approx(2 / np.pi, abs=0.02)  # section 3.2: the bias at 1 bit
+        result["mse"].append((turboquant.coded_mse(row, 1) @ row.T).item())
+        result["prod"].append((turboquant.coded_prod(row, 2) @ row.T).item())
+    deviation = np.std(result["prod"]) / np.sqrt(600)
+    assert abs(np.mean(result["prod"]) - 1) < 4 * deviation < 0.03
+    assert np.mean(result["mse"]) == pytest.approx(2 / np.pi, abs=0.02)  # section 3.2: the bias at 1 bit
 
 
 def test_rows_of_zeros_stay_zero():

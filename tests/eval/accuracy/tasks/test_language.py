@@ -56,9 +56,9 @@ def test_code_is_standard_library_and_states_version():
     samples, rule = CODE.make(None, ROOM, 5, 3)
     assert f"Python {platform.python_version()}'s standard library" in rule
     texts = [path.read_bytes() for path in Path(sysconfig.get_path("stdlib")).glob("*.py")]
-    found = [bytes([*sample.prompt, *sample.forced]) for sample in samples]
+    result = [bytes([*sample.prompt, *sample.forced]) for sample in samples]
     assert [(len(s.prompt), len(s.forced)) for s in samples] == [(1024 - FORCED, FORCED)] * 5
-    files = [[n for n, text in enumerate(texts) if window in text] for window in found]
+    files = [[n for n, text in enumerate(texts) if window in text] for window in result]
     assert all(files)
     assert len({each[0] for each in files}) == 5
     assert CODE.make(None, ROOM, 5, 3)[0] == samples

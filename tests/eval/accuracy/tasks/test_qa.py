@@ -75,8 +75,8 @@ def test_shots_on_the_same_background_come_before_others(write):
     file = squad_file(3)
     qas = file["data"][0]["paragraphs"][0]["qas"]
     qas += [{"question": f"Which number has {n}?", "answers": [{"text": f"{n}"}]} for n in range(3)]
-    found, _ = SQUAD.make(write(file), Room(ROOM.encode, 4096, 4), 6, 0)
-    samples = dict(zip(prompts(found), found, strict=True))
+    result, _ = SQUAD.make(write(file), Room(ROOM.encode, 4096, 4), 6, 0)
+    samples = dict(zip(prompts(result), result, strict=True))
     text = next(text for text, sample in samples.items() if sample.answers == ("Ann0",))
     apart, background, *same, asked = text.split("\n\n")
     assert apart.startswith(("Title: Town 1.", "Title: Town 2."))

@@ -22,20 +22,20 @@ def texts(task, count, seed=0, room=ROOM):
 
 @pytest.mark.parametrize("task", RULER)
 def test_prompts_fit_and_repeat_by_seed(task):
-    found, rule = texts(task, 6)
+    result, rule = texts(task, 6)
     assert "2048 tokens" in rule
-    for sample, text in found:
+    for sample, text in result:
         assert 2048 - 2 * len(NOISE) < len(sample.prompt) + sample.max_tokens <= 2048
         assert all(answer in text for answer in sample.answers)
         assert sample.max_tokens > len(" ".join(sample.answers))
-    assert texts(task, 6)[0] == found
-    assert texts(task, 6, seed=1)[0] != found
+    assert texts(task, 6)[0] == result
+    assert texts(task, 6, seed=1)[0] != result
 
 
 def test_a_single_needle_is_at_its_depth():
-    found, _ = texts("niah-single", 5)
-    assert [sample.group for sample, _ in found] == [f"depth {depth}" for depth in DEPTHS]
-    for (sample, text), depth in zip(found, DEPTHS, strict=True):
+    result, _ = texts("niah-single", 5)
+    assert [sample.group for sample, _ in result] == [f"depth {depth}" for depth in DEPTHS]
+    for (sample, text), depth in zip(result, DEPTHS, strict=True):
         lines = text.split("\n")[1:-1]
         at = next(n for n, line in enumerate(lines) if sample.answers[0] in line)
         assert at == round(depth * (len(lines) - 1))
@@ -45,8 +45,8 @@ def test_a_single_needle_is_at_its_depth():
 
 
 def test_multikey_asks_one_of_many_keys():
-    found, _ = texts("niah-multikey", 5)
-    for sample, text in found:
+    result, _ = texts("niah-multikey", 5)
+    for sample, text in result:
         needles = dict(re.findall(r"magic numbers for (\S+) is: (\d{7})\.", text))
         asked = re.search(r"The special magic number for (\S+) mentioned in the provided text is$", text)[1]
         assert len(needles) == 4
@@ -55,20 +55,20 @@ def test_multikey_asks_one_of_many_keys():
 
 @pytest.mark.parametrize(("task", "keys"), [("niah-multivalue", 1), ("niah-multiquery", 4)])
 def test_multivalue_and_multiquery_ask_several_needles(task, keys):
-    found, _ = texts(task, 4)
-    for (sample, text), asked in zip(found, (2, 4, 2, 4), strict=True):
+    result, _ = texts(task, 4)
+    for (sample, text), asked in zip(result, (2, 4, 2, 4), strict=True):
         needles = re.findall(r"magic numbers for (\S+) is: (\d{7})\.", text)
         assert len({key for key, _ in needles}) == keys
         assert len(sample.answers) == len(set(sample.answers)) == asked
         assert set(sample.answers) <= {value for _, value in needles}
         assert sample.group.startswith(f"{asked} ")
-    ending = found[1][1].split("\n")[-1]
+    ending = result[1][1].split("\n")[-1]
     assert ending.count(", and ") == (2 if keys > 1 else 0)
 
 
 def test_variables_are_a_chain_in_order():
-    found, _ = texts("variable-tracking", 3)
-    for (sample, text), hops in zip(found, HOPS, strict=True):
+    result, _ = texts("variable-tracking", 3)
+    for (sample, text), hops in zip(result, HOPS, strict=True):
         chain = re.findall(r"^VAR ([A-Z]{5}) = (?:VAR )?(\w+)$", text, re.MULTILINE)
         names = [name for name, _ in chain]
         assert tuple(names) == sample.answers

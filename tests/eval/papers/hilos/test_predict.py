@@ -49,11 +49,11 @@ def test_predictions_equal_frozen_file_and_its_hash():
 
 def test_strongest_input_has_largest_rank_correlation():
     draws = [Inputs(fast=each, slow=-each % 3) for each in range(6)]
-    found = strongest_inputs(draws, {"rises": [1, 2, 4, 8, 16, 32], "falls": [9, 7, 7, 5, 3, 1], "same": [1] * 6})
-    assert found["rises"] == {"input": "fast", "rank_correlation": pytest.approx(1)}
-    assert found["falls"]["input"] == "fast"
-    assert found["falls"]["rank_correlation"] < -0.9
-    assert found["same"] is None
+    result = strongest_inputs(draws, {"rises": [1, 2, 4, 8, 16, 32], "falls": [9, 7, 7, 5, 3, 1], "same": [1] * 6})
+    assert result["rises"] == {"input": "fast", "rank_correlation": pytest.approx(1)}
+    assert result["falls"]["input"] == "fast"
+    assert result["falls"]["rank_correlation"] < -0.9
+    assert result["same"] is None
 
 
 def test_alpha_balances_flash_and_link():

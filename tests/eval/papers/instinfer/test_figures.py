@@ -61,14 +61,14 @@ def test_eval_scaling_continues_after_a_kill(tmp_path):
     words += ["--prompt-tokens", "64", "--new-tokens", "64", "--checkpoint-dir", str(tmp_path), "-o", "json"]
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (found := [path for path in tmp_path.glob("*.jsonl") if path.read_text().count("\n")]):
+    while not (result := [path for path in tmp_path.glob("*.jsonl") if path.read_text().count("\n")]):
         assert killed.poll() is None
         time.sleep(0.01)
     killed.kill()
     killed.wait()
-    lines = [json.loads(line) for line in found[0].read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = [json.loads(line) for line in result[0].read_text().splitlines(keepends=True) if line.endswith("\n")]
     lines[0][1]["tokens_per_s"] = 1e9  # marks a figure that is not simulated again
-    found[0].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result[0].write_text("".join(json.dumps(line) + "\n" for line in lines))
     done = subprocess.run(command, capture_output=True, check=True)
     rates = [row["tokens_per_s"] for row in json.loads(done.stdout)["rows"]]
     assert rates.count(1e9) == 1

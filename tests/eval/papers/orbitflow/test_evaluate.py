@@ -15,11 +15,11 @@ PRINTED = {claim.id: claim.value for claim in PAPER.claims}
 
 
 def test_counted_values_equal_printed():
-    found = _layouts()
+    result = _layouts()
     for name in ("o1a", "o1b", "o2a", "o2b", "o6a"):
-        assert found[name] == PRINTED[name]
-    assert found["o1d"] == pytest.approx(34.7, abs=0.05)
-    assert found["o4b"] == pytest.approx(PRINTED["o4b"], rel=0.01) and found["o4a"] < 1.2
+        assert result[name] == PRINTED[name]
+    assert result["o1d"] == pytest.approx(34.7, abs=0.05)
+    assert result["o4b"] == pytest.approx(PRINTED["o4b"], rel=0.01) and result["o4a"] < 1.2
 
 
 def test_figure_3_is_exact():
@@ -36,12 +36,12 @@ def test_generated_requests_match_published_code():
 def test_runs_fill_every_row(monkeypatch):
     monkeypatch.setattr(evaluate, "SEEDS", (0,))
     monkeypatch.setattr(evaluate, "REQUESTS", 6)
-    found = PAPER.evaluate(MachineOptions(), Simulated(), False)
-    result = judge(PAPER, found)
+    outcome = PAPER.evaluate(MachineOptions(), Simulated(), False)
+    result = judge(PAPER, outcome)
     assert {row["id"] for row in result["rows"]} == set(PRINTED)
     missing = {row["id"] for row in result["rows"] if row["ours"] is None}
     assert missing <= {claim.id for claim in PAPER.claims if claim.kind is ClaimKind.UNDETERMINED}
     assert set(result["ranges_percent"]) == {"o10", "o11", "o12"}
-    parts = [found.values[f"o17{each}"] for each in "bcd"]  # request-wise, and pauses, and deposits
+    parts = [outcome.values[f"o17{each}"] for each in "bcd"]  # request-wise, and pauses, and deposits
     assert parts == sorted(parts)
     assert all(row["late = 0"] is not None for row in result["rows"] if row["id"] in ("o10a", "o12a", "o17d"))

@@ -40,8 +40,8 @@ def test_every_injected_bug_is_selectable():
 
 def test_seed_replays_exactly_and_is_shrunk():
     assert run(5, 40, "none") == run(5, 40, "none")
-    found = shrunk(0, 40, "completion")
-    assert found["steps"] <= 3 and found["faults"] == [] and "checksum" in found["what"]
+    result = shrunk(0, 40, "completion")
+    assert result["steps"] <= 3 and result["faults"] == [] and "checksum" in result["what"]
 
 
 @pytest.mark.parametrize("durability", ["process", "host"])

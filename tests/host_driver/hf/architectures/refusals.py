@@ -34,8 +34,8 @@ def confirmed(reason: str, model: PreTrainedModel, ids: torch.Tensor) -> bool:
     False for an unknown reason.
     """
     for pattern, check in CHECKS:
-        if found := re.search(pattern, reason):
-            return check(model, ids, *found.groups())
+        if result := re.search(pattern, reason):
+            return check(model, ids, *result.groups())
     return False
 
 
@@ -114,9 +114,9 @@ def _cached_otherwise(model: PreTrainedModel, ids: torch.Tensor, layer: str, hea
     own = _own_cache(model, ids).layers[int(layer)]
     config = model.config.get_text_config(decoder=True)
     said = (int(heads), int(channels))
-    found = {(each.shape[1], each.shape[3]) for each in (own.keys, own.values)}
+    result = {(each.shape[1], each.shape[3]) for each in (own.keys, own.values)}
     whole = (config.num_key_value_heads, getattr(config, "head_dim", None) or config.hidden_size)
-    return said in found and (len(found) > 1 or said != whole)
+    return said in result and (len(result) > 1 or said != whole)
 
 
 def _twice(model: PreTrainedModel, ids: torch.Tensor) -> bool:
