@@ -22,6 +22,7 @@ from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
+from csd_link.transports.fuse import Fuse
 from csd_spec import LogPage
 from tests.certificates import certificates
 from tests.served import decoder, free_port, serving
@@ -38,6 +39,7 @@ import os
 from contextlib import contextmanager
 
 from csd_link.diagnosis import MissingDependency
+from csd_link.transports.fuse import Fuse
 from csd_link.transports.inproc import InProcess
 
 
@@ -249,3 +251,22 @@ def test_cut_connections_in_decode_change_no_result(tmp_path):
         proxy.is_active = False
         device.close()
         proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("absent", "found"),
+    [
+        ("", ""),
+        ("fusermount3", "fusermount3 is missing"),
+        ("pyfuse3", "pyfuse3 is missing"),
+        ("device", "/dev/fuse is missing"),
+        ("access", "/dev/fuse is not accessible to this user"),
+    ],
+)
+def test_what_a_mount_lacks_is_named(monkeypatch, absent, found):
+    monkeypatch.setattr("shutil.which", lambda name: None if absent == name else f"/usr/bin/{name}")
+    monkeypatch.setattr("csd_link.transports.fuse.is_installed", lambda package: absent != package)
+    monkeypatch.setattr("os.path.exists", lambda path: absent != "device")
+    monkeypatch.setattr("os.access", lambda path, mode: absent != "access")
+    lack = Fuse().missing()
+    assert (lack.found if lack else "") == found
