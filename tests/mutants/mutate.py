@@ -55,7 +55,7 @@ MEMORY = ROOT / "build" / "mutants.json"
 RESULTS = Path(__file__).with_name("results.json")
 OF_A_DRIVE = ("ftl", "csd_link", "csd_firmware")
 CUTS, SEEDS, STEPS = 200, 12, 40  # of the crash sweep and of the simulation
-USERS_S = 25  # recorded seconds of the tests of what uses a module, quick ones first
+NEARBY_S = 40  # recorded seconds of the tests of a module's folder and of what uses it, quick ones first
 MORE_S, TIMES = 120, 10  # limit of a stage: MORE_S, and TIMES the seconds that tests/durations.json has for its tests
 MOST_PERCENT = 5  # of the list's mutants that may survive
 MOST_RANDOM_PERCENT, MOST_CORE_PERCENT = 12, 6  # of random mutants: of all, and of those in CORE
@@ -160,23 +160,24 @@ def stages(mutant: Mutant) -> list[Stage]:
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
     quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
-    users = _tests_of_users(mutant.at.partition(":")[0], tests)
-    last = [Stage("tests", users)] if users else []
+    nearby = _nearby_tests(mutant.at.partition(":")[0], path.parent, tests)
+    last = [Stage("tests", nearby)] if nearby else []
     return [*quick, Stage("types"), Stage("lint"), *wide, *chain.from_iterable(later), *last]
 
 
-def _tests_of_users(module: str, tried: set[str]) -> tuple[str, ...]:
-    """Tests, but for those tried, that import a module, and of modules that do: as many of the quickest as USERS_S
-    allows. What only they find is a fault that ./dev test finds."""
+def _nearby_tests(module: str, folder: Path, tried: set[str]) -> tuple[str, ...]:
+    """Tests, but for those tried, of the module's folder, that import the module, and of modules that do: as many of
+    the quickest as NEARBY_S allows. What only they find is a fault that ./dev test finds."""
     imports = re.compile(rf"from {module} import|import {module}\b|{module}:")
     users = {path for path, text in _texts().items() if imports.search(text)}
     tests = {path for path in users if Path(path).name.startswith("test_")}
+    tests |= {path for path in _texts() if Path(path).match(f"tests/{folder}/test_*.py")}
     tests |= {str(test) for test, partner in _partners() if partner in users}
     files = {test for test in tests - tried if not test.startswith("tests/real")}
     seconds = {file: sum(s for test, s in _durations().items() if test.startswith(f"{file}::")) for file in files}
     ordered = sorted(files, key=lambda file: (seconds[file], file))
     sums = accumulate(seconds[file] for file in ordered)
-    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= USERS_S)
+    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= NEARBY_S)
 
 
 @functools.cache
