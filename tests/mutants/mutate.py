@@ -214,30 +214,38 @@ def attempt(mutant: Mutant | None, stage: Stage, limit_s: float) -> tuple[str, s
     with os.fdopen(reader) as pipe:
         ended = select.select([pipe], [], [], limit_s)[0]
         said = pipe.readline() if ended else HANGS
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # including processes that tests have started
+    for kill in (os.killpg, os.kill):  # including processes that tests have started; it may have no group yet
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     outcome, _, what = said.strip().partition(": ")
     return (outcome, what) if said else (CAUGHT, "the process died")
 
 
 def _child(mutant: Mutant | None, stage: Stage, log: Path, writer: int) -> NoReturn:
-    os.setsid()
+    try:
+        os.setsid()
+        os.write(writer, f"{' '.join(_outcome(mutant, stage, log).split())}\n".encode())
+    finally:
+        os._exit(0)  # whatever happens: it must not go on as the process that it was forked from
+
+
+def _outcome(mutant: Mutant | None, stage: Stage, log: Path) -> str:
+    """What a stage says of a mutant: its outcome, and what failed."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        said = IMPOSSIBLE
+        outcome = IMPOSSIBLE
         try:
             if mutant:
                 plant(mutant)
-            said = f"{CAUGHT}: it raises"
+            outcome = f"{CAUGHT}: it raises"
             failing = stage.run(mutant)
-            said = f"{CAUGHT}: {failing}" if failing else SURVIVED
+            outcome = f"{CAUGHT}: {failing}" if failing else SURVIVED
         except BaseException as error:  # noqa: BLE001 - of the mutant's making: it is caught
             traceback.print_exc(file=file)
-            said += f": {error}" if said == IMPOSSIBLE else ""
-    os.write(writer, f"{' '.join(said.split())}\n".encode())
-    os._exit(0)
+            outcome += f": {error}" if outcome == IMPOSSIBLE else ""
+    return outcome
 
 
 def judge(mutant: Mutant) -> dict[str, Any]:
