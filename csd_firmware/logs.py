@@ -171,7 +171,7 @@ def smart(ftl: Ftl) -> dict[str, Any]:
     spare = ftl.spec.geometry.blocks // 2
     return {
         "critical_warning": int(usable <= spare) | bool(ftl.findings) << 2 | bool(nand.failed) << 3,
-        "avail_spare": max(0, min(100, 100 * (usable - spare) // max(1, ftl.spec.geometry.blocks - spare))),
+        "avail_spare": max(0, 100 * (usable - spare) // max(1, ftl.spec.geometry.blocks - spare)),
         "spare_thresh": 10,
         "percent_used": int(100 * nand.erase_count.mean() / nand.faults.endurance),
         "data_units_read": -(-c.host_read_bytes // 512_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 
@@ -14,10 +15,9 @@ class MissingExtraError(ValueError):
 
 def is_installed(package: str) -> bool:
     """Whether a package can be imported; it is not imported."""
-    try:
-        return find_spec(package) is not None
-    except ValueError:  # sys.modules has None for it
-        return False
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return find_spec(package) is not None
 
 
 def require(use: str, extra: str, *packages: str) -> None:

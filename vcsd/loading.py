@@ -37,8 +37,6 @@ def encode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, batch: int, new_tokens: int, seed: int
 ) -> dict[str, torch.Tensor]:
     """Encode a batch: row 0 is the prompt; others start at random offsets in its first half, padded on the left."""
-    if batch < 1 or new_tokens < 1:
-        raise ValueError(f"batch = {batch}, max_new_tokens = {new_tokens}: both must be at least 1")
     ids = tokenizer(prompt)["input_ids"]
     if not prompt.strip() or not ids:
         raise ValueError("the prompt is empty: pass a text with at least one token")

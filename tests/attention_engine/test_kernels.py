@@ -6,6 +6,7 @@ attention_engine/reference.py
 
 import multiprocessing
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from attention_engine import (
     approximate,
     attend,
     best_tokens,
+    kernels,
     reference,
     selected_mass,
     softmax_scores,
@@ -318,3 +320,20 @@ def test_forked_process_uses_its_own_kernel_threads():
     child.join(HANG_S)
     child.kill()
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("flash", "dram"),
+    [
+        (np.zeros((4, 8), np.uint16), np.zeros((2, 16), np.uint16)),
+        (np.zeros((4, 16), np.uint16)[:, ::2], np.zeros((2, 8), np.uint16)),
+        (np.zeros((4, 8), np.uint16), np.zeros((4, 8), np.uint16)[::2]),
+    ],
+)
+def test_banks_are_contiguous_pages_of_one_size(flash, dram):
+    rows = SimpleNamespace(tag=0, name="fp16")
+    view = SimpleNamespace(banks=(flash, dram), kept={}, layout=SimpleNamespace(rows=rows, row_bytes=4))
+    with pytest.raises(ValueError, match="pages of one size"):
+        kernels._place(view)
+    view.banks = np.ascontiguousarray(flash[:, :8]), np.ascontiguousarray(dram[:, :8])
+    assert int(kernels._place(view)[2]) == 16

@@ -4,6 +4,7 @@ import json
 import threading
 
 import numpy as np
+import pytest
 
 from csd_firmware import Firmware
 from csd_firmware.namespace import Namespace
@@ -82,3 +83,15 @@ def test_programs_are_described(small_drive):
     assert (mine["pind"], mine["name"], mine["does"], mine["rows"]) == (0, "mine", "", 0)
     programs = read(Firmware(small_drive), LogPage.PROGRAMS)["programs"]
     assert all(program["does"] for program in programs)
+
+
+@pytest.mark.parametrize(("bad", "spare"), [(0, 100), (1, 96), (16, 50), (31, 3), (32, 0), (40, 0)])
+def test_spare_is_what_is_left_of_half_the_blocks(small_drive, bad, spare):
+    """Of 64 blocks; the warning is given when none is left."""
+    firmware = Firmware(small_drive)
+    assert small_drive.geometry.blocks == 64
+    for block in range(bad):
+        firmware.ftl.nand._mark_bad(block)
+    smart = read(firmware, LogPage.SMART)
+    assert smart["avail_spare"] == spare
+    assert smart["critical_warning"] & 1 == (bad >= 32)

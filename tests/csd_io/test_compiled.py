@@ -1,14 +1,19 @@
 """Compiled code is cached, and compiled again when anything it depends on changes."""
 
 import importlib.util
+import inspect
+import os
+import pathlib
 import re
 import subprocess
 import sys
+from collections import Counter
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from csd_io.compiled import _is_plain
+from csd_io.compiled import _dependencies, _is_plain
 from tests.code_limits import ROOT
 
 CALLER = """
@@ -160,3 +165,9 @@ def test_values_that_their_repr_identifies():
         assert _is_plain(plain)
     for other in (None, object(), [1], (1, object()), (1, (len,)), {"a": 1}):
         assert not _is_plain(other)
+
+
+def test_functions_and_tuple_classes_are_dependencies_and_other_classes_are_not():
+    here = ModuleType("here")
+    here.walk, here.Counter, here.Frame, here.paths = os.walk, Counter, inspect.FrameInfo, pathlib
+    assert _dependencies(here) == {"os", "inspect", "pathlib"}

@@ -86,6 +86,22 @@ def test_space_is_reserved_or_refused(tmp_path):
     os.close(fd)
 
 
+@pytest.mark.parametrize("code", [errno.EDQUOT, errno.EIO, errno.EOPNOTSUPP, errno.ENODEV])
+def test_only_file_systems_that_cannot_reserve_are_left_alone(tmp_path, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    fd = os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT)
+    if code in (errno.EDQUOT, errno.EIO):
+        with pytest.raises(OSError, match="'a'") as raised:
+            allocate(fd, 0, 4096, "a")
+        assert raised.value.errno == code
+    else:
+        allocate(fd, 0, 4096, "a")
+    os.close(fd)
+
+
 def test_write_back_check_passes_without_error(tmp_path):
     fd = os.open(tmp_path, os.O_RDWR | os.O_TMPFILE)
     os.write(fd, bytes(10_000))

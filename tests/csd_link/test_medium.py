@@ -51,3 +51,16 @@ def test_window_file_must_be_new_zero_or_windows(tmp_path):
     with pytest.raises(ValueError, match="holds something else than a window"):
         make_window_file(file, BLOCK_BYTES)
     assert file.read_bytes() == b"letters to my mother"
+
+
+def test_space_is_reserved_where_the_window_is(tmp_path, monkeypatch):
+    """Each part once, the last one up to the window's end."""
+    reserved = []
+    monkeypatch.setattr("csd_link.medium.allocate", lambda fd, offset, size, name: reserved.append((offset, size)))
+    monkeypatch.setattr("csd_link.medium._PART", 4)
+    MappedMedium.create(tmp_path / "file", 13 * BLOCK_BYTES)
+    medium = MappedMedium(tmp_path / "file", 2 * BLOCK_BYTES, 10)
+    medium.write(1, b"x" * (4 * BLOCK_BYTES))
+    medium.read(9)
+    medium.write(0, b"again")
+    assert reserved == [(BLOCK_BYTES * (2 + at), BLOCK_BYTES * blocks) for at, blocks in ((0, 4), (4, 4), (8, 2))]

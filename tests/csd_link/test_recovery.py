@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 
 from csd_firmware import InProcessDrive
 from csd_link.recovery import RecoveringDrive, UnflushedLayer
-from csd_spec import LAYOUTS, Completion, KvAppend, KvCrop, KvRead, SeqCreate, Status
+from csd_spec import (
+    LAYOUTS,
+    Completion,
+    Flush,
+    KvAppend,
+    KvCrop,
+    KvExist,
+    KvFree,
+    KvName,
+    KvRead,
+    SeqCreate,
+    Status,
+)
+from csd_spec.arrays import keys_of
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
 steps = st.lists(st.tuples(st.sampled_from(["append", "crop", "flush"]), st.integers(0, 12)), max_size=20)
@@ -96,3 +109,22 @@ def test_crop_keeps_rounded_rows_after_any_kill(tmp_path, dies_in):
     for own, theirs in zip(run(RecoveringDrive(connect)), wanted, strict=True):
         assert np.array_equal(own, theirs)
     assert len(connect.seen) > dies_in
+
+
+def test_key_of_a_sequence_freed_while_the_drive_died_names_nothing(tmp_path):
+    """At its last flush the drive had the key at another sequence, which must not get it back."""
+    create = SeqCreate(2, 1, 1, 64, 64, 16)
+    rows = np.ones((2, 1, 64), np.float16)
+    key, bind = keys_of([bytes(15) + b"k"]), lambda seq: KvName((seq,), np.array([1]), key)
+    connect = Reborn(INSTCSD_ZYNQ7045_8CH, tmp_path, dies_in=-1)
+    device = RecoveringDrive(connect)
+    old, new = device.submit(create, 0).result().data[0].tolist()
+    for command in (KvAppend((old, new), 0, np.array([1, 1]), rows, rows), bind(old), Flush(), bind(new)):
+        assert device.submit(command, 0).result().status is Status.SUCCESS
+    assert device.submit(KvExist(key), 0).result().data[0].tolist() == [new]
+    connect.dies_in = len(connect.seen) + 1
+    assert device.submit(KvFree((new,)), 0).result().status is Status.SUCCESS
+    assert len(connect.seen) > connect.dies_in
+    assert device.submit(KvExist(key), 0).result().data[0].tolist() == [0]
+    assert device.submit(KvRead((old,), 0), 0).result().status is Status.SUCCESS
+    device.close()

@@ -1,6 +1,7 @@
 """A missing package of an extra is one error with the line that installs it."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,3 +19,8 @@ def test_missing_package_is_named_with_what_installs_it(monkeypatch):
 def test_installed_packages_are_not_refused():
     assert is_installed("json")
     require("--plot", "plot", "json", "csv")
+
+
+def test_module_that_stands_in_for_a_package_is_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "no_such_package", SimpleNamespace())
+    assert is_installed("no_such_package")

@@ -56,6 +56,11 @@ def test_longer_contexts_get_fewer_channels_a_page(tokens, m):
     assert LAYOUTS["fp16"].form(4096, 128, tokens).m == m
 
 
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_page_of_codes_has_all_channels_whatever_the_context(name):
+    assert {LAYOUTS[name].form(4096, 128, tokens).m for tokens in (256, 2048, 32768)} == {128}
+
+
 @pytest.mark.parametrize(
     ("c", "convention", "expected"),
     [

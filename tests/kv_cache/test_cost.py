@@ -92,6 +92,6 @@ def test_every_overlay_uses_same_cost_function():
 def test_serving_cost_out_of_range_is_refused():
     good = {"name": "x", "compute": COST, "fetch_s": 0.0, "fetch_token_s": 1e-6, "room_blocks": 3}
     assert ServingCost(**good).layers == 32
-    for more in ({"fetch_s": -1.0}, {"room_blocks": 0}, {"token_bytes": 0}):
+    for more in ({"fetch_s": -1.0}, {"fetch_token_s": -1e-9}, {"room_blocks": 0}, {"token_bytes": 0}):
         with pytest.raises(ValueError, match="x: seconds must be at least 0"):
             ServingCost(**(good | more))

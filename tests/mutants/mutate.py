@@ -55,7 +55,7 @@ MEMORY = ROOT / "build" / "mutants.json"
 RESULTS = Path(__file__).with_name("results.json")
 OF_A_DRIVE = ("ftl", "csd_link", "csd_firmware")
 CUTS, SEEDS, STEPS = 200, 12, 40  # of the crash sweep and of the simulation
-USERS_S = 25  # recorded seconds of the tests of what uses a module, quick ones first
+NEARBY_S = 40  # recorded seconds of the tests of a module's folder and of what uses it, quick ones first
 MORE_S, TIMES = 120, 10  # limit of a stage: MORE_S, and TIMES the seconds that tests/durations.json has for its tests
 MOST_PERCENT = 5  # of the list's mutants that may survive
 MOST_RANDOM_PERCENT, MOST_CORE_PERCENT = 12, 6  # of random mutants: of all, and of those in CORE
@@ -160,23 +160,24 @@ def stages(mutant: Mutant) -> list[Stage]:
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
     quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
-    users = _tests_of_users(mutant.at.partition(":")[0], tests)
-    last = [Stage("tests", users)] if users else []
+    nearby = _nearby_tests(mutant.at.partition(":")[0], path.parent, tests)
+    last = [Stage("tests", nearby)] if nearby else []
     return [*quick, Stage("types"), Stage("lint"), *wide, *chain.from_iterable(later), *last]
 
 
-def _tests_of_users(module: str, tried: set[str]) -> tuple[str, ...]:
-    """Tests, but for those tried, that import a module, and of modules that do: as many of the quickest as USERS_S
-    allows. What only they find is a fault that ./dev test finds."""
+def _nearby_tests(module: str, folder: Path, tried: set[str]) -> tuple[str, ...]:
+    """Tests, but for those tried, of the module's folder, that import the module, and of modules that do: as many of
+    the quickest as NEARBY_S allows. What only they find is a fault that ./dev test finds."""
     imports = re.compile(rf"from {module} import|import {module}\b|{module}:")
     users = {path for path, text in _texts().items() if imports.search(text)}
     tests = {path for path in users if Path(path).name.startswith("test_")}
+    tests |= {path for path in _texts() if Path(path).match(f"tests/{folder}/test_*.py")}
     tests |= {str(test) for test, partner in _partners() if partner in users}
     files = {test for test in tests - tried if not test.startswith("tests/real")}
     seconds = {file: sum(s for test, s in _durations().items() if test.startswith(f"{file}::")) for file in files}
     ordered = sorted(files, key=lambda file: (seconds[file], file))
     sums = accumulate(seconds[file] for file in ordered)
-    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= USERS_S)
+    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= NEARBY_S)
 
 
 @functools.cache
@@ -213,30 +214,38 @@ def attempt(mutant: Mutant | None, stage: Stage, limit_s: float) -> tuple[str, s
     with os.fdopen(reader) as pipe:
         ended = select.select([pipe], [], [], limit_s)[0]
         said = pipe.readline() if ended else HANGS
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # including processes that tests have started
+    for kill in (os.killpg, os.kill):  # including processes that tests have started; it may have no group yet
+        with suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     outcome, _, what = said.strip().partition(": ")
     return (outcome, what) if said else (CAUGHT, "the process died")
 
 
 def _child(mutant: Mutant | None, stage: Stage, log: Path, writer: int) -> NoReturn:
-    os.setsid()
+    try:
+        os.setsid()
+        os.write(writer, f"{' '.join(_outcome(mutant, stage, log).split())}\n".encode())
+    finally:
+        os._exit(0)  # whatever happens: it must not go on as the process that it was forked from
+
+
+def _outcome(mutant: Mutant | None, stage: Stage, log: Path) -> str:
+    """What a stage says of a mutant: its outcome, and what failed."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        said = IMPOSSIBLE
+        outcome = IMPOSSIBLE
         try:
             if mutant:
                 plant(mutant)
-            said = f"{CAUGHT}: it raises"
+            outcome = f"{CAUGHT}: it raises"
             failing = stage.run(mutant)
-            said = f"{CAUGHT}: {failing}" if failing else SURVIVED
+            outcome = f"{CAUGHT}: {failing}" if failing else SURVIVED
         except BaseException as error:  # noqa: BLE001 - of the mutant's making: it is caught
             traceback.print_exc(file=file)
-            said += f": {error}" if said == IMPOSSIBLE else ""
-    os.write(writer, f"{' '.join(said.split())}\n".encode())
-    os._exit(0)
+            outcome += f": {error}" if outcome == IMPOSSIBLE else ""
+    return outcome
 
 
 def judge(mutant: Mutant) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def candidates(path: Path) -> Iterator[tuple[str, Mutant]]:
     for name, function in functions(ast.parse(path.read_text(encoding="utf-8"))):
         if any("jit" in ast.unparse(each) or "intrinsic" in ast.unparse(each) for each in function.decorator_list):
             continue
-        if function.args.args and function.args.args[0].arg == "builder":  # of LLVM instructions
-            continue
+        if any(isinstance(node, ast.arg) and node.arg == "builder" for node in ast.walk(function)):
+            continue  # it makes LLVM instructions of a kernel, which is loaded as it was compiled before
         number_of = _numbers(function)
         for part in (part for statement in function.body for part in _changed(statement)):
             for operator, old, new in changes(part):

@@ -73,7 +73,9 @@ def test_messages_annotations_and_assertions_are_kept(module: Path) -> None:
 
 def test_code_of_kernels_is_not_changed(module: Path) -> None:
     module.write_text(
-        "def work(builder, a):\n    return builder.add(a, a + 1)\n@njit\ndef loop(a):\n    return a + 1\n"
+        "def work(builder, a):\n    return builder.add(a, a + 1)\n"
+        "def made(a):\n    def generate(context, builder):\n        return builder.add(a, 1)\n    return generate\n"
+        "@njit\ndef loop(a):\n    return a + 1\n"
     )
     assert not [*candidates(module)]
 

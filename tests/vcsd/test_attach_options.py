@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,3 +94,17 @@ def test_public_names_have_types(tmp_path: Path) -> None:
 def test_type_checker_knows_all_public_names() -> None:
     typed = re.findall(r"(\w+) as \1", Path(vcsd.__file__).read_text())
     assert sorted(typed) == sorted(vcsd.__all__)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "count"), [("cpu", {}, 1), ("cpu", {"micro_batches": 3}, 3), ("cuda", {}, 2)]
+)
+def test_a_gpu_computes_one_half_of_a_batch_while_drives_attend_to_the_other(monkeypatch, device, asked, count) -> None:
+    counts = []
+    monkeypatch.setattr(
+        "vcsd.session.in_drives", lambda model, driver, placed, count, replay: nullcontext(counts.append(count))
+    )
+    model = llama()
+    monkeypatch.setattr(type(model), "device", SimpleNamespace(type=device))
+    with vcsd.attach(model, **asked):
+        assert counts == [count]

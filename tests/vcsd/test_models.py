@@ -5,6 +5,7 @@ partner of: vcsd/gguf.py, vcsd_cli/model.py
 
 import hashlib
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -81,6 +82,7 @@ def test_invalid_gguf_file_is_one_line_error(index, monkeypatch, capsys):
     pytest.importorskip("gguf")
     (index / "text").write_text("hello")
     (index / "cut.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
     for words, says in (
         (("text", "out"), "text is not a GGUF file"),
         (("cut.gguf", "out"), "transformers cannot read "),
@@ -92,6 +94,7 @@ def test_invalid_gguf_file_is_one_line_error(index, monkeypatch, capsys):
         code, out, err = vcsd(capsys, monkeypatch, "model", "convert", *words)
         assert (code, out) == (1, "")
         assert says in err.splitlines()[-1]
+    assert os.environ["TQDM_DISABLE"] == "1"  # else the tensors' progress bars
     code, _, err = vcsd(capsys, monkeypatch, "model", "get", "nosuch")
     assert code == 1 and "unknown model 'nosuch': must be one of smollm2, gemma3-270m" in err
 

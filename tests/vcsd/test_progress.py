@@ -78,3 +78,9 @@ def test_is_compiling_new_function_true_while_numba_compiles():
         assert compiled.njit(lambda x: x + 1)(1) == 2
     assert seen and all(seen)
     assert not compiled.is_compiling()
+
+
+@pytest.mark.parametrize("running", [0, 1, 2])
+def test_one_compilation_is_enough_to_be_compiling(monkeypatch, running):
+    monkeypatch.setattr(compiled._compilations, "running", running)
+    assert compiled.is_compiling() == (running > 0)

@@ -1,6 +1,6 @@
 """Models of all formats of KV data in a server with several requests: tokens of each request as alone.
 
-partner of: vcsd/serving.py, host_driver/drive_tier.py
+partner of: vcsd/serving.py
 """
 
 from __future__ import annotations

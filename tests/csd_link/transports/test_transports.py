@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -22,6 +23,8 @@ from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import port_path, run_dir
 from csd_link.transports import OURS, transport_of, transports
+from csd_link.transports.fuse import Fuse
+from csd_link.transports.transport import check_served
 from csd_spec import LogPage
 from tests.certificates import certificates
 from tests.served import decoder, free_port, serving
@@ -38,6 +41,7 @@ import os
 from contextlib import contextmanager
 
 from csd_link.diagnosis import MissingDependency
+from csd_link.transports.fuse import Fuse
 from csd_link.transports.inproc import InProcess
 
 
@@ -249,3 +253,41 @@ def test_cut_connections_in_decode_change_no_result(tmp_path):
         proxy.is_active = False
         device.close()
         proxy.close()
+
+
+@pytest.mark.parametrize(
+    ("absent", "found"),
+    [
+        ("", ""),
+        ("fusermount3", "fusermount3 is missing"),
+        ("pyfuse3", "pyfuse3 is missing"),
+        ("device", "/dev/fuse is missing"),
+        ("access", "/dev/fuse is not accessible to this user"),
+    ],
+)
+def test_what_a_mount_lacks_is_named(monkeypatch, absent, found):
+    monkeypatch.setattr("shutil.which", lambda name: None if absent == name else f"/usr/bin/{name}")
+    monkeypatch.setattr("csd_link.transports.fuse.is_installed", lambda package: absent != package)
+    monkeypatch.setattr("os.path.exists", lambda path: absent != "device")
+    monkeypatch.setattr("os.access", lambda path, mode: absent != "access")
+    lack = Fuse().missing()
+    assert (lack.found if lack else "") == found
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (DriveSetConfig(), ""),
+        (
+            DriveSetConfig(methods_file=Path(__file__)),
+            "methods = .*: the drives at home are already served",
+        ),
+        (
+            DriveSetConfig(threads=3),
+            "durability, medium and threads of the drives at home are set by their operator",
+        ),
+    ],
+)
+def test_served_drives_take_no_options_of_their_operator(setting, said):
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        check_served(setting, "home")

@@ -20,7 +20,7 @@ def store():
     """Blocks 0 to 5 are written: 1 and 3 are cold, and of 4 and 5 the wear is about that of the most worn one."""
     made = FlashStore(replace(DRIVE, geometry=GEOMETRY), Nand(GEOMETRY, payload=False))
     made.nand.erase_count[:7] = WORN, 3, WORN, 1, WORN - SPREAD, WORN - SPREAD - 1, 0
-    made.nand.next_page[:6] = 8
+    made.nand.next_page[:6] = 8, 1, 8, 8, 8, 8
     made.nand.bad[5] = 1
     return made
 

@@ -203,3 +203,19 @@ def test_other_layouts_survive_power_loss(small_drive, layout):
         np.testing.assert_array_equal(stored_v.view(np.uint16), kept_v[:length].view(np.uint16))
         pages = plan.ppns.size
         assert pages == length // form.n * H * (1 if form.latent else 2)
+
+
+def test_pages_of_each_width_have_their_own_kind():
+    """Recovery tells pages of before and after a relayout by their kinds."""
+    kinds = {}
+    for layout in LAYOUTS.values():
+        form = layout.paged(4096, 128, 4)
+        for name, mapped in maps_of(form, 2, H).items():
+            if name in ("scores", "values"):
+                kinds.setdefault((name, form.progressive.v_bits), set()).add(mapped.kind)
+    assert kinds == {
+        ("scores", 2): {PageKind.SCORES},
+        ("scores", 4): {PageKind.SCORES + 1},
+        ("values", 2): {PageKind.VALUES},
+        ("values", 4): {PageKind.VALUES + 1},
+    }

@@ -259,6 +259,7 @@ def test_admission_counts_requests_of_a_key() -> None:
 def test_invalid_settings_are_refused(devices) -> None:
     with pytest.raises(ValueError, match="block_tokens = 0"):
         replace(NAMES, block_tokens=0)
+    assert replace(NAMES, block_tokens=1).block_tokens == 1
     with pytest.raises(ValueError, match="1 drives: the names are for 2"):
         PrefixStore(devices[:1], NAMES)
     with pytest.raises(ValueError, match="max_blocks = 0"):

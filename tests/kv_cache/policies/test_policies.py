@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.policies import moves_blocks, policy_of
+from kv_cache.policies.reactive import make_room
 from kv_cache.policies.split import _spread, split
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from tests.properties import examples
@@ -85,6 +87,38 @@ def test_reactive_moves_nothing_that_fits() -> None:
     run.run({"r": PROMPT}, {"r": ROW})
     run.run({"r": 1}, {"r": ROW})
     assert not run.traffic
+
+
+@pytest.mark.parametrize(
+    ("need", "moved"), [(0, []), (4, []), (5, ["a"]), (14, ["a"]), (15, ["a", "c"]), (99, ["a", "c"])]
+)
+def test_reactive_evicts_until_there_is_room(need, moved) -> None:
+    """Blocks of 10 bytes with 4 bytes free; `b` is of the layer that is due, the host has room for two."""
+
+    class Room:
+        batch, free, moved = {"r"}, {DEVICE: 4, HOST: 20}, list[str]()
+
+        def blocks_at(self, tier):  # type: ignore[no-untyped-def]
+            return [SimpleNamespace(request="r", layer=layer, name=name) for layer, name in enumerate("abcd")]
+
+        def free_bytes(self, tier):  # type: ignore[no-untyped-def]
+            return self.free.get(tier, 0)
+
+        def nbytes(self, block):  # type: ignore[no-untyped-def]
+            return 10
+
+        def has_path(self, source, target):  # type: ignore[no-untyped-def]
+            return True
+
+        def move(self, block, below):  # type: ignore[no-untyped-def]
+            assert below == HOST
+            self.moved.append(block.name)
+            self.free = {DEVICE: self.free[DEVICE] + 10, HOST: self.free[HOST] - 10}
+
+    room = Room()
+    room.moved = []
+    make_room(room, DEVICE, need, keep=1)  # type: ignore[arg-type]  # what it asks of an iteration
+    assert room.moved == moved
 
 
 def test_reactive_uses_the_host_before_the_disk() -> None:

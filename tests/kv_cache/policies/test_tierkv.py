@@ -23,6 +23,8 @@ def test_victims_by_rule():
     assert list(Mended.victims(one, Level.HOST, a)) == [c, b]
     assert list(Mended.victims(one, Level.HOST, c)) == []
     assert list(Rotating.victims(one, Level.FLASH, a)) == []
+    c.level = Level.DEVICE
+    assert list(Mended.victims(one, Level.HOST, a)) == [b]
 
 
 def test_device_evicts_requests_decoded_long_enough():
