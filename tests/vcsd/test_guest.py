@@ -44,7 +44,7 @@ def record_layers(file):
 @pytest.mark.usefixtures("guest_machine")
 def test_guest_decode_over_window_equals_in_process(tmp_path):
     record_layers(tmp_path / "layers.npz")
-    words = ["guest", "run", "--drives", "1", "--prompt", "3000", "--tokens", "64", "-o", "json"]
+    words = ["guest", "run", "--drives", "1", "--prompt-tokens", "3000", "--tokens", "64", "-o", "json"]
     words += ["--layers-file", str(tmp_path / "layers.npz")]
     command = [sys.executable, "-c", "from vcsd_cli.main import main; main()", *words]
     console = tmp_path / "console"

@@ -27,7 +27,8 @@ VCSD = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
 def test_guest_decode_over_nvme_tcp_equals_in_process():
     if not shutil.which("nvme"):
         missing("guest", "nvme-cli is not installed: apt-get install nvme-cli")
-    words = ["guest", "run", "--fabric", "tcp", "--drives", "2", "--prompt", "300", "--tokens", "8", "-o", "json"]
+    words = ["guest", "run", "--fabric", "tcp", "--drives", "2", "-o", "json"]
+    words += ["--prompt-tokens", "300", "--tokens", "8"]
     done = subprocess.run([*VCSD, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
