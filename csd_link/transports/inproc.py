@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -18,7 +17,7 @@ class InProcess(Transport):
     name = form = "inproc"
 
     def missing(self) -> MissingDependency | None:
-        return None if importlib.util.find_spec("numba") else MissingDependency("numba is missing", "pip install numba")
+        return None
 
     @contextmanager
     def open(self, drives: DriveSetConfig, factory: DriveFactory) -> Iterator[list[Drive]]:

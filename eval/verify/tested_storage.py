@@ -6,7 +6,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from csd_io import medium
@@ -93,8 +93,10 @@ class Place:
         blocks = b"".join(entry(*count).tobytes() if any(count) else bytes(BLOCK.itemsize) for count in counts)
         contents = image.content.tobytes(), image.spare.tobytes(), copies.tobytes(), blocks
         copy = self._fresh("copy")
-        for name, content in zip(data_sizes(self.geometry), contents, strict=True):
-            (copy / name).write_bytes(content)
+        with closing(DiskFolder(copy)) as folder:
+            NandFiles.make(folder, self.geometry)
+            for (name, size), content in zip(data_sizes(self.geometry).items(), contents, strict=True):
+                folder.open(name, size).write(0, content)
         with self._opened(copy) as nand:
             yield nand
 

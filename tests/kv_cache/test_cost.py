@@ -54,6 +54,16 @@ def test_windows_limit_attention_and_reads_of_layers():
     assert long - short == pytest.approx(4 * WINDOWED.window_bytes(WINDOWED.window) / H100.bytes_per_s)
 
 
+def test_prefill_attends_to_a_window_of_earlier_tokens():
+    """In a layer with a window: to all of a short prompt, to the window's number in a long one."""
+    cost, full = CostModel.of(WINDOWED, H100), CostModel.of(replace(WINDOWED, window_layers=0, window=0), H100)
+    window, of_a_layer = WINDOWED.window, cost.pair_s / WINDOWED.shape.layers
+    assert cost.prefill_attention_s(window) == pytest.approx(full.prefill_attention_s(window))
+    long = 10 * window
+    saved_s = full.prefill_attention_s(long + 64, long) - cost.prefill_attention_s(long + 64, long)
+    assert saved_s == pytest.approx(WINDOWED.window_layers * of_a_layer * 64 * (long + 32 - window))
+
+
 def test_step_reads_only_selected_experts():
     cost = CostModel.of(SPARSE, H100)
     assert cost.linear_s(1) == pytest.approx(SPARSE.active * SPARSE.weight_bits / 8 / H100.bytes_per_s)

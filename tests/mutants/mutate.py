@@ -211,9 +211,10 @@ def attempt(mutant: Mutant | None, stage: Stage, limit_s: float) -> tuple[str, s
         os.close(reader)
         _child(mutant, stage, log, writer)
     os.close(writer)
+    poll = select.poll()  # unlike select(), of any number of open files
+    poll.register(reader, select.POLLIN)
     with os.fdopen(reader) as pipe:
-        ended = select.select([pipe], [], [], limit_s)[0]
-        said = pipe.readline() if ended else HANGS
+        said = pipe.readline() if poll.poll(1000 * limit_s) else HANGS
     for kill in (os.killpg, os.kill):  # including processes that tests have started; it may have no group yet
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

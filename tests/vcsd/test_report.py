@@ -13,7 +13,7 @@ from csd_firmware import InProcessDrive
 from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from vcsd.report import Report
+from vcsd.report import Report, _bytes
 
 SHAPE = ModelShape(name="small", layers=1, q_heads=2, kv_heads=2, head_dim=64)
 
@@ -107,3 +107,18 @@ def test_bytes_that_speculation_reads_back_are_reported():
     assert speculating.saved == speculating.plain_offload_bytes / speculating.link_bytes < plain.saved / 4
     assert f"read back and attended on the host, {back.forwards} forwards" in str(speculating)
     assert speculating.to_dict()["link_bytes"]["read_back"]["link_bytes"] == back.link_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0.0 B"),
+        (1023, "1,023.0 B"),
+        (1024, "1.0 KiB"),
+        (1 << 20, "1.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (5 << 40, "5,120.0 GiB"),
+    ],
+)
+def test_bytes_are_told_in_the_largest_unit_up_to_gib(count, text):
+    assert _bytes(count) == text

@@ -58,7 +58,7 @@ def test_port_in_use_is_one_line_error(capsys, monkeypatch) -> None:
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
 def test_missing_package_is_one_line_error(capsys, monkeypatch, missing) -> None:
-    monkeypatch.setattr("csd_spec.optional.find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr("csd_spec.optional.is_installed", lambda name: name != missing)
     code, _, err = vcsd(capsys, monkeypatch, "serve-model")
     assert (code, err) == (1, f"vcsd: the endpoint needs the package {missing}: pip install 'vcsd[endpoint]'\n")
 

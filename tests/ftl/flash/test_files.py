@@ -200,14 +200,3 @@ def test_erased_blocks_free_disk_space(small_drive, tmp_path, folder):
         nand.erase(block)
     program(nand, 0)
     assert (tmp_path / CONTENT).stat().st_blocks < before / 3
-
-
-def test_only_a_missing_or_cut_file_is_repairable(small_drive, folder, monkeypatch):
-    """A disk that cannot be read is not a cut file."""
-
-    def unreadable(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(folder, "open", unreadable)
-    with pytest.raises(OSError, match="Input/output error"):
-        NandFiles(folder, small_drive.geometry, allow_truncated=True)
