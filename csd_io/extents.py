@@ -94,9 +94,11 @@ class Extents:
 def _merge(free: list[Extent]) -> list[Extent]:
     """Merge adjacent free extents."""
     merged: list[Extent] = []
-    for each in sorted(free, key=lambda extent: extent.first_block):
-        assert not merged or merged[-1].end_block <= each.first_block, f"block {each.first_block} was released twice"
-        if merged and merged[-1].end_block == each.first_block:
-            each = Extent(merged[-1].first_block, merged.pop().blocks + each.blocks)
-        merged.append(each)
+    for extent in sorted(free, key=lambda extent: extent.first_block):
+        assert not merged or merged[-1].end_block <= extent.first_block, (
+            f"block {extent.first_block} was released twice"
+        )
+        if merged and merged[-1].end_block == extent.first_block:
+            extent = Extent(merged[-1].first_block, merged.pop().blocks + extent.blocks)
+        merged.append(extent)
     return merged

@@ -32,8 +32,8 @@ _KNOWN = (
 
 def detect_signature(begins: memoryview) -> str | None:
     """Describe the content of a device by its first bytes; None if no signature is known."""
-    signatures = (what for at, mark, what in _KNOWN if begins[at : at + len(mark)] == mark)
-    return next(signatures, None)
+    names = (name for offset, magic, name in _KNOWN if begins[offset : offset + len(magic)] == magic)
+    return next(names, None)
 
 
 def blkid(path: Path) -> str | None:

@@ -232,7 +232,7 @@ def read_parts(read: SplitRead) -> list[Command]:
             taken += len(tokens)
         else:
             chunks = (tokens[at : at + most] for at in range(0, len(tokens), most))
-            parts += [KvRead((seq,), command.layer, some.start, len(some)) for some in chunks]
+            parts += [KvRead((seq,), command.layer, chunk.start, len(chunk)) for chunk in chunks]
     end_part()
     return parts
 

@@ -15,7 +15,7 @@ class MissingExtraError(ValueError):
 
 def is_installed(package: str) -> bool:
     """Whether a package can be imported; it is not imported."""
-    if package in sys.modules:
+    if package in sys.modules:  # of which find_spec() refuses those that stand in for a package
         return sys.modules[package] is not None
     return find_spec(package) is not None
 

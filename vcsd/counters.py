@@ -95,5 +95,5 @@ class ServerMetrics(ServerCounts):
 
 
 def counters_of(kv: RowKv) -> ServerCounts:
-    """Metrics where Prometheus's client is installed, otherwise the counts alone."""
+    """Metrics where Prometheus's client is installed, otherwise the counts alone, which reports of a server need."""
     return ServerMetrics(kv) if is_installed("prometheus_client") else ServerCounts()

@@ -40,7 +40,7 @@ class Fuse(Transport):
 
 
 def mount_endpoint(drive: ServedDrive, number: int, scratch: Path) -> ServerEndpoint:
-    """Configure a drive to be mount_endpoint in the run's temporary folder."""
+    """Configure a drive to be mounted in the run's temporary folder."""
     mount = scratch / f"mount{number}"
     mount.mkdir(mode=0o700)
     return ServerEndpoint(replace(drive, mount=mount), partial(open_window, mount / "window"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from csd_link.diagnosis import MissingDependency
 from csd_link.driveset import DriveSetConfig
 from csd_link.transports.transport import DriveFactory, Transport
 from csd_spec import Drive
@@ -15,9 +14,6 @@ class InProcess(Transport):
     """Runs the firmware in the calling process."""
 
     name = form = "inproc"
-
-    def missing(self) -> MissingDependency | None:
-        return None
 
     @contextmanager
     def open(self, drives: DriveSetConfig, factory: DriveFactory) -> Iterator[list[Drive]]:

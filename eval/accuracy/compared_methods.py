@@ -116,9 +116,9 @@ def contenders(methods: Methods = METHODS) -> list[Contender]:
     ]
 
 
-def chosen(names: str | None, known: Sequence[Contender]) -> list[Contender]:
+def chosen(names: str | None, candidates: Sequence[Contender]) -> list[Contender]:
     """Contenders by names with commas between them, None for all; raises ValueError for an unknown name."""
-    by_name = {contender.name: contender for contender in known}
+    by_name = {contender.name: contender for contender in candidates}
     wanted = dict.fromkeys(by_name if names is None else names.split(","))
     if unknown := [name for name in wanted if name not in by_name]:
         raise ValueError(f"method = {unknown[0]!r}: must be one of {', '.join(sorted(by_name))}")

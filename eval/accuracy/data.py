@@ -32,9 +32,9 @@ def find(kind: str) -> Path | None:
     return next((path for name in NAMES[kind] if (path := Path(folder) / name).is_file()), None)
 
 
-def needs_file(file: Path | None, kind: str, what: str) -> Path:
-    """The file that a task cannot do without; raises ValueError that names `what` and both ways to give one."""
+def needs_file(file: Path | None, kind: str, content: str) -> Path:
+    """The file that a task cannot do without; raises ValueError that names its content and both ways to give one."""
     if file is None:
         names = " or ".join(NAMES[kind])
-        raise ValueError(f"--data is needed: {what}; or name a folder by {VARIABLE} that has {names}")
+        raise ValueError(f"--data is needed: {content}; or name a folder by {VARIABLE} that has {names}")
     return file

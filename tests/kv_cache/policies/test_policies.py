@@ -94,31 +94,23 @@ def test_reactive_moves_nothing_that_fits() -> None:
 )
 def test_reactive_evicts_until_there_is_room(need, moved) -> None:
     """Blocks of 10 bytes with 4 bytes free; `b` is of the layer that is due, the host has room for two."""
+    free, evicted = {DEVICE: 4, HOST: 20}, []
 
-    class Room:
-        batch, free, moved = {"r"}, {DEVICE: 4, HOST: 20}, list[str]()
+    def move(block, below):
+        evicted.append(block.name)
+        free[DEVICE] += 10
+        free[below] -= 10
 
-        def blocks_at(self, tier):  # type: ignore[no-untyped-def]
-            return [SimpleNamespace(request="r", layer=layer, name=name) for layer, name in enumerate("abcd")]
-
-        def free_bytes(self, tier):  # type: ignore[no-untyped-def]
-            return self.free.get(tier, 0)
-
-        def nbytes(self, block):  # type: ignore[no-untyped-def]
-            return 10
-
-        def has_path(self, source, target):  # type: ignore[no-untyped-def]
-            return True
-
-        def move(self, block, below):  # type: ignore[no-untyped-def]
-            assert below == HOST
-            self.moved.append(block.name)
-            self.free = {DEVICE: self.free[DEVICE] + 10, HOST: self.free[HOST] - 10}
-
-    room = Room()
-    room.moved = []
-    make_room(room, DEVICE, need, keep=1)  # type: ignore[arg-type]  # what it asks of an iteration
-    assert room.moved == moved
+    room = SimpleNamespace(
+        batch={"r"},
+        blocks_at=lambda tier: [SimpleNamespace(request="r", layer=i, name=name) for i, name in enumerate("abcd")],
+        free_bytes=lambda tier: free.get(tier, 0),
+        nbytes=lambda block: 10,
+        has_path=lambda source, target: True,
+        move=move,
+    )
+    make_room(room, DEVICE, need, keep=1)
+    assert evicted == moved
 
 
 def test_reactive_uses_the_host_before_the_disk() -> None:
