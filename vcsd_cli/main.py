@@ -143,7 +143,7 @@ def _command() -> int:
 
         completion_init()
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, help_option_names=["--help", "-h"])
+        code = app(sys.argv[1:] or ["--help"], "vcsd", standalone_mode=False, help_option_names=["--help", "-h"])
     except typer.TyperException as error:
         print(f"vcsd: {' '.join(error.format_message().split())}", file=sys.stderr)
         return 2

@@ -191,10 +191,10 @@ def parts(whole: int, count: int) -> list[int]:
     return [whole * (number + 1) // count - whole * number // count for number in range(count)]
 
 
-def bench_exceptions(points: int, seed: int, jobs: int, tick: Tick = no_tick) -> dict[str, Any]:
+def bench_exceptions(points: int, seed: int, workers: int, tick: Tick = no_tick) -> dict[str, Any]:
     """Interrupt every verb on every medium in every layout, at `points` events in all."""
     tasks = [InterruptedVerb(name, share, seed) for name, share in zip(CASES, parts(points, len(CASES)), strict=True)]
-    results = sweep(work, tasks, jobs, tick)
+    results = sweep(work, tasks, workers, tick)
     total = sum((counts for counts, _, _ in results), Counter[str]())
     keys = "points", "lost", "wrong", "failed", "refused", "completed", "raised", "unreadable", "line", "allocation"
     return {key: total[key] for key in keys} | {

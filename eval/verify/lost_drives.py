@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
@@ -21,11 +21,11 @@ import torch
 from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.run_dir import pid_path
-from csd_spec import AttentionConfig, CompressionBudget, DriveError
-from vcsd.generate import Inputs, generate
-from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from csd_spec import DriveError
+from vcsd.generate import generate
 from vcsd.progress import Tick
-from vcsd.session import AttachConfig, attach_with
+from vcsd.session import DriveSession
+from vcsd_eval.verify.decode import ReferenceDecode
 
 Transport = Literal["process", "nvme+tcp"]
 DRIVES, NODES = 4, 2
@@ -88,17 +88,13 @@ def bench_lost_drives(
     kills: int, seed: int, tick: Tick, tokens: int = 48, transport: Transport = "process"
 ) -> dict[str, Any]:
     """Lose drives and nodes in decodes with each redundancy; one loss with none. Every third loss is of a node."""
-    model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-    what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=DRIVES))
-    with attach_with(model, what):
-        expected, _ = generate(model, inputs, tokens, None)
+    decode = ReferenceDecode.of(tokens, seed, DRIVES)
     draw, result = random.Random(seed), dict[str, Any]()
     plan: dict[Redundancy, int] = {"none": 1, "mirror": kills, "recompute": kills}
     for redundancy, losses in plan.items():
         tally = LossTally()
         undisturbed = DriveSetConfig(count=DRIVES, transport=transport, restart_drives=False)
-        decode_s = _decode_s(model, inputs, replace(what, drives=undisturbed, redundancy=redundancy), tokens)
+        decode_s = _decode_s(decode, undisturbed, redundancy)
         for number in range(losses):
             is_node = number % 3 == 2
             first = draw.randrange(DRIVES)
@@ -107,8 +103,8 @@ def bench_lost_drives(
             ]
             spares = 0 if redundancy == "none" else len(killed)
             drives = DriveSetConfig(count=DRIVES, spares=spares, transport=transport, restart_drives=False)
-            setting = replace(what, drives=drives, redundancy=redundancy)
-            _lose(model, inputs, setting, killed, draw.random() * decode_s, expected, tally)
+            with decode.in_drives(drives, redundancy=redundancy) as csd:
+                _lose(decode, csd, killed, draw.random() * decode_s, tally)
             tally.nodes += is_node
             tick(None)
         result[redundancy] = tally.to_dict(COPIES[redundancy])
@@ -122,50 +118,39 @@ def bench_lost_drives(
     }
 
 
-def _decode_s(model: Any, inputs: Inputs, setting: AttachConfig, tokens: int) -> float:
+def _decode_s(decode: ReferenceDecode, drives: DriveSetConfig, redundancy: Redundancy) -> float:
     """Wall-clock seconds of a decode without a loss."""
-    with attach_with(model, setting):
-        generate(model, inputs, 2, None)
+    with decode.in_drives(drives, redundancy=redundancy):
+        generate(decode.model, decode.inputs, 2, None)
         began = time.perf_counter()
-        generate(model, inputs, tokens, None)
+        decode.repeat()
         return time.perf_counter() - began
 
 
-def _lose(
-    model: Any,
-    inputs: Inputs,
-    setting: AttachConfig,
-    killed: Sequence[int],
-    delay_s: float,
-    expected: torch.Tensor,
-    tally: LossTally,
-) -> None:
+def _lose(decode: ReferenceDecode, csd: DriveSession, killed: Sequence[int], delay_s: float, tally: LossTally) -> None:
     """One decode, in which drives are lost after `delay_s`."""
-    tokens = expected.shape[1]
-    with attach_with(model, setting) as csd:
-        groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDrive)]
-        names = [device.name for device in csd.driver.devices]
-        loss = Loss([names[number] for number in killed], delay_s)
-        loss.start()
-        try:
-            got, _ = generate(model, inputs, tokens, None)
-            loss.join()
-            if not any(event.kind == "lost" for group in groups for event in group.events):
-                got, _ = generate(model, inputs, tokens, None)  # the decode was over: this one notices
-        except DriveError:
-            loss.join()
-            tally.refused += 1
-            tally.lost += 0 if setting.redundancy == "none" else tokens
-            return
-        finally:
-            tally.kills += 1
-        tally.lost += tokens - got.shape[1]
-        tally.wrong += int((got != expected[:, : got.shape[1]]).sum())
-        filled = all(group.wait_filled(FILLED_S) for group in groups)
-        events = [event for group in groups for event in group.events]
-        tally.degraded_s += [event.at - loss.at for event in events if event.kind == "served"]
-        refilled = [event.at - loss.at for event in events if event.kind == "redundant"]
-        if filled and len(refilled) >= sum(event.kind == "lost" for event in events):
-            tally.redundant_s.append(max(refilled))
-        else:
-            tally.not_redundant += 1
+    groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDrive)]
+    names = [device.name for device in csd.driver.devices]
+    loss = Loss([names[number] for number in killed], delay_s)
+    loss.start()
+    tally.kills += 1
+    try:
+        broken = decode.repeat()
+        loss.join()
+        if not any(event.kind == "lost" for group in groups for event in group.events):
+            broken = decode.repeat()  # the decode was over: this one notices
+    except DriveError:
+        loss.join()
+        tally.refused += 1
+        tally.lost += decode.tokens if groups else 0
+        return
+    tally.lost += broken["lost"]
+    tally.wrong += broken["wrong"]
+    filled = all(group.wait_filled(FILLED_S) for group in groups)
+    events = [event for group in groups for event in group.events]
+    tally.degraded_s += [event.at - loss.at for event in events if event.kind == "served"]
+    refilled = [event.at - loss.at for event in events if event.kind == "redundant"]
+    if filled and len(refilled) >= sum(event.kind == "lost" for event in events):
+        tally.redundant_s.append(max(refilled))
+    else:
+        tally.not_redundant += 1

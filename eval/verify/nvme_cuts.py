@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from csd_link.driveset import DriveSetConfig
 from csd_link.host_end import DriveLostError
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.host import host_nqn
@@ -28,14 +26,12 @@ from csd_link.nvmeof.pdu import Digests
 from csd_link.private_server import ServerEndpoint, own_server
 from csd_link.run_dir import port_path, private_dir, run_dir
 from csd_link.served_drive import ServedDrive
-from csd_spec import AttentionConfig, Command, Completion, CompressionBudget, DriveError, GetLog, LogPage
+from csd_spec import Command, Completion, DriveError, GetLog, LogPage
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from vcsd.administer import admin_window, read_log
-from vcsd.generate import generate
-from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.progress import Tick
-from vcsd.session import AttachConfig, attach_with
 from vcsd.transport import FACTORY
+from vcsd_eval.verify.decode import ReferenceDecode
 from vcsd_eval.verify.faulty_proxy import FAULTS, FaultyProxy
 
 DIGESTS = Digests(header=True, data=True)
@@ -50,11 +46,11 @@ class CountingDevice(NvmeDrive):
     """A drive over NVMe/TCP that counts the commands it is given, by name, without those that read logs."""
 
     def __init__(self, locate: Callable[[], Endpoint], name: str) -> None:
-        self.given = Counter[str]()
+        self.submitted = Counter[str]()
         super().__init__(locate, name, DIGESTS)
 
     def _submit(self, command: Command, submit_ns: int) -> Future[Completion]:
-        self.given[type(command).__name__] += not isinstance(command, GetLog)
+        self.submitted[type(command).__name__] += not isinstance(command, GetLog)
         return super()._submit(command, submit_ns)
 
 
@@ -106,37 +102,30 @@ def bench_nvme_cuts(cuts: int, seed: int, tick: Tick, drives: int = DRIVES, toke
             refused_*: Refused attaches with another subsystem's NQN, and of other hosts. refusals_missed: Such attaches
             that were accepted, and commands that drives executed meanwhile.
     """
-    model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-    what = AttachConfig(attention=AttentionConfig("sparf", CompressionBudget(8)))
-    with attach_with(model, replace(what, drives=DriveSetConfig(count=drives))):
-        expected, _ = generate(model, inputs, tokens, None)
-    lost = wrong = runs = 0
-    reason = ""
+    decode = ReferenceDecode.of(tokens, seed, drives)
+    broken, runs, reason = Counter[str](), 0, ""
     with _drives(drives, seed) as (devices, proxies, served, host):
         before = [_executed(each) for each in served]
         while (done := sum(proxy.count for proxy in proxies)) < cuts and not reason:
             _set(proxies, True)
             runs += 1
             try:
-                with attach_with(model, replace(what, drives=devices)):
-                    got, _ = generate(model, inputs, tokens, None)
-                lost += tokens - got.shape[1]
-                wrong += int((got != expected[:, : got.shape[1]]).sum())
+                with decode.in_drives(devices):
+                    broken += decode.repeat()
             except DriveError as error:
-                lost, reason = lost + tokens, str(error)
+                broken["lost"] += tokens
+                reason = str(error)
             _set(proxies, False)
             for _ in range(min(cuts, sum(proxy.count for proxy in proxies)) - done):
                 tick(None)
-        twice = 0
         for drive, device, counts in zip(served, devices, before, strict=True):
             executed = _executed(drive) - counts
-            twice += (executed - device.given).total()
-            lost += (device.given - executed).total()
+            broken["twice"] += (executed - device.submitted).total()
+            broken["lost"] += (device.submitted - executed).total()
         refusals = _refusals(served, host)
         faults = {f"faults_{kind}": sum(proxy.faults[kind] for proxy in proxies) for kind in FAULTS}
     count = sum(faults.values())
-    return {"cuts": count, "lost": lost, "wrong": wrong, "twice": twice, **refusals, **faults} | {
+    return {"cuts": count, **{key: broken[key] for key in ("lost", "wrong", "twice")}, **refusals, **faults} | {
         "decodes": runs,
         "tokens_of_each": tokens,
         "reason": reason,

@@ -129,7 +129,7 @@ CHECKS: dict[CheckName, Check] = {
         _UNSAFE,
         ticks=lambda n: n / 5_000,
     ),
-    "kills": Check("of drives in a decode, which restart", "faults:bench_faults", 100, _BROKEN, ("medium",)),
+    "kills": Check("of drives in a decode, which restart", "kills:bench_kills", 100, _BROKEN, ("medium",)),
     "lost-drives": Check(
         "for good, with redundancy",
         "lost_drives:bench_lost_drives",

@@ -8,9 +8,9 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,11 +21,8 @@ from csd_io.medium import Kind, Medium
 from csd_link.driveset import DriveSetConfig
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
-from csd_spec import AttentionConfig, CompressionBudget
-from vcsd.generate import generate
-from vcsd.loading import CHECKPOINT, PROMPT, encode, load
 from vcsd.progress import Tick
-from vcsd.session import AttachConfig, attach_with
+from vcsd_eval.verify.decode import ReferenceDecode
 
 CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
 DRIVES, TOKENS = 2, 128  # of a decode
@@ -62,7 +59,7 @@ class Killer(threading.Thread):
 
 
 @torch.inference_mode()
-def bench_faults(
+def bench_kills(
     kills: int, seed: int, tick: Tick, medium: Kind = "memory", tokens: int = TOKENS, flush_interval_steps: int = 8
 ) -> dict[str, Any]:
     """Repeat decodes of `tokens` tokens until drives with flash in files were killed `kills` times.
@@ -72,35 +69,27 @@ def bench_faults(
             recovery: Wall-clock time from a kill until the drive has its former state. notice: Time from a kill until
             the driver detects it, for kills with a command in flight or submitted within the next second.
     """
-    model, tokenizer = load(CHECKPOINT)
-    inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-    what = AttachConfig(
-        attention=AttentionConfig("sparf", CompressionBudget(8)), flush_interval_steps=flush_interval_steps
-    )
-    with attach_with(model, replace(what, drives=DriveSetConfig(count=DRIVES))):
-        expected, _ = generate(model, inputs, tokens, None)
-    lost = wrong = runs = 0
+    decode = ReferenceDecode.of(tokens, seed, DRIVES, flush_interval_steps=flush_interval_steps)
+    broken, runs = Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
         in_files = DriveSetConfig(
             count=DRIVES, transport="process", data_dir=Path(scratch), medium=Medium(medium, CACHE_BYTES)
         )
-        with attach_with(model, replace(what, drives=in_files)) as csd:
+        with decode.in_drives(in_files) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
             killer = Killer([device.name for device in devices], kills, seed, tick)
             killer.start()
             while not killer.over.is_set():
                 runs += 1
                 killer.running.set()
-                got, _ = generate(model, inputs, tokens, None)
-                lost += tokens - got.shape[1]
-                wrong += int((got != expected[:, : got.shape[1]]).sum())
+                broken += decode.repeat()
                 killer.running.clear()
         notices, recoveries = _delays(devices, killer.moments)
     return {
         "medium": medium,
         "kills": sum(map(len, killer.moments.values())),
-        "lost": lost,
-        "wrong": wrong,
+        "lost": broken["lost"],
+        "wrong": broken["wrong"],
         "mean_recovery_s": mean(recoveries or [0.0]),
         "max_recovery_s": max(recoveries, default=0.0),
         "max_notice_s": max(notices, default=0.0),

@@ -1,0 +1,58 @@
+"""A decode of the bundled model, to be repeated while faults happen to its drives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig, CompressionBudget
+from vcsd.generate import Inputs, generate
+from vcsd.loading import CHECKPOINT, PROMPT, encode, load
+from vcsd.session import AttachConfig, attach_with
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceDecode:
+    """A decode, and its tokens without faults.
+
+    Attributes:
+        attach: Configuration, to be completed with the drives under test.
+        expected: (1, tokens).
+    """
+
+    model: PreTrainedModel
+    inputs: Inputs
+    attach: AttachConfig
+    expected: torch.Tensor
+
+    @classmethod
+    def of(cls, tokens: int, seed: int, drives: int, **options: Any) -> ReferenceDecode:
+        """Decode `tokens` tokens in drives of this process. `options`: of `AttachConfig`."""
+        model, tokenizer = load(CHECKPOINT)
+        inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
+        attach = AttachConfig(
+            attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=drives), **options
+        )
+        with attach_with(model, attach):
+            expected, _ = generate(model, inputs, tokens, None)
+        return cls(model, inputs, attach, expected)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the decode."""
+        return self.expected.shape[1]
+
+    def repeat(self) -> Counter[str]:
+        """Decode again with the attached drives; counts of `lost` tokens, and of `wrong` ones."""
+        tokens, _ = generate(self.model, self.inputs, self.tokens, None)
+        wrong = int((tokens != self.expected[:, : tokens.shape[1]]).sum())
+        return Counter(lost=self.tokens - tokens.shape[1], wrong=wrong)
+
+    def in_drives(self, drives: Any, **options: Any) -> Any:
+        """Attach the model to the drives under test until the block ends."""
+        return attach_with(self.model, replace(self.attach, drives=drives, **options))
