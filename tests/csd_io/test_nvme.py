@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from csd_io import nvme
-from csd_io.nvme import NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
+from csd_io.nvme import READ, WRITE, NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
+from csd_io.queue import IoRequest
 
 
 def test_identify_data_uses_nvme_cli_names():
@@ -74,3 +75,14 @@ def test_ranges_are_discarded_in_commands_that_can_count_their_blocks(monkeypatc
 def test_device_without_namespace_is_refused():
     with pytest.raises(OSError):
         NvmeTarget(Path("/dev/zero"), None)
+
+
+@pytest.mark.parametrize(("op", "opcode"), [("read", READ), ("write", WRITE)])
+def test_a_request_is_a_command_with_its_first_block_and_count(op, opcode):
+    target = NvmeTarget.__new__(NvmeTarget)
+    target.block_bytes, target._nsid = 512, 3
+    command = target._command(IoRequest(op, (5 << 32) + 4096 * 512, memoryview(bytearray(1536))))
+    assert command[0] == opcode and struct.unpack_from("<I", command, 4) == (3,)
+    assert struct.unpack_from("<I", command, 36) == (1536,)
+    lba = (5 << 32) // 512 + 4096
+    assert struct.unpack_from("<III", command, 40) == (lba & 0xFFFFFFFF, lba >> 32, 2)

@@ -227,6 +227,16 @@ def test_copy_gets_the_layout_that_is_asked_for_or_stays_in_its_own(small_drive,
     np.testing.assert_array_equal(ftl.read_back(handle, 0)[0], k)
 
 
+def test_relayout_ends_when_the_copy_of_the_last_layer_is_programmed(small_drive):
+    ftl, form = make(small_drive)
+    (handle,) = ftl.create(1, 2, HEADS, form)
+    for layer, tokens in ((0, 800), (1, 100)):  # the second layer's programs end first
+        k = rows(np.random.default_rng(0), tokens)
+        append(ftl, handle, layer, k, k)
+    ftl.flush(0)
+    assert ftl.relayout(handle, 2, 0, None) == ftl.timing.idle_ns()
+
+
 @pytest.mark.parametrize("for_good", [True, False])
 def test_lost_sequences_are_recorded_if_they_are_lost_for_good(small_drive, for_good):
     ftl, form = make(small_drive)

@@ -17,6 +17,7 @@ from threading import Timer
 import numpy as np
 import pytest
 
+from csd_firmware.folder import DriveFolder
 from csd_link.driveset import DriveSetConfig
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.listen import Listen, nqn_of
@@ -291,3 +292,11 @@ def test_what_a_mount_lacks_is_named(monkeypatch, absent, found):
 def test_served_drives_take_no_options_of_their_operator(setting, said):
     with pytest.raises(ValueError, match=said) if said else nullcontext():
         check_served(setting, "home")
+
+
+def test_drives_in_this_process_are_closed_after_the_block(tmp_path):
+    with open_drives(DriveSetConfig(count=2, data_dir=tmp_path)) as drives:
+        assert [drive.spec for drive in drives] == [DriveSetConfig().spec] * 2
+        with pytest.raises(ValueError, match="process"):
+            DriveFolder(drives[0].spec, tmp_path / "drive0")
+    DriveFolder(drives[0].spec, tmp_path / "drive0").close()
