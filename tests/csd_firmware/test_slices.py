@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from csd_firmware import Firmware
-from csd_firmware.slices import KEYS, SEQUENCES
+from csd_firmware.slices import KEYS, SEQUENCES, is_long
 from csd_firmware.tenants import Tenant
 from csd_spec import (
     Command,
@@ -173,3 +173,10 @@ def test_refused_slice_undoes_earlier_slices(
     done = shared.do(command(seqs), Status.CAPACITY_EXCEEDED)
     assert "sequences" in done.reason and set(shared.firmware.ftl.sequences) == before
     assert shared.turns.count == 5, "three slices, and two that are taken back"
+
+
+def test_a_command_is_long_if_it_has_more_than_a_slice() -> None:
+    for more in (0, 1):
+        handles, keys = tuple(range(SEQUENCES + more)), np.zeros(KEYS + more, KEY)
+        commands = SeqCreate(SEQUENCES + more, 1, 1, 16, 512), KvFree(handles), KvExist(keys), KvDrop(keys)
+        assert [is_long(command) for command in commands] == [bool(more)] * 4

@@ -8,6 +8,7 @@ import pytest
 from csd_io import nvme
 from csd_io.nvme import READ, WRITE, NvmeTarget, max_transfer_bytes, parse_controller, parse_namespace
 from csd_io.queue import IoRequest
+from csd_link.nvme import PassthroughMedium
 
 
 def test_identify_data_uses_nvme_cli_names():
@@ -86,3 +87,26 @@ def test_a_request_is_a_command_with_its_first_block_and_count(op, opcode):
     assert struct.unpack_from("<I", command, 36) == (1536,)
     lba = (5 << 32) // 512 + 4096
     assert struct.unpack_from("<III", command, 40) == (lba & 0xFFFFFFFF, lba >> 32, 2)
+
+
+def test_a_window_on_a_namespace_is_read_and_written_in_parts(monkeypatch, tmp_path):
+    disk, parts = bytearray(64 * 512), list[tuple[int, int, int]]()
+
+    def command(fd, opcode, nsid, buffer, size, low, high, count):
+        at = (low | high << 32) * 512
+        parts.append((opcode, at, (count + 1) * 512))
+        if opcode == WRITE:
+            disk[at : at + size] = buffer[:size]
+        else:
+            buffer[:size] = disk[at : at + size]
+
+    monkeypatch.setattr("csd_link.nvme.identify_namespace", lambda fd: (3, 64, 512))
+    monkeypatch.setattr("csd_link.nvme.io_command", command)
+    (tmp_path / "ng0n1").touch()
+    medium = PassthroughMedium(tmp_path / "ng0n1", offset_bytes=4096, max_bytes=4096)
+    assert medium.blocks == 7
+    data = bytes(range(256)) * 40  # two and a half blocks
+    medium.write(1, data)
+    assert parts == [(WRITE, at, 4096) for at in (8192, 12288, 16384)]
+    assert bytes(medium.read(1, 3)) == data.ljust(3 * 4096, b"\0")
+    medium.close()

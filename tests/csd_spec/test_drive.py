@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from csd_spec.presets import BLOCK_SSDS, NVMEVIRT_970PRO
+from csd_spec.presets import BLOCK_SSDS, INSTCSD_ZYNQ7045_8CH, NVMEVIRT_970PRO
 
 
 @pytest.mark.parametrize("ssd", BLOCK_SSDS.values(), ids=BLOCK_SSDS)
@@ -28,3 +28,10 @@ def test_parts_that_do_not_divide_the_whole_are_refused(field, value):
 @pytest.mark.parametrize("partitions", [1, 2, 8])
 def test_partitions_that_divide_the_channels_are_taken(partitions):
     assert replace(NVMEVIRT_970PRO, partitions=partitions).luns == 8 // partitions * NVMEVIRT_970PRO.luns_per_channel
+
+
+def test_memory_holds_the_cache_and_a_page():
+    page = INSTCSD_ZYNQ7045_8CH.geometry.page_bytes
+    replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=page, dram_bytes=2 * page)
+    with pytest.raises(ValueError, match="dram_bytes"):
+        replace(INSTCSD_ZYNQ7045_8CH, cache_bytes=page, dram_bytes=2 * page - 1)
