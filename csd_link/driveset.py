@@ -2,55 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from csd_link.hosting import HostingOptions
 from csd_spec import DriveSpec
+from csd_spec.checked import Whole, frozen_value
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 
+TRANSPORTS = (  # `form` of each of csd_link.transports, which import this module
+    "inproc, process, fuse, window:PATH, nvme:/dev/ngXnY, nvme+tcp, nvme+tcp://HOST:PORT, ray, ray://HOST:PORT"
+)
 RECOVERY_S = 20.0
 MIN_CTRL_LOSS_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriveSetConfig(HostingOptions):
-    """A set of `count` identical drives.
+@frozen_value
+class DriveOptions(HostingOptions):
+    """Drives; how they are created or reached.
 
     The remaining fields, for drives created by this process, are those of `csd_link.hosting.HostingOptions`.
 
     Attributes:
-        count: Number of drives.
-        spec: Description of each drive.
-        transport: Transport as in the command line, `inproc` or `window:PATH`; see `csd_link.transports`.
-        data_dir: Folder that keeps created drives, one subfolder each; None keeps them in memory.
-        restart_drives: Whether a drive with its own process is restarted when it dies.
-        spares: Additional drives, which stay empty until they replace lost ones.
+        spec: Description of each created drive.
         recovery_s: Seconds to wait for the restart of a drive, for which rows are kept; 0 disables both.
-        methods_file: Python file with attention methods for created drives (docs/methods.md).
-        layouts_file: Python file with KV layouts for created drives (docs/layouts.md); the host loads it, too
-            (`csd_spec.load_layouts`).
     """
 
-    count: int = 1
     spec: DriveSpec = INSTCSD_ZYNQ7045_8CH
-    transport: str = "inproc"
-    data_dir: Path | None = None
-    restart_drives: bool = True
-    spares: int = 0
+    transport: Annotated[str, Field(description=f"{TRANSPORTS}, or one of a plug-in (docs/drives.md)")] = "inproc"
+    data_dir: Annotated[
+        Path | None, Field(description="folder for the files of created drives, one subfolder each, which are kept")
+    ] = None
+    restart_drives: Annotated[bool, Field(description="restart a drive process that dies")] = True
+    methods_file: Annotated[
+        Path | None, Field(description="Python file with custom attention methods, for created drives")
+    ] = None
+    layouts_file: Annotated[
+        Path | None, Field(description="Python file with custom KV layouts, for this process and created drives")
+    ] = None
     recovery_s: float = RECOVERY_S
-    methods_file: Path | None = None
-    layouts_file: Path | None = None
 
     def __post_init__(self) -> None:
         self._check(self.data_dir)
-        if self.count < 1:
-            raise ValueError(f"drives = {self.count}: must be at least 1")
-        if self.spares < 0:
-            raise ValueError(f"spares = {self.spares}: must be at least 0")
         for path, what in ((self.methods_file, "methods"), (self.layouts_file, "layouts")):
             if path and not path.is_file():
                 raise ValueError(f"{path}: no such file of {what}")
+
+
+@frozen_value
+class DriveSetConfig(DriveOptions):
+    """A set of `count` identical drives.
+
+    Attributes:
+        count: Number of drives.
+        spares: Additional drives, which stay empty until they replace lost ones.
+    """
+
+    count: Annotated[Whole, Field(ge=1)] = 1
+    spares: Annotated[Whole, Field(ge=0)] = 0
 
     @property
     def kind(self) -> str:

@@ -9,18 +9,29 @@ import difflib
 import json
 import reprlib
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache, wraps
+from numbers import Integral
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 _FOREIGN = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+
+
+def _plain_integer(value: Any) -> Any:
+    """NumPy's integers are taken as Python's."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+Whole = Annotated[int, BeforeValidator(_plain_integer)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -29,7 +40,17 @@ def frozen_value(kind: type[T]) -> type[T]:
 
     The constructor raises ValueError with the name of an invalid field.
     """
-    validated: Any = dataclass(frozen=True, slots=True, kw_only=True, config=_STRICT)(kind)
+    return _validated(kind, slots=True)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def frozen_part(kind: type[T]) -> type[T]:
+    """Like `frozen_value`, for one of several base classes of such a value, of which only one may have slots."""
+    return _validated(kind, slots=False)
+
+
+def _validated(kind: type[T], slots: bool) -> type[T]:
+    validated: Any = dataclass(frozen=True, slots=slots, kw_only=True, config=_STRICT)(kind)
     validated.__init__ = _with_short_errors(validated.__init__, validated)
     return validated  # type: ignore[no-any-return]  # mypy does not see that this is still the class
 
@@ -99,6 +120,9 @@ def _suggest_field(name: str, kind: Any) -> str:
 
 def _names(kind: Any) -> set[str]:
     """Fields of a class and of the classes nested in it."""
-    schema = adapter(kind).json_schema()
+    try:
+        schema = adapter(kind).json_schema()
+    except PydanticInvalidForJsonSchema:  # a field of a class that is not pydantic's
+        return {field.name for field in fields(kind)}
     parts = [schema, *schema.get("$defs", {}).values()]
     return {name for part in parts for name in part.get("properties", {})}

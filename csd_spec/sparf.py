@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from csd_spec._bounds import at_least
 
@@ -26,6 +26,7 @@ class SparFParams:
             raise ValueError(f"l = {self.l}: must be at most k = {self.k}, which includes the recent tokens")
 
 
+@runtime_checkable
 class SparsityBudget(Protocol):
     """Rule for the part of the KV cache that a decode step may use, depending on the sequence length."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +30,7 @@ Fitted = Field(default=None, ge=0, le=1e3)
 PREFILL_FLOPS, PEAK_FLOPS = 384e12, 989e12  # a measured prefill of Llama-3-8B on an H100 (Tutti, Table 5), and its peak
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """Properties of a decoder-only transformer that its compute time depends on."""
 

@@ -39,11 +39,10 @@ if TYPE_CHECKING:  # isort: off
     )
     from host_driver.hf.shape import UnsupportedModelError as UnsupportedModelError
     from kv_cache.limits import TierLimits as TierLimits
+    from vcsd.attach_options import AttachConfig as AttachConfig
     from vcsd.session import (
         DriveSession as DriveSession,
-        AttachConfig as AttachConfig,
         attach as attach,
-        attach_with as attach_with,
     )
     from vcsd.report import Report as Report
     from vcsd.sampling import SamplingParams as SamplingParams
@@ -64,7 +63,8 @@ if TYPE_CHECKING:  # isort: off
     from vcsd.timeline import StepRecorder as StepRecorder
 
 _PLACES = {
-    "vcsd.session": ("DriveSession", "AttachConfig", "attach", "attach_with"),
+    "vcsd.session": ("DriveSession", "attach"),
+    "vcsd.attach_options": ("AttachConfig",),
     "vcsd.report": ("Report",),
     "vcsd.tiered": ("TierReport", "TierConfig", "TierSession"),
     "vcsd.serving": ("ServingConfig", "serve"),

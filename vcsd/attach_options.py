@@ -1,149 +1,123 @@
-"""Options of `vcsd.attach`: defaults, types, and their conversion."""
+"""Options of `vcsd.attach` and `vcsd run`: a field of `AttachConfig` is a keyword, and an option if it has help."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, TypedDict
+from dataclasses import fields
+from numbers import Integral
+from typing import Annotated, Any
 
-from csd_link.driveset import DriveSetConfig
+from pydantic import Field, SkipValidation
+
+from csd_link.driveset import DriveOptions, DriveSetConfig
 from csd_link.replication import Redundancy
-from csd_spec import AttentionConfig, Drive, DriveSpec, SparsityBudget
+from csd_spec import AttentionConfig, Drive, SparsityBudget
 from csd_spec.attention import KvDtype
+from csd_spec.checked import Whole, frozen_part, frozen_value
 from csd_spec.layouts import load_layouts
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from csd_spec.network import NETWORKS
 from csd_spec.sparf import BudgetConvention
 from kv_cache.limits import TierLimits
+from vcsd.options import MAX_COMPRESSION
 from vcsd.transport import fleet_or_count
 
 IN_STORAGE, METHOD = "in-storage", "sparf"  # defaults of policy and method
 
 
-class DriveOptions(TypedDict, total=False):
-    """Options of `attach` with drives.
+@frozen_part
+class AttentionOptions:
+    """Attention method and budget.
 
     Attributes:
-        spec: Description of each created drive.
-        transport: `inproc`, `process`, `fuse`, `window:PATH` or `nvme+tcp://HOST:PORT` (docs/drives.md). All but
-            `inproc` drives may be lost and return; KV data that is not flushed is kept in host memory until then.
-        restart_drives: Whether a drive process is restarted when it dies.
-        data_dir: Folder for the files of created drives, one subfolder each; they outlive the process.
-        flush_interval_steps: Decode steps between flushes; 0: never (all KV data of drives that can be lost then
-            stays in host memory).
-        micro_batches: Micro-batches of a decode step, so that model and drives overlap; default: 2 for a GPU, else 1.
-        compression: Use 1/C of the KV data, see `csd_spec.CompressionBudget`; default: 8.
-        budget_convention: How that is counted; default: paper.
-        budget: Budget that replaces both.
-        layout: Name of the KV layout in drives (docs/layouts.md); default: the method's own, or fp16.
-        kv_dtype: Stored data type, `fp16`, `bf16` or, in layout fp16, `fp8`; default: the model's (docs/models.md).
-        methods_file: Python file with custom methods, for created drives.
-        layouts_file: Python file with custom layouts, for created drives.
-        redundancy: Protection against lost drives (docs/fleet.md): `none`; `mirror`, KV heads are stored on two drives;
-            `recompute`, they are recomputed from the tokens.
-        spares: Number of spare drives, which replace lost ones.
-        network: A name of `csd_spec.network.NETWORKS`, such as `100gbe`; its latency is added to simulated times.
+        method: A method known to the drives, or a name of `csd_spec.NAMED`, which also sets layout and budget; None:
+            sparf, or dense where a policy may move KV data out of the drives.
+        budget: Budget that replaces `compression` and `budget_convention`.
     """
 
-    spec: DriveSpec
-    transport: str
-    restart_drives: bool
-    data_dir: Path | None
-    flush_interval_steps: int
-    micro_batches: int | None
-    compression: float | None
-    budget_convention: BudgetConvention | None
-    budget: SparsityBudget | None
-    layout: str | None
-    kv_dtype: KvDtype | None
-    methods_file: Path | None
-    layouts_file: Path | None
-    redundancy: Redundancy
-    spares: int
-    network: str | None
+    method: Annotated[
+        str | None, Field(description="attention method: dense, sparf or another one (see docs/methods.md)")
+    ] = None
+    compression: Annotated[
+        float | None,
+        Field(ge=1, le=MAX_COMPRESSION, description="use 1/C of the KV data (default: 8; 1: dense)"),
+    ] = None
+    budget_convention: Annotated[
+        BudgetConvention | None, Field(description="paper: k = S/C (the default); bytes: k = S/2C")
+    ] = None
+    layout: Annotated[
+        str | None, Field(description="KV layout in flash, see docs/layouts.md (default: the method's, or fp16)")
+    ] = None
+    kv_dtype: Annotated[
+        KvDtype | None, Field(description="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)")
+    ] = None
+    budget: SparsityBudget | None = None
+
+    def attention(self, default: str = METHOD) -> AttentionConfig:
+        """Method, budget and layout. `default`: the method if none was chosen."""
+        names = "compression", "budget_convention", "budget", "layout", "kv_dtype"
+        return AttentionConfig.named(self.method or default, *(getattr(self, name) for name in names))
 
 
-_WHOLE, _PATH, _TEXT = (Integral, "a whole number"), (Path | None, "a pathlib.Path"), (str | None, "text")
-_OPTIONS: dict[str, tuple[Any, Any, str]] = {  # default, type, and its description
-    "spec": (INSTCSD_ZYNQ7045_8CH, DriveSpec, "a DriveSpec"),
-    "transport": ("inproc", str, "text"),
-    "restart_drives": (True, bool, "True or False"),
-    "data_dir": (None, *_PATH),
-    "flush_interval_steps": (0, *_WHOLE),
-    "micro_batches": (None, Integral | None, "a whole number"),
-    "compression": (None, Real | None, "a number"),
-    "budget_convention": (None, *_TEXT),
-    "budget": (None, object, "a CompressionBudget, a FixedBudget or another SparsityBudget"),
-    "layout": (None, *_TEXT),
-    "kv_dtype": (None, *_TEXT),
-    "methods_file": (None, *_PATH),
-    "layouts_file": (None, *_PATH),
-    "redundancy": ("none", str, "text"),
-    "spares": (0, *_WHOLE),
-    "network": (None, *_TEXT),
-}
-_DRIVES = (Integral | Sequence, "a whole number, a fleet (ray or ray://HOST:PORT), or devices")
+@frozen_value
+class AttachConfig(AttentionOptions, DriveOptions):
+    """Drives; how a model uses them. Further options are those of `AttentionOptions` and `DriveOptions`.
 
-
-def _check_kind(name: str, value: Any, kind: Any, words: str) -> None:
-    """Raise ValueError for a value of another type; True is not accepted as a number."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind not in (bool, object)):
-        raise ValueError(f"{name} = {value!r}: must be {words}")
-
-
-def checked(drives: Any, method: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """All options by name, including defaults.
-
-    Raises:
-        TypeError: An option is unknown.
-        ValueError: An option has another type.
+    Attributes:
+        drives: Number of drives to create; `ray` or `ray://HOST:PORT` for a fleet (docs/fleet.md); or devices of the
+            caller, which stay open.
+        micro_batches: Micro-batches of a decode step, so that model and drives overlap; None: 2 for a model on a GPU, 1
+            on the CPU, which would read its weights twice.
     """
-    check_known(options)
-    _check_kind("drives", drives, *_DRIVES)
-    _check_kind("method", method, str, "text")
-    settings = {name: options.get(name, default) for name, (default, _, _) in _OPTIONS.items()}
-    for name, (_, kind, words) in _OPTIONS.items():
-        _check_kind(name, settings[name], kind, words)
-    budget = settings["budget"]
-    if budget is not None and not callable(getattr(budget, "at", None)):
-        raise ValueError(f"budget = {budget!r}: must be {_OPTIONS['budget'][2]}")
-    return {**settings, "drives": drives, "method": method}
+
+    drives: SkipValidation[int | str | Sequence[Drive]] = 1
+    flush_interval_steps: Annotated[
+        Whole, Field(ge=0, le=1 << 20, description="decode steps between flushes; 0: never")
+    ] = 0
+    micro_batches: Annotated[Whole | None, Field(ge=1)] = None
+    redundancy: Annotated[
+        Redundancy,
+        Field(
+            description="protection against lost drives (docs/fleet.md): mirror stores KV heads on two drives, "
+            "recompute computes lost ones again from the tokens"
+        ),
+    ] = "none"
+    spares: Annotated[Whole, Field(ge=0, le=1024, description="spare drives, which replace lost ones")] = 0
+    network: Annotated[str | None, Field(description=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
+
+    def __post_init__(self) -> None:
+        DriveOptions.__post_init__(self)  # not super(), which fails in a class with slots
+        drives: Any = self.drives
+        is_count = isinstance(drives, Integral) and drives is not True and int(drives) > 0
+        if not is_count and not isinstance(drives, Sequence):
+            raise ValueError(f"drives = {drives!r}: must be a whole number above 0, a fleet (ray), or devices")
+        if self.redundancy == "none" and self.spares:
+            raise ValueError("spares: redundancy = none does not use them: set redundancy to mirror or recompute")
+        load_layouts(self.layouts_file)
+
+    def drive_set(self) -> DriveSetConfig | Sequence[Drive]:
+        """Drives to create or to reach, or the caller's devices."""
+        drives = self.drives
+        if isinstance(drives, Sequence) and not isinstance(drives, str):
+            for device in drives:
+                if not callable(getattr(device, "submit", None)):
+                    raise ValueError(f"drives: {device!r} is not a device: it has no method submit")
+            if self.spares:
+                raise ValueError(f"spares = {self.spares}: only with created or served drives, not with devices")
+            return drives
+        count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), self.transport)
+        options = {field.name: getattr(self, field.name) for field in fields(DriveOptions)}
+        return DriveSetConfig(**options | {"count": count, "transport": transport, "spares": self.spares})
 
 
-def check_known(options: dict[str, Any]) -> None:
-    """Raise TypeError for an unknown option, like Python."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise TypeError(f"attach() got an unexpected keyword argument {name!r}")
-
-
-def attention_of(settings: dict[str, Any]) -> AttentionConfig:
-    """Method, budget and layout of the options."""
-    load_layouts(settings["layouts_file"])
-    names = "method", "compression", "budget_convention", "budget", "layout", "kv_dtype"
-    return AttentionConfig.named(*(settings[name] for name in names))
-
-
-def drives_of(settings: dict[str, Any]) -> DriveSetConfig | Sequence[Drive]:
-    """Drives to create, served drives, or the caller's devices."""
-    drives = settings["drives"]
-    if isinstance(drives, Sequence) and not isinstance(drives, str):
-        if settings["spares"]:
-            raise ValueError(f"spares = {settings['spares']}: only with created or served drives, not with devices")
-        return drives
-    count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), settings["transport"])
-    names = "spec", "data_dir", "restart_drives", "methods_file", "layouts_file", "spares"
-    return DriveSetConfig(count=count, transport=transport, **{name: settings[name] for name in names})
-
-
-def check_in_tiers(policy: Any, tiers: TierLimits | None, drives: Any, method: Any, options: dict[str, Any]) -> None:
+def check_in_tiers(policy: Any, tiers: TierLimits | None, options: dict[str, Any]) -> None:
     """Raise ValueError for drive options combined with tiers, or for tiers of another type."""
-    check_known(options)
-    if tiers is not None:
-        _check_kind("tiers", tiers, TierLimits, "a TierLimits")
+    if tiers is not None and not isinstance(tiers, TierLimits):
+        raise ValueError(f"tiers = {tiers!r}: must be a TierLimits")
     if policy == IN_STORAGE:
         raise ValueError("tiers: drives hold the whole KV cache: with tiers set a policy, such as dual-blade or auto")
-    settings = {"drives": (drives, 1), "method": (method, METHOD)}
-    for name, (value, default) in (settings | {name: (options[name], _OPTIONS[name][0]) for name in options}).items():
-        if value != default:
-            raise ValueError(f"{name} is a drive option, and policy = {policy!r} attends on the device: remove one")
+    config = AttachConfig(**options)
+    for field in fields(config):
+        if field.name in options and getattr(config, field.name) != field.default:
+            raise ValueError(
+                f"{field.name} is a drive option, and policy = {policy!r} attends on the device: remove one"
+            )

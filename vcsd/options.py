@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
 from csd_io.folder import Durability
 from csd_io.medium import BLOCK, Kind, Medium
 from csd_link.hosting import MAX_MIB, MAX_THREADS, HostingOptions
-from csd_spec.layouts import layout_named, load_layouts
+from csd_spec.checked import Whole, frozen_value
 from vcsd.models import find_model
 
 MAX_SEED = (1 << 32) - 1  # limit of all random number generators used
 MAX_COMPRESSION = 1024.0
+MAX_TOKENS_HELP = "prompt and answer of a request, tokens (default: the model's context, at most 4096)"
 
 
 class OptionError(ValueError):
@@ -46,28 +48,21 @@ MethodsFile = Annotated[
 ]
 
 
-def _loaded(path: Path | None) -> Path | None:
-    """Load a file of layouts before --layout is parsed."""
-    load_layouts(check_text(path))
-    return path
+@frozen_value
+class ServingLimits:
+    """Batches and queue of a server."""
 
-
-LayoutsFile = Annotated[
-    Path | None,
-    typer.Option("--layouts", help="Python file with custom KV layouts", callback=_loaded, is_eager=True),
-]
-LAYOUT_HELP = "KV layout in flash, see docs/layouts.md (default: the method's, or fp16)"
-
-
-def _layout(text: object) -> str:
-    """Name of a layout that exists."""
-    try:
-        return layout_named(str(text)).name
-    except ValueError as error:
-        raise typer.BadParameter(str(error).removeprefix("layout = ")) from error
-
-
-LayoutOption = Annotated[str | None, typer.Option("--layout", parser=_layout, metavar="NAME", help=LAYOUT_HELP)]
+    max_batch_size: Annotated[Whole, Field(ge=1, le=256, description="requests that decode at once")] = 4
+    max_tokens: Annotated[Whole | None, Field(ge=1, le=1 << 24, description=MAX_TOKENS_HELP)] = None
+    max_queued_requests: Annotated[
+        Whole, Field(ge=1, le=1 << 20, description="requests without a first token; others are rejected (status 429)")
+    ] = 128
+    prefill_chunk_tokens: Annotated[
+        Whole, Field(ge=0, le=1 << 24, description="prefill chunk per decode step, tokens; 0: whole prompts")
+    ] = 0
+    time_slice_tokens: Annotated[
+        Whole, Field(ge=1, le=1 << 20, description="length of a time slice, tokens, for policies with time slices")
+    ] = 32
 
 
 @dataclass(frozen=True, slots=True)

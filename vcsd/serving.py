@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated
 
 import torch
+from pydantic import Field, SkipValidation
 from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, cgroup_of
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, Drive, ModelShape
+from csd_spec.checked import frozen_value
 from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement, unwrapped
@@ -30,6 +32,7 @@ from kv_cache.policies.time_slices import TimeSlices
 from kv_cache.simulation import UNLIMITED, levels_of
 from kv_cache.transfer.sequences import SequenceStore
 from vcsd.home_stack import HomeStack
+from vcsd.options import ServingLimits
 from vcsd.server import Server
 from vcsd.tiered import MAX_TOKENS
 from vcsd.transport import check_method, methods_of, open_drives
@@ -39,24 +42,9 @@ FETCH_BYTES_PER_S, DRIVE_BYTES_PER_S, CALL_S = 25e9, 6e9, 20e-6
 
 PATIENCE = 64  # iterations after which a paused request is scheduled first
 
-_NUMBER = (int, "a whole number")
-_KINDS: dict[str, tuple[Any, str]] = {
-    "tiers": (TierLimits, "a TierLimits"),
-    "drives": (DriveSetConfig | list | tuple, "a whole number, a DriveSetConfig, or devices"),
-    "attention": (AttentionConfig, "an AttentionConfig, or the name of one"),
-    "max_batch_size": _NUMBER,
-    "time_slice_tokens": _NUMBER,
-    "max_tokens": (int | None, "a whole number"),
-    "max_queued_requests": _NUMBER,
-    "prefill_chunk_tokens": _NUMBER,
-    "cost": (ServingCost | None, "a ServingCost"),
-    "slo_scale": (float | int, "a number"),
-    "replan_on_drift": (bool, "True or False"),
-}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConfig:
+@frozen_value
+class ServingConfig(ServingLimits):
     """Configuration of `vcsd.serve`.
 
     Attributes:
@@ -64,27 +52,17 @@ class ServingConfig:
         tiers: Limits of the KV cache by tier.
         drives: Drives for layers that are attended there; none if the policy does not use drives.
         attention: Method of the drives.
-        max_batch_size: Maximum number of requests that decode at once, for policies that place layers.
-        time_slice_tokens: Tokens per time slice, for time-slicing policies.
-        max_tokens: Maximum length of a request, tokens; None: the model's context, at most 4096.
-        max_queued_requests: Maximum number of waiting requests; further ones are rejected.
-        prefill_chunk_tokens: Prompt tokens prefilled along with a decode step; 0: the whole prompt.
         cost: Cost model of the policy instead of an H100's; its device memory follows from the tiers.
         slo_scale: Objective, as a multiple of the step of the longest request that fits.
         replan_on_drift: Plan again if measured steps deviate from the cost model; decisions are then not reproducible.
     """
 
-    policy: str | PolicyLike = "orbitflow"
+    policy: SkipValidation[str | PolicyLike] = "orbitflow"
     tiers: TierLimits = TierLimits()
-    drives: DriveSetConfig | Sequence[Drive] | int = ()
+    drives: SkipValidation[DriveSetConfig | Sequence[Drive] | int] = ()
     attention: AttentionConfig | str = AttentionConfig.named("dense")
-    max_batch_size: int = 4
-    time_slice_tokens: int = 32
-    max_tokens: int | None = None
-    max_queued_requests: int = 128
-    prefill_chunk_tokens: int = 0
     cost: ServingCost | None = None
-    slo_scale: float = 1.5
+    slo_scale: Annotated[float, Field(gt=0)] = 1.5
     replan_on_drift: bool = False
 
     def __post_init__(self) -> None:
@@ -92,27 +70,13 @@ class ServingConfig:
             object.__setattr__(self, "attention", AttentionConfig.named(self.attention))
         if isinstance(self.drives, int) and not isinstance(self.drives, bool):
             object.__setattr__(self, "drives", DriveSetConfig(count=self.drives) if self.drives else ())
-        for name, (kind, words) in _KINDS.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"{name} = {value!r}: must be {words}")
+        if not isinstance(self.drives, DriveSetConfig | Sequence) or isinstance(self.drives, str):
+            raise ValueError(f"drives = {self.drives!r}: must be a whole number, a DriveSetConfig, or devices")
         policy = policy_of(self.policy)
         if isinstance(policy, TimeSlices) and policy.free:
             raise ValueError(f"policy = {self.policy!r}: a bound in simulated time, which cannot serve: choose another")
         if CSD in policy.tiers and not self.count:
             raise ValueError(f"policy = {self.policy!r}: attends in drives: set drives to at least 1")
-        for name, least in {
-            "max_batch_size": 1,
-            "time_slice_tokens": 1,
-            "max_tokens": 1,
-            "max_queued_requests": 1,
-            "prefill_chunk_tokens": 0,
-        }.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} = {value}: must be at least {least}")
-        if not 0 < self.slo_scale < float("inf"):
-            raise ValueError(f"slo_scale = {self.slo_scale}: must be above 0")
 
     @property
     def count(self) -> int:

@@ -18,10 +18,6 @@ from csd_link.transports.transport import DriveFactory, Make
 from csd_spec import AttentionConfig, Drive, LogPage
 from vcsd.administer import read_log
 
-TRANSPORT_HELP = (
-    f"transport of the drives: {', '.join(transport.form for transport in transports.transports().values())}"
-)
-
 
 def _in_process(drives: DriveSetConfig) -> Make:
     return partial(

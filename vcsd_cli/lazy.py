@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from importlib.util import find_spec
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -108,22 +108,20 @@ def make_command(function: Callable[..., Any]) -> Callable[..., None]:
     """
     hints = get_type_hints(function, include_extras=True)
     arguments = signature(function).parameters.values()
-    groups = {argument.name: hints[argument.name] for argument in arguments if is_dataclass(hints[argument.name])}
+    kinds = {argument.name: hints[argument.name] for argument in arguments if is_dataclass(hints[argument.name])}
+    groups = {name: list(_options_of(kind, in_panels=len(kinds) > 1)) for name, kind in kinds.items()}
     shows = hints.get("return") is Outcome
     options: list[Parameter] = []
     for argument in arguments:
-        kind = groups.get(argument.name)
-        if kind:
-            options += _options_of(kind, _panel(kind) if len(groups) > 1 else None)
-        else:
-            options.append(_option(argument.name, argument.default, hints[argument.name]))
+        alone = [_option(argument.name, argument.default, hints[argument.name])]
+        options += groups.get(argument.name, alone)
     if shows:
         options.append(_option("output", Output.NORMAL, OutputOption))
 
     def command(**options: Any) -> None:
         output = options.pop("output") if shows else Output.NORMAL
-        for name, kind in groups.items():
-            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        for name, kind in kinds.items():
+            options[name] = kind(**{option.name: options.pop(option.name) for option in groups[name]})
         done = function(**options)
         if shows:
             _show(done, output)
@@ -138,24 +136,52 @@ def _option(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _options_of(kind: Any, panel: str | None) -> list[Parameter]:
-    """Options of a dataclass, in a panel of the help text."""
-    hints = get_type_hints(kind, include_extras=True)
-    defaults = {field.name: Parameter.empty if field.default is MISSING else field.default for field in fields(kind)}
-    return [_option(name, default, _in_panel(hints[name], panel)) for name, default in defaults.items()]
+def _options_of(kind: Any, in_panels: bool) -> Iterator[Parameter]:
+    """Options of a dataclass: its fields with a `typer.Option`, or with help in a `pydantic.Field`."""
+    hints, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+    for field in fields(kind):
+        if option := _declared(hints[field.name]):
+            option.rich_help_panel = option.rich_help_panel or (_panel(kind, field.name) if in_panels else None)
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield _option(field.name, default, Annotated[plain[field.name], option])
 
 
-def _panel(kind: Any) -> str:
-    """Title of a dataclass's options: the first sentence of its docstring."""
-    return (kind.__doc__ or "").split("\n")[0].partition(".")[0].partition(";")[0]
+def _declared(annotation: Any) -> Any:
+    """The `typer.Option` of a field; None if it is no option."""
+    for declared in getattr(annotation, "__metadata__", ()):
+        if isinstance(declared, typer.models.OptionInfo):
+            return copy(declared)
+        if getattr(declared, "description", None):
+            limits = {type(limit).__name__: limit for limit in _limits(annotation)}
+            low, high = limits.get("Ge"), limits.get("Le")
+            return typer.Option(min=low and low.ge, max=high and high.le, help=declared.description)
+    return None
 
 
-def _in_panel(annotation: Any, panel: str | None) -> Any:
-    """An annotation whose typer.Option is in a panel."""
-    (declared,) = getattr(annotation, "__metadata__", None) or (typer.Option(),)
-    declared = copy(declared)
-    declared.rich_help_panel = declared.rich_help_panel or panel
-    return Annotated[getattr(annotation, "__origin__", annotation), declared]
+def _limits(annotation: Any) -> Iterator[Any]:
+    """Bounds in the metadata of a type, or of one in a union."""
+    for declared in getattr(annotation, "__metadata__", ()):
+        yield from getattr(declared, "metadata", ())
+    for part in get_args(annotation):
+        yield from _limits(part)
+
+
+def first_given(options: Any) -> str:
+    """Name of the first option of a dataclass whose value is not the default; empty if there is none."""
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        value, declared = getattr(options, field.name), _declared(hints[field.name])
+        if declared and value != field.default:
+            names = (declared.default, *(declared.param_decls or ()), f"--{field.name.replace('_', '-')}")
+            name = next(name for name in names if str(name).startswith("--"))  # Typer has the first as a default
+            return f"--no-{name[2:]}" if value is False else name
+    return ""
+
+
+def _panel(kind: Any, name: str) -> str:
+    """Title of a field's panel: the first sentence of the docstring of the class that declares it first."""
+    declaring = next(base for base in reversed(kind.__mro__) if name in vars(base).get("__annotations__", ()))
+    return (declaring.__doc__ or "").split("\n")[0].partition(".")[0].partition(";")[0]
 
 
 def _show(outcome: Outcome, output: Output) -> None:

@@ -13,39 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from csd_link.driveset import DriveSetConfig
+from csd_link.driveset import DriveOptions, DriveSetConfig
 from csd_link.fleet_table import MAX_DRIVES
 from csd_link.hosting import HostingOptions
-from csd_link.replication import Redundancy
-from csd_spec import AttentionConfig, CompressionBudget, DriveSpec, FixedBudget, SparFParams, SparsityBudget
-from csd_spec.attention import KvDtype
-from csd_spec.network import NETWORKS, network_named
-from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from csd_spec.sparf import BudgetConvention
+from csd_spec import AttentionConfig, CompressionBudget, FixedBudget, SparFParams
+from csd_spec.checked import frozen_part, frozen_value
+from csd_spec.network import network_named
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
-from vcsd.options import (
-    MAX_COMPRESSION,
-    MAX_SEED,
-    HostingCliOptions,
-    LayoutOption,
-    LayoutsFile,
-    MethodsFile,
-    ModelFolder,
-    OptionError,
-)
+from vcsd.attach_options import METHOD, AttachConfig, AttentionOptions
+from vcsd.options import MAX_SEED, HostingCliOptions, ModelFolder, OptionError
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.timeline import StepRecords, check_timeline_path
-from vcsd.transport import TRANSPORT_HELP, check_drives, check_method, fleet_or_count, methods_of
-from vcsd_cli.shared import ATTENTION_HELP, Output, OutputOption, importing, print_json, stdout
+from vcsd.transport import check_drives, check_method, fleet_or_count, methods_of
+from vcsd_cli.shared import Output, OutputOption, importing, print_json, stdout
 from vcsd_cli.tiers import TierOptions
 
 if TYPE_CHECKING:
     import torch
 
     from vcsd.generate import Attachable, Continuation, OnToken, ReferenceMatch
-    from vcsd.session import AttachConfig
+    from vcsd.session import InDrives
     from vcsd.step_times import StepTimes
 
 
@@ -87,56 +76,32 @@ class PromptOptions:
             raise ValueError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class MethodOptions:
-    """Attention method and budget."""
+@frozen_part
+class MethodOptions(AttentionOptions):
+    """Attention method and budget; SparF's parameters themselves are another way to give it."""
 
-    method: Annotated[str | None, typer.Option(help=ATTENTION_HELP)] = None
-    compression: Annotated[
-        float | None, typer.Option(min=1, max=MAX_COMPRESSION, help="use 1/C of the KV data (default: 8; 1: dense)")
-    ] = None
-    budget_convention: Annotated[
-        BudgetConvention | None, typer.Option(help="paper: k = S/C (the default); bytes: k = S/2C")
-    ] = None
     sparf_channels: Annotated[
-        int | None,
-        typer.Option(min=1, max=1 << 20, help="channels of q and K; replaces --compression"),
+        int | None, typer.Option(min=1, max=1 << 20, help="channels of q and K; replaces --compression")
     ] = None
     sparf_tokens: Annotated[int | None, typer.Option(min=1, max=1 << 20, help="tokens; replaces --compression")] = None
     sparf_recent: Annotated[
-        int | None,
-        typer.Option(min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)"),
-    ] = None
-    layout: LayoutOption = None
-    kv_dtype: Annotated[
-        KvDtype | None,
-        typer.Option(help="stored type; fp8 in layout fp16 (default: bf16 for a BF16 model, else fp16)"),
+        int | None, typer.Option(min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
 
-    def given(self) -> str:
-        """Name of the first option that was given; empty if none was."""
-        names = (field.name for field in fields(self) if getattr(self, field.name) is not None)
-        return next((f"--{name.replace('_', '-')}" for name in names), "")
-
-    def value(self, default: str) -> AttentionConfig:
-        """Method, budget and layout of the options. `default`: the method without --method."""
-        method = self.method or default
-        settings = self.compression, self.budget_convention, self._budget(method), self.layout, self.kv_dtype
-        return AttentionConfig.named(method, *settings)
-
-    def _budget(self, method: str) -> SparsityBudget | None:
-        """Budget of the --sparf options; None without them. Dense attention uses all KV data."""
+    def attention(self, default: str = METHOD) -> AttentionConfig:
+        """Method, budget and layout of the options. Dense attention uses all KV data."""
         r, k, recent = self.sparf_channels, self.sparf_tokens, self.sparf_recent
         outright = [value is not None for value in (r, k, recent)]
         if any(outright) and self.compression is not None:
             raise OptionError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
-        if method == "dense":
-            return CompressionBudget(1)
+        attention = AttentionOptions.attention(self, default)
+        if attention.method == "dense":
+            return replace(attention, budget=CompressionBudget(1))
         if not any(outright):
-            return None
+            return attention
         if r is None or k is None:
             raise OptionError("--sparf-channels and --sparf-tokens are needed together")
-        return FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent))
+        return replace(attention, budget=FixedBudget(SparFParams(r, k, -(-k // 4) if recent is None else recent)))
 
 
 def parse_drives(text: object) -> str:
@@ -148,72 +113,43 @@ def parse_drives(text: object) -> str:
     return words
 
 
-@dataclass(frozen=True, slots=True)
-class DriveSetOptions:
-    """Options of a set of drives."""
-
-    drives: Annotated[
-        str | None,
-        typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's"),
-    ] = "2"
-    drive: Annotated[
-        Path | None, typer.Option("--drive-config", help="YAML description of the drives (default: the paper's)")
-    ] = None
-    keep: Annotated[Path | None, typer.Option("--data-dir", help="folder for the drives' files")] = None
-    transport: Annotated[str, typer.Option(help=TRANSPORT_HELP)] = "inproc"
-    restart: Annotated[bool, typer.Option(help="restart a drive process that dies")] = True
-    methods: MethodsFile = None
-    layouts: LayoutsFile = None
-
-    def drive_set(self, hosting: HostingCliOptions, spares: int = 0) -> DriveSetConfig:
-        """The set of drives of the options, and `spares` more that replace lost ones."""
-        if hosting.medium == "direct":
-            hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
-        spec: DriveSpec = load_drive(self.drive) if self.drive else INSTCSD_ZYNQ7045_8CH
-        assert self.drives is not None, "only commands that can do without drives have no default"
-        is_number = self.drives.isdigit()
-        if not is_number and self.transport != "inproc":
-            raise OptionError(f"--drives {self.drives} and --transport exclude each other")
-        count, transport = fleet_or_count(int(self.drives) if is_number else self.drives, self.transport)
-        return DriveSetConfig(
-            count=count,
-            spec=spec,
-            transport=transport,
-            data_dir=self.keep,
-            restart_drives=self.restart,
-            methods_file=self.methods,
-            layouts_file=self.layouts,
-            spares=spares,
-            **hosting.override(HostingOptions(), count + spares),
-        )
+DrivesOption = Annotated[
+    str, typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's")
+]
+DriveFile = Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")]
 
 
-@dataclass(frozen=True, slots=True)
-class DriveCliOptions(DriveSetOptions):
-    """Options of drives."""
+def drive_set(
+    options: DriveOptions, drives: str, drive_config: Path | None, hosting: HostingCliOptions, spares: int = 0
+) -> DriveSetConfig:
+    """The set of drives of the options, and `spares` more that replace lost ones."""
+    if hosting.medium == "direct":
+        hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
+    if not drives.isdigit() and options.transport != "inproc":
+        raise OptionError(f"--drives {drives} and --transport exclude each other")
+    count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)
+    chosen = {field.name: getattr(options, field.name) for field in fields(DriveOptions)}
+    chosen |= {"transport": transport, **hosting.override(HostingOptions(), count + spares)}
+    if drive_config:
+        chosen["spec"] = load_drive(drive_config)
+    return DriveSetConfig(**chosen, count=count, spares=spares)
 
-    flush_interval_steps: Annotated[
-        int, typer.Option(min=0, max=1 << 20, help="decode steps between flushes; 0: never")
-    ] = 0
-    redundancy: Annotated[Redundancy, typer.Option(help="protection against lost drives")] = "none"
-    spares: Annotated[int, typer.Option(min=0, max=1024, help="spare drives, which replace lost ones")] = 0
-    network: Annotated[str | None, typer.Option(help=f"simulated network to the drives: {', '.join(NETWORKS)}")] = None
+
+@frozen_value
+class RunOptions(MethodOptions, AttachConfig):
+    """Drives; of `vcsd run`."""
+
+    drives: DrivesOption = "2"
+    drive_config: DriveFile = None
     timeline: Annotated[
         Path | None,
         typer.Option(help="file for the last decode step in simulated time: .json for Perfetto, .svg or .png"),
     ] = None
 
-    def value(self, hosting: HostingCliOptions) -> DriveSetConfig:
-        """The set of drives of the options."""
-        if self.timeline:
-            check_timeline_path(self.timeline)
-        return self.drive_set(hosting, self.spares)
-
 
 def run(
     text: PromptOptions,
-    what: MethodOptions,
-    where: DriveCliOptions,
+    options: RunOptions,
     hosting: HostingCliOptions,
     tiers: TierOptions,
     model: ModelFolder = None,
@@ -222,14 +158,14 @@ def run(
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
-    configured = _checked(what, where, hosting, tiers)
+    configured = _checked(options, hosting, tiers)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
             from vcsd.capacity_check import check_cache
             from vcsd.generate import agreement, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
-            from vcsd.session import AttachConfig
+            from vcsd.session import InDrives
             from vcsd.step_times import time_steps
 
         setting: Attachable = configured()
@@ -243,7 +179,7 @@ def run(
         setting = setting.check_capacity(shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
-    records = StepRecords(FirstSteps() if text.compare else None, where.timeline)
+    records = StepRecords(FirstSteps() if text.compare else None, options.timeline)
     if output is Output.NORMAL:
         parameters = loaded.num_parameters() if path == CHECKPOINT else None
         _show_prompt(prompt, inputs["input_ids"].shape[1], parameters)
@@ -257,14 +193,15 @@ def run(
         with progress("ordinary attention", text.max_new_tokens) as tick:
             agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
     setup = setting.describe(done.stored, shape.head_dim) | records.write()
-    if tiers.policy and isinstance(setting, AttachConfig):
+    if tiers.policy and isinstance(setting, InDrives):
         setup["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
     recorded = records.first if records.first and records.first.steps else None
     if output is Output.NORMAL:
         _show(done, setup, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, bool(recorded))
-    if recorded and isinstance(setting, AttachConfig):  # only a driver records
+    if recorded and isinstance(setting, InDrives):  # only a driver records
         with status("timing other methods"):
-            times = time_steps(recorded, what.method or setting.attention.method, setting.attention, where.methods)
+            method = options.method or setting.attention.method
+            times = time_steps(recorded, method, setting.attention, options.methods_file)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **setup, **_figures(done, agreed, times)})
@@ -272,34 +209,31 @@ def run(
         stdout().print(times)
 
 
-def _checked(
-    what: MethodOptions, where: DriveCliOptions, hosting: HostingCliOptions, tiers: TierOptions
-) -> Callable[[], Attachable]:
-    """Options that are checked before the model is loaded; the function makes their configuration, which needs torch.
+def _checked(options: RunOptions, hosting: HostingCliOptions, tiers: TierOptions) -> Callable[[], Attachable]:
+    """Options that are checked before the model is loaded; the function makes the place, which needs torch.
 
     The default method with --policy in-storage is dense.
     """
     in_tiers = tiers.value()
-    if in_tiers and (option := what.given() or ("--timeline" if where.timeline else "")):
-        raise OptionError(f"{option} is a drive option, and with --policy {tiers.policy} the model attends itself")
-    drives = where.value(hosting)
+    given = ("timeline", *(field.name for field in fields(MethodOptions)))
+    if in_tiers and (names := [name for name in given if getattr(options, name) is not None]):
+        name = f"--{names[0].replace('_', '-')}"
+        raise OptionError(f"{name} is a drive option, and with --policy {tiers.policy} the model attends itself")
+    if options.timeline:
+        check_timeline_path(options.timeline)
+    drives = drive_set(options, options.drives, options.drive_config, hosting, options.spares)
     check_drives(drives)
     if in_tiers:
         return lambda: in_tiers
-    attention = what.value("dense" if tiers.policy else "sparf")
+    attention = options.attention("dense" if tiers.policy else METHOD)
     check_method(attention, methods_of(drives))
-    network = network_named(where.network) if where.network else None
+    if options.network:
+        network_named(options.network)
 
-    def in_drives() -> AttachConfig:
-        from vcsd.session import AttachConfig
+    def in_drives() -> InDrives:
+        from vcsd.session import InDrives
 
-        return AttachConfig(
-            attention=attention,
-            drives=drives,
-            flush_interval_steps=where.flush_interval_steps,
-            redundancy=where.redundancy,
-            network=network,
-        )
+        return InDrives(options, attention, drives)
 
     return in_drives
 

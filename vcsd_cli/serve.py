@@ -27,7 +27,7 @@ from csd_spec.optional import require
 from nvmevirt_config import load_config
 from nvmevirt_config.document import dump_yaml
 from nvmevirt_config.serve_config import DriveEntry, ServeFile, check_files, load_hosts
-from vcsd.options import HostingCliOptions, LayoutsFile, MethodsFile, OptionError
+from vcsd.options import HostingCliOptions, MethodsFile, OptionError, check_text
 from vcsd_cli.shared import Output, OutputOption, print_json, report_done, stdout
 
 
@@ -79,7 +79,9 @@ class PlacementOptions:
     window: Annotated[Path | None, typer.Option("--window-device", help=WINDOW_HELP)] = None
     mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None
     methods: MethodsFile = None
-    layouts: LayoutsFile = None
+    layouts: Annotated[
+        Path | None, typer.Option("--layouts-file", help="Python file with custom KV layouts", callback=check_text)
+    ] = None
 
     def fields(self) -> dict[str, Any]:
         """Fields of a drive that these options set."""

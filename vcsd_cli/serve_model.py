@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from csd_link.driveset import DriveSetConfig
+from csd_link.driveset import DriveOptions, DriveSetConfig
 from csd_spec import AttentionConfig
+from csd_spec.checked import frozen_value
 from kv_cache.hardware import CSD
 from kv_cache.limits import TierLimits
 from kv_cache.policies import policy_of
 from vcsd.endpoint.run import check_key_for, http_server, listen, require_packages, url_of
-from vcsd.options import HostingCliOptions, check_model
+from vcsd.options import MAX_TOKENS_HELP, HostingCliOptions, ServingLimits, check_model
 from vcsd.progress import note, status
 from vcsd.transport import check_drives, check_method, methods_of
-from vcsd_cli.run import DRIVES_METAVAR, DriveSetOptions, MethodOptions, Processor, parse_drives
+from vcsd_cli.lazy import first_given
+from vcsd_cli.run import DRIVES_METAVAR, DriveFile, MethodOptions, Processor, drive_set, parse_drives
 from vcsd_cli.shared import importing
 from vcsd_cli.tiers import IN_STORAGE, TierLimitOptions
 
@@ -31,25 +33,14 @@ KEY_HELP = "key that clients must send; needed unless --host is a loopback addre
 NAME_HELP = "name of the model for clients (default: the model's name or folder)"
 
 
-@dataclass(frozen=True, slots=True)
-class ServingOptions:
-    """Policy and batches."""
+@frozen_value
+class ServingOptions(ServingLimits):
+    """Policy."""
 
     policy: Annotated[str, typer.Option(help=POLICY_HELP)] = IN_STORAGE
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=1, max=1 << 24, help="prompt and answer, tokens (default: the model's context, at most 4096)"),
+    max_tokens: Annotated[  # vLLM's name: in OpenAI's API, `max_tokens` is the length of the answer alone
+        int | None, typer.Option("--max-model-len", min=1, max=1 << 24, help=MAX_TOKENS_HELP)
     ] = None
-    max_batch_size: Annotated[int, typer.Option(min=1, max=256, help="requests that decode at once")] = 4
-    max_queued_requests: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="requests without a first token; others get status 429")
-    ] = 128
-    prefill_chunk_tokens: Annotated[
-        int, typer.Option(min=0, max=1 << 24, help="prefill chunk per decode step, tokens; 0: whole prompts")
-    ] = 0
-    time_slice_tokens: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="length of a time slice, tokens, for policies with time slices")
-    ] = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,8 @@ class HttpOptions:
     served_model_name: Annotated[str | None, typer.Option(help=NAME_HELP)] = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServedDriveOptions(DriveSetOptions):
+@frozen_value
+class ServedDriveOptions(DriveOptions):
     """Drives, for policies that attend in them."""
 
     drives: Annotated[
@@ -74,6 +65,7 @@ class ServedDriveOptions(DriveSetOptions):
             help=f"drives for such a policy, or a fleet's (default: {DRIVES}, or none if the policy uses none)",
         ),
     ] = None
+    drive_config: DriveFile = None
 
 
 def serve_model(
@@ -108,11 +100,7 @@ def serve_model(
                 tiers=limits,
                 drives=drives,
                 attention=attention,
-                max_batch_size=serving.max_batch_size,
-                time_slice_tokens=serving.time_slice_tokens,
-                max_tokens=serving.max_model_len,
-                max_queued_requests=serving.max_queued_requests,
-                prefill_chunk_tokens=serving.prefill_chunk_tokens,
+                **{field.name: getattr(serving, field.name) for field in fields(ServingLimits)},
             )
             loaded, tokenizer = load(model or CHECKPOINT, device)
         name = http.served_model_name or (model.name if model else BUNDLED)
@@ -146,15 +134,13 @@ def _drives(
 ) -> tuple[DriveSetConfig | tuple[()], AttentionConfig]:
     """Drives and attention of the options; raises ValueError if the policy and the options do not fit."""
     attends = CSD in policy_of(policy).tiers
-    if attends and where.drives is None:
-        where = replace(where, drives=str(DRIVES))
-    option = what.given() or _given(where) or _given(hosting)
+    option = first_given(what) or first_given(where) or first_given(hosting)
     if option and not attends:
         raise ValueError(f"{option}: --policy {policy} uses no drives: leave it out, or choose --policy ours")
-    attention = what.value("dense")
+    attention = what.attention("dense")
     if not attends:
         return (), attention
-    drives = where.drive_set(hosting)
+    drives = drive_set(where, where.drives or str(DRIVES), where.drive_config, hosting)
     check_drives(drives)
     check_method(attention, methods_of(drives))
     return drives, attention
@@ -162,19 +148,6 @@ def _drives(
 
 def _limits(policy: str, tiers: TierLimitOptions) -> TierLimits:
     """Limits of the options; raises ValueError if the policy does not use them."""
-    if policy == IN_STORAGE and (option := _given(tiers)):
+    if policy == IN_STORAGE and (option := first_given(tiers)):
         raise ValueError(f"{option}: --policy {policy} keeps all KV data in drives: add --policy orbitflow or ours")
     return tiers.limits()
-
-
-def _given(options: Any) -> str:
-    """Name of the first option whose value is not the default; empty if there is none."""
-    hints = get_type_hints(type(options), include_extras=True)
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value != field.default:
-            option = hints[field.name].__metadata__[0]  # Typer keeps the first name where a default would be
-            names = (option.default, *(option.param_decls or ()), f"--{field.name.replace('_', '-')}")
-            name = next(name for name in names if str(name).startswith("--"))
-            return f"--no-{name[2:]}" if value is False else name
-    return ""

@@ -43,7 +43,7 @@ class BatchRun:
     ) -> Iterator[tuple[vcsd.DriveSession, Prefilled]]:
         """The prompts in new drives of a layout until the block ends."""
         how: Any = {"method": DENSE, "methods_file": methods}
-        with vcsd.attach(self.model, drives, layout=layout, **how) as csd:
+        with vcsd.attach(self.model, drives=drives, layout=layout, **how) as csd:
             yield csd, self.host.in_drives(csd)
 
     def turn(self, number: int, trial: Trial, csd: vcsd.DriveSession, prefilled: Prefilled) -> Turn:

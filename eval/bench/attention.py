@@ -19,7 +19,6 @@ import typer
 from attention_engine import METHODS, DecodeStep, Memory, Queries
 from attention_engine._dot4 import WAY
 from csd_spec import NAMED, AttentionConfig
-from vcsd.options import LayoutOption
 from vcsd.progress import Tick, no_tick, progress
 from vcsd.tables import table
 from vcsd_eval.bench.kernel_cases import Contest, Size
@@ -206,7 +205,7 @@ def roofline(result: dict[str, Any]) -> Any:
 def experiment(
     size: Size,
     method: Annotated[str, typer.Option(help="dense, sparf (r = 16, k = S/8), ours, or another")] = "dense",
-    layout: LayoutOption = None,
+    layout: Annotated[str | None, typer.Option(help="KV layout (default: the method's, or fp16)")] = None,
     threads: Annotated[int, typer.Option(min=1, max=64, help="threads of the kernel and of the baselines")] = 1,
     all_sizes: Annotated[bool, typer.Option("--sweep", help="dense and SparF over many sizes, as a roofline")] = False,
     plot: Annotated[Path, typer.Option(help="sweep: picture to draw: png, svg or pdf")] = Path("roofline.png"),

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from csd_link.driveset import DriveSetConfig
-from csd_spec import AttentionConfig, CompressionBudget
 from vcsd.generate import Inputs, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.session import AttachConfig, attach_with
+from vcsd.session import DriveSession, attach
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +20,24 @@ class ReferenceDecode:
     """A decode, and its tokens without faults.
 
     Attributes:
-        attach: Configuration, to be completed with the drives under test.
+        options: Options of `attach`, to be completed with the drives under test.
         expected: (1, tokens).
     """
 
     model: PreTrainedModel
     inputs: Inputs
-    attach: AttachConfig
+    options: dict[str, Any]
     expected: torch.Tensor
 
     @classmethod
     def of(cls, tokens: int, seed: int, drives: int, **options: Any) -> ReferenceDecode:
-        """Decode `tokens` tokens in drives of this process. `options`: of `AttachConfig`."""
+        """Decode `tokens` tokens in `drives` drives of this process. `options`: others of `attach`."""
         model, tokenizer = load(CHECKPOINT)
         inputs = encode(model, tokenizer, PROMPT.read_text(encoding="utf-8"), 1, tokens, seed)
-        attach = AttachConfig(
-            attention=AttentionConfig("sparf", CompressionBudget(8)), drives=DriveSetConfig(count=drives), **options
-        )
-        with attach_with(model, attach):
+        options |= {"method": "sparf", "compression": 8, "drives": drives}
+        with attach(model, **options):
             expected, _ = generate(model, inputs, tokens, None)
-        return cls(model, inputs, attach, expected)
+        return cls(model, inputs, options, expected)
 
     @property
     def tokens(self) -> int:
@@ -53,6 +50,6 @@ class ReferenceDecode:
         wrong = int((tokens != self.expected[:, : tokens.shape[1]]).sum())
         return Counter(lost=self.tokens - tokens.shape[1], wrong=wrong)
 
-    def in_drives(self, drives: Any, **options: Any) -> Any:
+    def in_drives(self, **options: Any) -> AbstractContextManager[DriveSession]:
         """Attach the model to the drives under test until the block ends."""
-        return attach_with(self.model, replace(self.attach, drives=drives, **options))
+        return attach(self.model, **self.options | options)

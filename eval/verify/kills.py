@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from csd_io.medium import Kind, Medium
-from csd_link.driveset import DriveSetConfig
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
 from vcsd.progress import Tick
@@ -72,10 +71,8 @@ def bench_kills(
     decode = ReferenceDecode.of(tokens, seed, DRIVES, flush_interval_steps=flush_interval_steps)
     broken, runs = Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
-        in_files = DriveSetConfig(
-            count=DRIVES, transport="process", data_dir=Path(scratch), medium=Medium(medium, CACHE_BYTES)
-        )
-        with decode.in_drives(in_files) as csd:
+        in_files = {"transport": "process", "data_dir": Path(scratch), "medium": Medium(medium, CACHE_BYTES)}
+        with decode.in_drives(**in_files) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
             killer = Killer([device.name for device in devices], kills, seed, tick)
             killer.start()

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 
-from csd_link.driveset import DriveSetConfig
 from csd_link.replication import COPIES, Redundancy, ReplicatedDrive
 from csd_link.run_dir import pid_path
 from csd_spec import DriveError
@@ -93,8 +92,8 @@ def bench_lost_drives(
     plan: dict[Redundancy, int] = {"none": 1, "mirror": kills, "recompute": kills}
     for redundancy, losses in plan.items():
         tally = LossTally()
-        undisturbed = DriveSetConfig(count=DRIVES, transport=transport, restart_drives=False)
-        decode_s = _decode_s(decode, undisturbed, redundancy)
+        options = {"redundancy": redundancy, "transport": transport, "restart_drives": False}
+        decode_s = _decode_s(decode, options)
         for number in range(losses):
             is_node = number % 3 == 2
             first = draw.randrange(DRIVES)
@@ -102,8 +101,7 @@ def bench_lost_drives(
                 drive for drive in range(DRIVES) if drive == first or (is_node and drive % NODES == first % NODES)
             ]
             spares = 0 if redundancy == "none" else len(killed)
-            drives = DriveSetConfig(count=DRIVES, spares=spares, transport=transport, restart_drives=False)
-            with decode.in_drives(drives, redundancy=redundancy) as csd:
+            with decode.in_drives(**options, spares=spares) as csd:
                 _lose(decode, csd, killed, draw.random() * decode_s, tally)
             tally.nodes += is_node
             tick(None)
@@ -118,9 +116,9 @@ def bench_lost_drives(
     }
 
 
-def _decode_s(decode: ReferenceDecode, drives: DriveSetConfig, redundancy: Redundancy) -> float:
+def _decode_s(decode: ReferenceDecode, options: dict[str, Any]) -> float:
     """Wall-clock seconds of a decode without a loss."""
-    with decode.in_drives(drives, redundancy=redundancy):
+    with decode.in_drives(**options):
         generate(decode.model, decode.inputs, 2, None)
         began = time.perf_counter()
         decode.repeat()

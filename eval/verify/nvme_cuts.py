@@ -110,7 +110,7 @@ def bench_nvme_cuts(cuts: int, seed: int, tick: Tick, drives: int = DRIVES, toke
             _set(proxies, True)
             runs += 1
             try:
-                with decode.in_drives(devices):
+                with decode.in_drives(drives=devices):
                     broken += decode.repeat()
             except DriveError as error:
                 broken["lost"] += tokens

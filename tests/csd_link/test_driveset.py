@@ -17,7 +17,8 @@ def test_drive_set_gives_kind_address_and_folders():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"count": 0}, "drives = 0"),
+        ({"count": 0}, "count: must be"),
+        ({"spares": -1}, "spares: must be"),
         ({"methods_file": Path("/nowhere.py")}, r"/nowhere\.py"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A user-defined 6-bit layout: a file for `--layouts`, or a module with an entry point `vcsd.layouts`.
+"""A user-defined 6-bit layout: a file for `--layouts-file`, or a module with an entry point `vcsd.layouts`.
 
 A vector of t values is an exponent e, one byte, and t codes of 6 bits, packed. A value is code x 2^e.
 """

@@ -1,4 +1,4 @@
-"""Options of `vcsd.attach`: defaults, kinds, and types for a type checker.
+"""Options of `vcsd.attach`: types, ranges, what is made of them, and types for a type checker.
 
 partner of: vcsd/attach_options.py, vcsd/__init__.py
 """
@@ -14,13 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import vcsd
 from csd_link.driveset import DriveSetConfig
+from csd_spec import AttentionConfig
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_cache import llama
-from vcsd.attach_options import _OPTIONS, DriveOptions, attention_of, check_in_tiers, checked, drives_of
+from vcsd.attach_options import AttachConfig, check_in_tiers
 
 USES = """
 import vcsd
@@ -37,45 +39,60 @@ def use(model: LlamaForCausalLM) -> None:
 """
 
 
-def test_every_option_has_a_type_a_default_and_a_kind() -> None:
-    assert set(_OPTIONS) == set(DriveOptions.__annotations__)
-    given = checked(1, "sparf", {})
-    assert given == {name: default for name, (default, _, _) in _OPTIONS.items()} | {"drives": 1, "method": "sparf"}
-    assert attention_of(given).method == "sparf"
-    drives = drives_of(given)
-    assert isinstance(drives, DriveSetConfig) and drives.count == 1
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"flush_interval_steps": True}, "flush_interval_steps: must be a valid integer"),
+        ({"flush_interval_steps": -1}, "flush_interval_steps: must be greater than or equal to 0"),
+        ({"micro_batches": 0}, "micro_batches: must be greater than or equal to 1"),
+        ({"restart_drives": 1}, "restart_drives: must be a valid boolean"),
+        ({"data_dir": "here"}, "data_dir: must be an instance of Path"),
+        ({"drives": 1.5}, r"drives = 1.5: must be a whole number above 0, a fleet \(ray\), or devices"),
+        ({"drives": True}, "drives = True: must be a whole number"),
+        ({"drives": 0}, "drives = 0: must be a whole number above 0"),
+        ({"budget": 8}, "budget: must be an instance of SparsityBudget"),
+        ({"method": 3}, "method: must be a valid string"),
+        ({"compresion": 8}, "compresion: no such field: did you mean compression"),
+        ({"spares": 1}, "spares: redundancy = none does not use them"),
+    ],
+)
+def test_option_of_wrong_type_or_range_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        AttachConfig(**options)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"flush_interval_steps": True}, "flush_interval_steps = True: must be a whole number"),
-        ({"restart_drives": 1}, "restart_drives = 1: must be True or False"),
-        ({"budget": 8}, "budget = 8: must be a CompressionBudget"),
-        ({"data_dir": "here"}, "data_dir = 'here': must be a pathlib.Path"),
-        ({"drives": 1.5}, "drives = 1.5: must be a whole number, a fleet"),
-        ({"method": None}, "method = None: must be text"),
+        ({"drives": [3]}, "drives: 3 is not a device: it has no method submit"),
+        ({"sizes": 8}, "sizes: no such field"),
+        ({"redundancy": "mirror"}, "redundancy = mirror: at least 2 drives are needed"),
+        ({"network": "3gbe"}, "network = '3gbe'"),
     ],
 )
-def test_option_of_wrong_type_is_refused(options: dict[str, Any], reason: str) -> None:
-    given = {"drives": 1, "method": "sparf"} | options
-    with pytest.raises(ValueError, match=reason):
-        checked(given.pop("drives"), given.pop("method"), given)
+def test_attach_refuses_what_no_drive_can_be(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason), vcsd.attach(llama(), **options):
+        pass
 
 
-def test_unknown_option_raises_type_error() -> None:
-    with pytest.raises(TypeError, match=r"attach\(\) got an unexpected keyword argument 'compresion'"):
-        vcsd.attach(llama(), compresion=8)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="'sizes'"):
-        vcsd.attach(llama(), policy="auto", sizes=8)  # type: ignore[call-overload]
+def test_options_are_those_of_drives_attention_and_steps() -> None:
+    here = Path(__file__)
+    config = AttachConfig(drives=np.int64(2), method="ours", layout="progressive", methods_file=here, threads=3)
+    assert config.attention() == AttentionConfig.named("ours", layout="progressive")
+    assert AttachConfig().attention("dense") == AttentionConfig.named("dense")
+    assert config.drive_set() == DriveSetConfig(count=2, methods_file=here, threads=3)
+    with_spares = AttachConfig(drives=2, redundancy="mirror", spares=np.int32(1), transport="process")
+    assert with_spares.drive_set() == DriveSetConfig(count=2, transport="process", spares=1)
 
 
 def test_drive_option_with_tiers_is_refused() -> None:
-    check_in_tiers("auto", TierLimits(), 1, "sparf", {})
-    with pytest.raises(ValueError, match="spares is a drive option"):
-        check_in_tiers("auto", None, 1, "sparf", {"spares": 1})
+    check_in_tiers("auto", TierLimits(), {"drives": 1, "method": None})
+    with pytest.raises(ValueError, match="layout is a drive option"):
+        check_in_tiers("auto", None, {"layout": "int8"})
     with pytest.raises(ValueError, match="tiers = 5: must be a TierLimits"):
-        check_in_tiers("auto", 5, 1, "sparf", {})  # type: ignore[arg-type]
+        check_in_tiers("auto", 5, {})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="with tiers set a policy"):
+        check_in_tiers("in-storage", TierLimits(), {})
 
 
 @pytest.mark.slow

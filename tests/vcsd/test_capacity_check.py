@@ -14,7 +14,8 @@ from csd_spec import LAYOUTS, AttentionConfig, KvAppend, ModelShape, SeqCreate, 
 from ftl import Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import capacity_check
-from vcsd.session import AttachConfig
+from vcsd.attach_options import AttachConfig
+from vcsd.session import InDrives
 
 SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
 
@@ -56,12 +57,12 @@ def test_every_drive_needs_room_for_a_latent_stream(monkeypatch):
 
 def test_mirror_needs_room_for_both_copies(monkeypatch):
     shape = replace(SHAPE, layers=1)
-    drives, tokens = DriveSetConfig(count=2), 4096
-    needed = capacity_check.flash_bytes(drives.spec, AttentionConfig(), shape, 1, tokens)
+    tokens = 4096
+    needed = capacity_check.flash_bytes(DriveSetConfig().spec, AttentionConfig(), shape, 1, tokens)
     monkeypatch.setattr(capacity_check, "available_bytes", lambda group: needed)
-    AttachConfig(drives=drives).check_capacity(shape, 1, tokens)
+    InDrives.of(AttachConfig(drives=2)).check_capacity(shape, 1, tokens)
     with pytest.raises(ValueError, match="in drives in memory"):
-        AttachConfig(drives=drives, redundancy="mirror").check_capacity(shape, 1, tokens)
+        InDrives.of(AttachConfig(drives=2, redundancy="mirror")).check_capacity(shape, 1, tokens)
 
 
 def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from csd_link.driveset import DriveSetConfig
-from csd_spec import AttentionConfig, CompressionBudget
+from vcsd.attach_options import AttachConfig
 from vcsd.generate import agreement, continue_text, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.session import AttachConfig
+from vcsd.session import InDrives
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +20,7 @@ def compare(model, tokenizer, inputs, new_tokens, setting):
 
 
 def setting(drives, method, compression=1):
-    return AttachConfig(
-        attention=AttentionConfig(method, CompressionBudget(compression)), drives=DriveSetConfig(count=drives)
-    )
+    return InDrives.of(AttachConfig(method=method, compression=compression, drives=drives))
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,11 @@ def test_recompute_stops_at_cropped_length(loaded, drives):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"redundancy": "raid"}, "redundancy = 'raid': must be one of none, mirror, recompute"),
+        ({"redundancy": "raid"}, "redundancy: must be 'none', 'mirror' or 'recompute'"),
         ({"redundancy": "mirror", "drives": 1}, "redundancy = mirror: at least 2 drives are needed"),
         ({"spares": 1}, "spares: redundancy = none does not use them"),
-        ({"spares": -1}, "spares = -1: must be at least 0"),
-        ({"spares": "1"}, "spares = '1': must be a whole number"),
+        ({"spares": -1}, "spares: must be greater"),
+        ({"spares": "1"}, "spares: must be a valid integer"),
         (
             {"spares": 1, "redundancy": "mirror", "drives": [FailingDevice(INSTCSD_ZYNQ7045_8CH, "a")] * 2},
             "spares = 1: only",

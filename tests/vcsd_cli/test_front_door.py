@@ -52,7 +52,7 @@ def test_error_line_into_a_closed_pipe_is_silent():
         (["run", "--network", "nosuch"], "--network 'nosuch': must be one of "),
         (["run", "--transport", "nosuch"], "--transport 'nosuch': must be one of "),
         (["run", "--prompt-file=$NONE"], "--prompt-file /none: No such file or directory"),
-        (["run", "--methods-file", "/none"], "--methods-file /none: No such file or directory"),
+        (["run", "--methods-file", "/none"], "--methods-file /none: no such file"),
         (["run", "--drive-config", "/none"], "--drive-config /none: No such file or directory"),
         (["run", "--data-dir", "$NOT_SET/x"], "--data-dir $NOT_SET/x: $NOT_SET is not set"),
         (["run", "--compression", "2", "--sparf-tokens", "3"], "--compression and --sparf-channels"),

@@ -24,7 +24,7 @@ REFUSED = [
     (["--policy", "best"], "must be one of reactive"),
     (["--policy", "orbitflow", "--drives", "2"], "--drives: --policy orbitflow uses no drives"),
     (["--policy", "orbitflow", "--method", "sparf"], "--method: --policy orbitflow uses no drives"),
-    (["--policy", "orbitflow", "--no-restart"], "--no-restart: --policy orbitflow uses no drives"),
+    (["--policy", "orbitflow", "--no-restart-drives"], "--no-restart-drives: --policy orbitflow uses no drives"),
     (["--device-kv-mib", "64"], "--device-kv-mib: --policy in-storage keeps all KV data in drives"),
     (["--policy", "ours", "--drives", "2", "--method", "magic"], "magic"),
     (["--host", "0.0.0.0"], "set VCSD_API_KEY, or add --api-key KEY"),
@@ -73,6 +73,7 @@ def test_command_serves_until_signal(number) -> None:
         before, url = [], None
         while url is None:
             before.append(server.stderr.readline())
+            assert before[-1], "".join(before)
             url = next(iter(re.findall(r"serving checkpoint at (\S+):", before[-1])), None)
         assert "KV data: in 2 drives, which attend; only windows stay on the device\n" in before
         with openai.OpenAI(base_url=url, api_key="secret") as client:

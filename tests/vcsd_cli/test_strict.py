@@ -12,7 +12,7 @@ from vcsd_cli.main import app
     "words",
     [
         ["eval", "accuracy", "--task", "squad", "--method", "dense", "--method", "sparf"],
-        ["run", "--restart", "--no-restart"],
+        ["run", "--restart-drives", "--no-restart-drives"],
         ["drive", "log", "x", "smart", "-o", "json", "--output-format", "json"],
     ],
 )
