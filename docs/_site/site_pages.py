@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from typer._click.core import Context
 
+from csd_link.driveset import DriveOptions
+from csd_link.hosting import HostingOptions
+from csd_spec import DriveSpec
+from vcsd.attach_options import AttachConfig, AttentionOptions
 from vcsd_cli.main import app
 
 _BOUNDS = re.compile(r"\s*\[((?:default|required|env|[-\d.]+<|x)[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]$")
 _LIMITS = re.compile(r"([-\d.]+)<=x<=([-\d.]+)$")
+_MODULES = re.compile(r"\b(?:\w+\.)+(?=\w)")  # in front of the name of a type
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
@@ -171,6 +178,24 @@ def drive(root: Path) -> str:
     return "\n\n".join(text)
 
 
+def keywords(root: Path) -> str:
+    """Keywords of `vcsd.attach` with drives, which are fields of some dataclasses."""
+    text: list[str] = []
+    for kind in (AttentionOptions, AttachConfig, DriveOptions, HostingOptions):
+        hints, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+        meanings, rows = dict(_ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or ""))), []
+        for field in dataclasses.fields(kind):
+            if field.name in vars(kind)["__annotations__"]:
+                notes = getattr(hints[field.name], "__metadata__", ())
+                help_text = next((note.description for note in notes if getattr(note, "description", None)), "")
+                default = "" if isinstance(field.default, DriveSpec) else _code(repr(field.default))
+                of = plain[field.name]
+                type_text = of.__name__ if isinstance(of, type) else _MODULES.sub("", str(of))
+                rows.append((_code(field.name), _cell(type_text), default, _cell(meanings.get(field.name, help_text))))
+        text.append(table(("keyword", "type", "default", "meaning"), rows))
+    return "\n\n".join(text)
+
+
 def report(root: Path) -> Path:
     """The page that `./dev docs --report` writes with `vcsd report`."""
     return root / "build" / "report" / "index.html"
@@ -188,5 +213,6 @@ MADE: dict[str, Callable[[Path], str]] = {
     "commands": commands,
     "serve-file": serve_file,
     "drive": drive,
+    "keywords": keywords,
     "report": report_link,
 }
