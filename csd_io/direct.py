@@ -28,14 +28,14 @@ _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, force: bool = False) -> Queue:
+def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, allow_overwrite: bool = False) -> Queue:
     """Open a queue over a folder's disk, a file, a block device or an NVMe character device (/dev/ng0n1).
 
     Args:
         path: A folder gets an unnamed, fully allocated file of `size_bytes`, which disappears when the process exits.
         size_bytes: Bytes to use; None uses the whole file or device.
         depth: Maximum number of requests in flight.
-        force: Overwrite existing content: a file system or the like on a device, nonzero bytes at the start of a file.
+        allow_overwrite: Overwrite content: a file system or the like on a device, nonzero bytes at the start of a file.
 
     Raises:
         OSError: No space (ENOSPC), in use or not empty (EBUSY), direct I/O not supported (EINVAL).
@@ -53,8 +53,12 @@ def open_queue(path: Path, size_bytes: int | None = None, depth: int = DEPTH, fo
     else:
         raise OSError(errno.EINVAL, "neither a folder, a file nor a device", str(path))
     try:
-        if not force and (what := _existing_content(path, queue)):
-            raise OSError(errno.EBUSY, f"holds {what}; it is only written to by force", str(path))
+        if not allow_overwrite and (what := _existing_content(path, queue)):
+            raise OSError(
+                errno.EBUSY,
+                f"holds {what}; it is only written to with --allow-overwrite, or allow_overwrite=True",
+                str(path),
+            )
     except OSError:
         queue.close()
         raise

@@ -20,7 +20,7 @@ DEFAULT = "default"  # tenant of drives that configure none
 SHARED = WindowLayout(slot_blocks=512)  # default with several tenants: a smaller slot keeps waits of the others short
 ADMIN = "_admin"  # built-in tenant without sequences, which reads logs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PATHS = ("path", "device", "mount", "methods", "layouts")
+_PATHS = ("path", "device", "mount", "methods_file", "layouts_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ServedDrive(HostingOptions):
             device; None uses shared memory.
         mount: Folder to mount it on.
         restarts: Whether it is restarted when it is killed.
-        methods, layouts: Python files with the operator's attention methods and KV layouts.
+        methods_file, layouts_file: Python files with the operator's attention methods and KV layouts.
         listen: Address for NVMe/TCP hosts; None does not listen.
     """
 
@@ -49,8 +49,8 @@ class ServedDrive(HostingOptions):
     offset_bytes: int = 0
     mount: Path | None = None
     restarts: bool = True
-    methods: Path | None = None
-    layouts: Path | None = None
+    methods_file: Path | None = None
+    layouts_file: Path | None = None
     listen: Listen | None = None
 
     def __post_init__(self) -> None:

@@ -123,7 +123,7 @@ def stores(tiers: TierLimits, device: torch.device, files: CachedFiles) -> dict[
     """Storage of each tier. `files` are the buffered files."""
     if tiers.on_device:
         assert tiers.files is not None
-        direct = DirectBlocks(open_queue(tiers.files, force=tiers.force))
+        direct = DirectBlocks(open_queue(tiers.files, allow_overwrite=tiers.allow_overwrite))
     else:
         direct = DirectBlocks(open_file=lambda nbytes: open_queue(tiers.folder, nbytes))
     return {DEVICE: DeviceMemory(device), HOST: Memory(), PAGE_CACHE: files, DIRECT: direct}

@@ -33,7 +33,7 @@ class TierLimits:
         files: Directory for files; or, for direct I/O, a file (such as a mounted drive's namespace), a block device or
             an NVMe character device. None: the directory for temporary files.
         max_tokens: Maximum length of a sequence, tokens; None: the model's context, at most 4096.
-        force: Write to a device that is not empty.
+        allow_overwrite: Write to a device that is not empty.
     """
 
     device: int | None = None
@@ -41,7 +41,7 @@ class TierLimits:
     page_cache: int | None = None
     files: FilePath | None = None
     max_tokens: int | None = None
-    force: bool = False
+    allow_overwrite: bool = False
 
     def __post_init__(self) -> None:
         for name in ("device", "host", "page_cache", "max_tokens"):

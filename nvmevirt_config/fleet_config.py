@@ -27,7 +27,7 @@ class FleetFile:
         flash: Folder for flash on each node's own disk (default: the run folder, in memory).
         address: HOST:PORT of the Ray cluster's GCS (default: `RAY_ADDRESS`, then a cluster on this machine).
         cpus: CPUs that Ray reserves per drive.
-        host_memory_mib: Page cache of a drive with medium `direct`, MiB.
+        page_buffer_mib: Page cache of a drive with medium `direct`, MiB.
     """
 
     drives: Annotated[int, Field(ge=1, le=MAX_DRIVES)]
@@ -38,7 +38,7 @@ class FleetFile:
     cpus: Annotated[float, Field(gt=0, le=1024)] = FleetPlan(drives=1).cpus
     durability: Durability = "process"
     medium: Kind = "memory"
-    host_memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
+    page_buffer_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def plan(self, folder: Path) -> FleetPlan:
@@ -53,7 +53,7 @@ class FleetFile:
             cpus=self.cpus,
             address=self.address,
             durability=self.durability,
-            medium=Medium(self.medium, self.host_memory_mib << 20),
+            medium=Medium(self.medium, self.page_buffer_mib << 20),
             threads=self.threads,
         )
 

@@ -69,14 +69,14 @@ class DriveEntry:
         path: Folder for its flash; None: memory.
         tenants: Names of tenants, each with a window; or a map from names to their shares.
         mount: Mount point; None: not mounted.
-        methods: File with attention methods.
-        layouts: File with layouts.
+        methods_file: File with attention methods.
+        layouts_file: File with layouts.
         device: File or device for its windows; None: shared memory.
         offset_bytes: Begin of the windows in `device`, bytes.
         layout: Size of each window.
         durability: Failure that a flush survives: the end of the drive's process, or a power loss of the host.
         medium: Place of flash pages while the drive has power: memory, or a file with direct I/O.
-        host_memory_mib: Page cache of a drive with medium `direct`, MiB.
+        page_buffer_mib: Page cache of a drive with medium `direct`, MiB.
         threads: Kernel threads; None: cores / drives.
     """
 
@@ -85,21 +85,21 @@ class DriveEntry:
     path: Path | None = None
     tenants: Tenants = (DEFAULT,)
     mount: Path | None = None
-    methods: Path | None = None
-    layouts: Path | None = None
+    methods_file: Path | None = None
+    layouts_file: Path | None = None
     device: Path | None = None
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     layout: WindowSize = WindowSize()
     durability: Durability = "process"
     medium: Kind = "memory"
-    host_memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
+    page_buffer_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """Convert to a drive configuration; paths are relative to `folder`."""
         path, mount, methods, layouts, device = (
             location and folder / expand(location)
-            for location in (self.path, self.mount, self.methods, self.layouts, self.device)
+            for location in (self.path, self.mount, self.methods_file, self.layouts_file, self.device)
         )
         default = SHARED if len(self.tenants) > 1 else WindowLayout()
         return ServedDrive(
@@ -113,10 +113,10 @@ class DriveEntry:
             offset_bytes=self.offset_bytes,
             mount=mount,
             restarts=restarts,
-            methods=methods,
-            layouts=layouts,
+            methods_file=methods,
+            layouts_file=layouts,
             durability=self.durability,
-            medium=Medium(self.medium, self.host_memory_mib << 20),
+            medium=Medium(self.medium, self.page_buffer_mib << 20),
             threads=self.threads,
         )
 
@@ -180,7 +180,7 @@ def load_config(path: Path) -> ServedDrives:
 def check_files(drives: Iterable[ServedDrive]) -> None:
     """Raise ValueError for a path of a drive that cannot be used: a missing file, or a file instead of a folder."""
     for drive in drives:
-        for name in ("methods", "layouts"):
+        for name in ("methods_file", "layouts_file"):
             file = getattr(drive, name)
             if file and not file.is_file():
                 raise ValueError(f"{drive.name}: {name}: {file}: no such file")

@@ -72,26 +72,24 @@ class HostingCliOptions:
     durability: Annotated[
         Durability | None,
         typer.Option(
-            "--flush-durability", help="event that flushed data survives: process exit (default), or host power loss"
+            "--durability", help="event that flushed data survives: process exit (default), or host power loss"
         ),
     ] = None
     medium: Annotated[
         Kind | None, typer.Option(help="storage of flash pages: memory (default), or the drives' files")
     ] = None
-    host_memory_mib: Annotated[
+    page_buffer_mib: Annotated[
         int | None,
         typer.Option("--page-buffer-mib", min=1, max=MAX_MIB, help="DRAM for pages of all direct drives, MiB"),
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--kernel-threads", min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)"
-        ),
+        typer.Option("--threads", min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)"),
     ] = None
 
     def override(self, said: HostingOptions, drives: int) -> dict[str, Any]:
         """Fields of one of `drives` drives: these options, or the configuration's values if unset."""
-        cache_bytes = None if self.host_memory_mib is None else max(BLOCK, (self.host_memory_mib << 20) // drives)
+        cache_bytes = None if self.page_buffer_mib is None else max(BLOCK, (self.page_buffer_mib << 20) // drives)
         medium = Medium(self.medium or said.medium.kind, cache_bytes or said.medium.cache_bytes)
         fields = {"durability": self.durability or said.durability, "threads": self.threads or said.threads}
         return fields | {"medium": medium}

@@ -124,7 +124,7 @@ def drive_set(
 ) -> DriveSetConfig:
     """The set of drives of the options, and `spares` more that replace lost ones."""
     if hosting.medium == "direct":
-        hosting = replace(hosting, host_memory_mib=hosting.host_memory_mib or HOST_MEMORY_MIB)
+        hosting = replace(hosting, page_buffer_mib=hosting.page_buffer_mib or HOST_MEMORY_MIB)
     if not drives.isdigit() and options.transport != "inproc":
         raise OptionError(f"--drives {drives} and --transport exclude each other")
     count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)

@@ -78,14 +78,14 @@ class PlacementOptions:
     restart: Annotated[bool | None, typer.Option("--restart/--no-restart", help=RESTART_HELP)] = None
     window: Annotated[Path | None, typer.Option("--window-device", help=WINDOW_HELP)] = None
     mount: Annotated[Path | None, typer.Option(help="folder; each drive is mounted there under its name")] = None
-    methods: MethodsFile = None
-    layouts: Annotated[
+    methods_file: MethodsFile = None
+    layouts_file: Annotated[
         Path | None, typer.Option("--layouts-file", help="Python file with custom KV layouts", callback=check_text)
     ] = None
 
     def fields(self) -> dict[str, Any]:
         """Fields of a drive that these options set."""
-        files = {"methods": self.methods, "layouts": self.layouts}
+        files = {"methods_file": self.methods_file, "layouts_file": self.layouts_file}
         fields = {"restarts": self.restart} | {name: file and file.absolute() for name, file in files.items()}
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -163,7 +163,7 @@ def serve(
 
     if reports.metrics is not None:
         require("--metrics", "metrics", "prometheus_client")
-    load_methods(placement.methods)  # reports errors once, here, instead of in every drive
+    load_methods(placement.methods_file)  # reports errors once, here, instead of in every drive
     drives = _apply_options(_config(what or []), placement, hosting)
     listen = tcp.address(tuple(drive.name for drive in drives))
     if listen:

@@ -41,15 +41,15 @@ class TierLimitOptions:
     ] = None
     files: Annotated[
         Path | None,
-        typer.Option("--file-tier", help="folder, block or NVMe character device (default: temporary folder)"),
+        typer.Option("--files", help="folder, block or NVMe character device (default: temporary folder)"),
     ] = None
-    force: Annotated[bool, typer.Option("--allow-overwrite", help="write to a device that is not empty")] = False
+    allow_overwrite: Annotated[bool, typer.Option(help="write to a device that is not empty")] = False
 
     def limits(self) -> TierLimits:
         """Limits of the options."""
         sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
         device, host, cache = (None if mib is None else int(mib * 2**20) for mib in sizes)
-        return TierLimits(device, host, cache, self.files, force=self.force)
+        return TierLimits(device, host, cache, self.files, allow_overwrite=self.allow_overwrite)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,9 +40,9 @@ SWITCH_S = 5e-4  # maximum time a tenant's thread runs Python while another one 
 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """Create the drive's firmware in the state of its last flush."""
-    load_layouts(drive.layouts)
+    load_layouts(drive.layouts_file)
     nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
-    firmware = Firmware(drive.spec, nand, load_methods(drive.methods), drive.threads or 1)
+    firmware = Firmware(drive.spec, nand, load_methods(drive.methods_file), drive.threads or 1)
     if folder:
         folder.count_power_on(firmware.ftl.counters)
     return firmware

@@ -39,7 +39,7 @@ def check_served(drives: DriveSetConfig, where: str) -> None:
     if drives.has_overrides:
         raise ValueError(
             f"durability, medium and threads of the drives at {where} are set by their operator"
-            f" (vcsd drive serve --flush-durability, --medium, --kernel-threads)"
+            f" (vcsd drive serve --durability, --medium, --threads)"
         )
 
 

@@ -184,16 +184,16 @@ def test_a_file_system_in_memory_is_refused():
 
 
 def test_file_with_data_needs_force(tmp_path, way):
-    """A file that begins with zeros is used without force."""
+    """A file that begins with zeros is used at once."""
     file = tmp_path / "blocks"
     file.write_bytes(bytes(4 * MIB))
     with opened(file) as queue:
         assert there_and_back(queue)
     before = file.read_bytes()
-    with pytest.raises(OSError, match="by force") as raised:
+    with pytest.raises(OSError, match="allow_overwrite") as raised:
         open_queue(file)
     assert raised.value.errno == errno.EBUSY and file.read_bytes() == before
-    with opened(file, force=True) as queue:
+    with opened(file, allow_overwrite=True) as queue:
         assert there_and_back(queue)
 
 
@@ -253,10 +253,10 @@ def test_device_with_data_needs_force(tmp_path, maker):
     disk.write_bytes(bytes(8 * MIB))
     make(maker, disk)
     with loop(disk) as device:
-        with pytest.raises(OSError, match="by force") as raised:
+        with pytest.raises(OSError, match="allow_overwrite") as raised:
             open_queue(Path(device))
         assert (raised.value.errno, raised.value.filename) == (errno.EBUSY, device)
-        with opened(device, force=True) as queue:
+        with opened(device, allow_overwrite=True) as queue:
             assert there_and_back(queue)
 
 
@@ -269,7 +269,7 @@ def test_a_mounted_device_is_refused_even_by_force(tmp_path):
         subprocess.run(["mount", device, mount], check=True)
         try:
             with pytest.raises(OSError) as raised:
-                open_queue(Path(device), force=True)
+                open_queue(Path(device), allow_overwrite=True)
         finally:
             subprocess.run(["umount", mount], check=True)
     assert raised.value.errno == errno.EBUSY

@@ -20,7 +20,7 @@ def test_serve_file_of_docs_is_read(tmp_path):
     first, second = load_config(tmp_path / "drives.yaml").drives
     assert (first.name, first.spec, first.tenants) == ("csd0", DRIVES["instcsd-overlapped"], ("alice", "bob"))
     assert (first.path, first.mount) == (tmp_path / "flash/csd0", tmp_path / "mnt/csd0")
-    assert first.methods == tmp_path / "strided.py"
+    assert first.methods_file == tmp_path / "strided.py"
     assert (second.spec, second.device, second.offset_bytes) == (
         INSTCSD_ZYNQ7045_8CH,
         Path("/dev/shm/guest-ram"),
@@ -106,7 +106,10 @@ def test_mount_over_own_flash_is_refused(tmp_path):
 
 def test_missing_files_and_files_instead_of_folders_are_named(tmp_path):
     (tmp_path / "file").touch()
-    for place, says in (("methods: no.py", "methods: .*no.py: no such file"), ("mount: file", "mount: .*not a folder")):
+    for place, says in (
+        ("methods_file: no.py", "methods_file: .*no.py: no such file"),
+        ("mount: file", "mount: .*not a folder"),
+    ):
         (tmp_path / "drives.yaml").write_text(f"drives: [{{name: a, {place}}}]")
         with pytest.raises(ValueError, match=f"a: {says}"):
             check_files(load_config(tmp_path / "drives.yaml").drives)

@@ -46,7 +46,7 @@ def test_error_line_into_a_closed_pipe_is_silent():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run", "--policy", "reactive", "--file-tier", "/none"], "--file-tier /none: no such folder, file or device"),
+        (["run", "--policy", "reactive", "--files", "/none"], "--files /none: no such folder, file or device"),
         (["run", "--method", "nosuch"], "--method 'nosuch': the drives know dense, sparf"),
         (["run", "--policy", "nosuch"], "--policy 'nosuch': must be one of "),
         (["run", "--network", "nosuch"], "--network 'nosuch': must be one of "),

@@ -200,7 +200,7 @@ def test_flush_durability_host_syncs_records(capsys, monkeypatch, tmp_path):
     counts = []
     for durability in ("process", "host"):
         words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--data-dir", str(tmp_path / durability))
-        assert vcsd(capsys, monkeypatch, "run", *words, "--flush-durability", durability, "-o", "json")[0] == 0
+        assert vcsd(capsys, monkeypatch, "run", *words, "--durability", durability, "-o", "json")[0] == 0
         counts.append(len(synced))
     assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
 
@@ -222,7 +222,7 @@ def test_file_medium_without_data_dir_is_refused(capsys, monkeypatch):
 
 
 def test_unknown_durability_is_refused(capsys, monkeypatch):
-    code, _, err = vcsd(capsys, monkeypatch, "run", "--flush-durability", "ever")
+    code, _, err = vcsd(capsys, monkeypatch, "run", "--durability", "ever")
     assert (code, "'process', 'host'" in err) == (2, True)
 
 

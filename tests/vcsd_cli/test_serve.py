@@ -57,13 +57,13 @@ def test_create_list_serve_delete(tmp_path):
 
 
 def test_hosting_options_of_drive_are_kept():
-    words = ("--flush-durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--kernel-threads", "2")
+    words = ("--durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--threads", "2")
     assert vcsd("drive", "create", "one", *words).returncode == 0
     config = load_config(find_created("one"))
     given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
     assert config.drives[0].hosting_fields(1) == given
     assert _apply_options(config, PlacementOptions(), HostingCliOptions()) == config.drives
-    asked = HostingCliOptions("process", host_memory_mib=4, threads=1)
+    asked = HostingCliOptions("process", page_buffer_mib=4, threads=1)
     (drive,) = _apply_options(config, PlacementOptions(restart=False), asked)
     assert not drive.restarts
     assert drive.hosting_fields(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
@@ -71,7 +71,7 @@ def test_hosting_options_of_drive_are_kept():
 
 def test_drives_of_a_server_share_cores_and_memory():
     drives = ServedDrives(tuple(ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH, path=Path(name)) for name in "ab"))
-    placed = _apply_options(drives, PlacementOptions(), HostingCliOptions(medium="direct", host_memory_mib=6))
+    placed = _apply_options(drives, PlacementOptions(), HostingCliOptions(medium="direct", page_buffer_mib=6))
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2
 
@@ -182,7 +182,8 @@ def test_port_of_metrics_that_a_drive_takes_is_refused(capsys, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize(
-    "entries", ["{name: a, mount: m}, {name: b, mount: m/}", "{name: a, methods: no.py}", "{name: a, mount: two.yaml}"]
+    "entries",
+    ["{name: a, mount: m}, {name: b, mount: m/}", "{name: a, methods_file: no.py}", "{name: a, mount: two.yaml}"],
 )
 def test_validate_and_serve_agree(capsys, monkeypatch, tmp_path, entries):
     (tmp_path / "two.yaml").write_text(f"drives: [{entries}]")

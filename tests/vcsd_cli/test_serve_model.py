@@ -32,8 +32,8 @@ REFUSED = [
     (["--api-key", "k\n"], "--api-key: must be printable ASCII"),
     (["--host", "192.0.2.1", "--api-key", "k"], "Cannot assign requested address: choose another address or port"),
     (
-        ["--policy", "orbitflow", "--file-tier", "/nowhere/at/all"],
-        "--file-tier /nowhere/at/all: no such folder, file or device",
+        ["--policy", "orbitflow", "--files", "/nowhere/at/all"],
+        "--files /nowhere/at/all: no such folder, file or device",
     ),
     (["--port", "0", "--max-model-len", "99999"], "the model's context is 4096"),
 ]

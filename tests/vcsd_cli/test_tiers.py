@@ -37,7 +37,7 @@ def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path,
     mib = [f"{OPTIONS[name]}={size}" for name, size in sizes.items()]
     result = run(
         capsys, monkeypatch, "--policy", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
-        "--batch", str(batch), "--file-tier", str(tmp_path),
+        "--batch", str(batch), "--files", str(tmp_path),
     )  # fmt: skip
     assert result["agreement"]["tokens_equal"]
     said = result["kv_cache"]
@@ -61,14 +61,14 @@ def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path,
 )
 def test_auto_policy_follows_sizes_and_states_reason(capsys, monkeypatch, tmp_path, tiers, chosen) -> None:
     mib = [f"{OPTIONS[name]}={size * LAYER_MIB}" for name, size in tiers.items()]
-    result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--file-tier", str(tmp_path))
+    result = run(capsys, monkeypatch, "--policy", "auto", *mib, "--files", str(tmp_path))
     assert result["agreement"]["tokens_equal"]
     assert chosen in result["kv_cache"]["why"]
 
 
 def test_tiers_run_prints_text_report(capsys, monkeypatch, tmp_path) -> None:
     code, out, _ = vcsd(
-        capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--file-tier", str(tmp_path)
+        capsys, monkeypatch, *RUN, "--policy", "split", "--page-cache-mib", "0.1", "--files", str(tmp_path)
     )
     assert code == 0
     for words in ("KV cache in tiers: split", "Moved in 8 forwards", "direct>device", "greedy tokens equal"):
@@ -101,15 +101,15 @@ def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
         (["--policy", "flexgen", "--device-kv-mib", "nan"], "--device-kv-mib"),
         (["--policy", "flexgen", "--device-kv-mib", "0.1"], "one layer take"),
         (
-            ["--policy", "flexgen", "--file-tier", "/nowhere"],
-            "--file-tier /nowhere: no such folder",
+            ["--policy", "flexgen", "--files", "/nowhere"],
+            "--files /nowhere: no such folder",
         ),
-        (["--policy", "flexgen", "--file-tier", "/dev/null"], "/dev/null"),
+        (["--policy", "flexgen", "--files", "/dev/null"], "/dev/null"),
         (["--policy", "flexgen", "--method", "dense"], "--method is a drive option"),
         (["--policy", "tutti", "--kv-dtype", "bf16"], "--kv-dtype is a drive option"),
         (["--policy", "tutti", "--sparf-recent", "4"], "--sparf-recent is a drive option"),
         (["--policy", "flexgen", "--policies-file", "/nowhere.py"], "/nowhere.py"),
-        (["--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", "/dev/shm"], "no direct I/O"),
+        (["--policy", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
     ],
 )
 def test_invalid_tier_options_are_one_line_error(capsys, monkeypatch, args, reason) -> None:
@@ -122,9 +122,9 @@ def test_invalid_tier_options_are_one_line_error(capsys, monkeypatch, args, reas
 def test_disk_with_data_is_not_overwritten(capsys, monkeypatch, tmp_path) -> None:
     disk = Path(tmp_path, "disk.img")
     disk.write_bytes(b"precious" * (1 << 20))
-    args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(disk))
+    args = (*RUN, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(disk))
     code, _, err = vcsd(capsys, monkeypatch, *args)
-    assert code and "only written to by force" in err
+    assert code and "only written to with --allow-overwrite" in err
     assert disk.read_bytes() == b"precious" * (1 << 20)
     code, _, err = vcsd(capsys, monkeypatch, *args, "--allow-overwrite")
     assert code == 0, err
@@ -136,9 +136,7 @@ def test_mounted_drive_works_as_direct_tier(capsys, monkeypatch) -> None:
     """Our own drive as a plain one: its namespace by io_uring, and it counts and times the requests."""
     with open_drives(DriveSetConfig(count=1, transport="fuse")) as (drive,):
         (namespace,) = run_dir().glob("run-*/mount*/namespace")
-        result = run(
-            capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--file-tier", str(namespace)
-        )
+        result = run(capsys, monkeypatch, "--policy", "dual-blade", "--page-cache-mib", "0", "--files", str(namespace))
         assert result["agreement"]["tokens_equal"]
         moved = {path["name"]: path["bytes"] for path in result["kv_cache"]["routes"]}
         assert moved["direct>device"] > moved["device>direct"] > 0

@@ -66,7 +66,7 @@ def test_a_namespace_has_many_requests_in_flight(mount):
             queue.discard(0, 1 << 20)
         assert raised.value.errno == errno.EOPNOTSUPP
     assert json.loads((mount / "latency.json").read_text())["write"]["bytes"] == len(data)
-    with pytest.raises(OSError, match="by force"):
+    with pytest.raises(OSError, match="allow_overwrite"):
         open_queue(mount / "namespace")
 
 
