@@ -268,8 +268,8 @@ class TieredKv:
         limit, need = self.tiers.device, 2 * shape.row_bytes * tokens
         if limit is not None and need > limit:
             raise PolicyError(
-                f"device = {limit:,} bytes: keys and values of one layer take {need:,} at {tokens:,} tokens of "
-                f"{shape.rows[0]} sequences: raise the limit"
+                f"keys and values of one layer take {need:,} bytes at {tokens:,} tokens of {shape.rows[0]} sequences, "
+                f"and the device has {limit:,}: raise its limit (TierLimits.device, --device-kv-mib)"
             )
 
     def _length(self, request: Hashable) -> int:

@@ -91,7 +91,7 @@ class AttachConfig(AttentionOptions, DriveOptions):
         if not is_count and not isinstance(drives, Sequence):
             raise ValueError(f"drives = {drives!r}: must be a whole number above 0, a fleet (ray), or devices")
         if self.redundancy == "none" and self.spares:
-            raise ValueError("spares: redundancy = none does not use them: set redundancy to mirror or recompute")
+            raise ValueError(f"spares = {self.spares}: redundancy none does not use them: choose mirror or recompute")
         load_layouts(self.layouts_file)
 
     def drive_set(self) -> DriveSetConfig | Sequence[Drive]:

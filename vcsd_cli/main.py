@@ -145,7 +145,8 @@ def _command() -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], "vcsd", standalone_mode=False, help_option_names=["--help", "-h"])
     except typer.TyperException as error:
-        print(f"vcsd: {' '.join(error.format_message().split())}", file=sys.stderr)
+        says = error.format_message().replace("Value error, ", "")  # Typer's prefix of a wrong choice
+        print(f"vcsd: {' '.join(says.split())}", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED

@@ -53,7 +53,7 @@ def use(model: LlamaForCausalLM) -> None:
         ({"budget": 8}, "budget: must be an instance of SparsityBudget"),
         ({"method": 3}, "method: must be a valid string"),
         ({"compresion": 8}, "compresion: no such field: did you mean compression"),
-        ({"spares": 1}, "spares: redundancy = none does not use them"),
+        ({"spares": 1}, "spares = 1: redundancy none does not use them"),
     ],
 )
 def test_option_of_wrong_type_or_range_is_refused(options: dict[str, Any], reason: str) -> None:
