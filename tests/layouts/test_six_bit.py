@@ -184,7 +184,7 @@ def test_model_decodes_with_a_file_of_layouts(monkeypatch, transport):
     torch.manual_seed(0)
     with torch.inference_mode():
         expected = decode(model := llama(), 100)
-        with vcsd.attach(model, 2, "dense", layout="int6", layouts_file=FILE, transport=transport) as csd:
+        with vcsd.attach(model, drives=2, method="dense", layout="int6", layouts_file=FILE, transport=transport) as csd:
             result = decode(model, 100)
     assert csd.report().layout == "int6" and 0 < (result - expected).abs().max() < 1
 

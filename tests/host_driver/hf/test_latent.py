@@ -100,7 +100,7 @@ def test_latent_stream_is_on_all_drives_one_is_read():
     for drives in (1, 3):
         with ExitStack() as devices:
             each = [devices.enter_context(closing(InProcessDrive(INSTCSD_ZYNQ7045_8CH))) for _ in range(drives)]
-            with vcsd.attach(model, each, method="dense") as csd:
+            with vcsd.attach(model, drives=each, method="dense") as csd:
                 logits[drives] = talk(model)
                 programmed = [device.firmware.ftl.counters.groups for device in each]
                 read = [device.firmware.ftl.counters.read for device in each]
@@ -150,7 +150,7 @@ def test_token_takes_one_row_and_copy_of_layout():
     """K of 576 channels in pages of 3 rows, and its copy for SparF; V takes no space."""
     model, tokens = made(deepseek_v3), 300
     spec = INSTCSD_ZYNQ7045_8CH
-    with closing(InProcessDrive(spec)) as device, vcsd.attach(model, [device], method="dense") as csd:
+    with closing(InProcessDrive(spec)) as device, vcsd.attach(model, drives=[device], method="dense") as csd:
         kept = model(torch.randint(3, 97, (1, tokens)), use_cache=True)
         (seq,) = device.firmware.ftl.sequences.values()
         assert set(seq.maps) == {"k", "embedding_k"}

@@ -143,7 +143,7 @@ def test_a_second_turn_and_crop_read_bf16_back():
         ({"kv_dtype": "fp8", "layout": "int8"}, "layout int8 stores fp16, bf16"),
         ({"kv_dtype": "fp8", "method": "ours"}, "layout progressive stores fp16, bf16"),
         ({"kv_dtype": "fp4"}, "must be 'fp16', 'bf16' or 'fp8'"),
-        ({"kv_dtype": 16}, "must be text"),
+        ({"kv_dtype": 16}, "kv_dtype: must be"),
     ],
 )
 def test_unknown_storage_is_refused(options, reason):
