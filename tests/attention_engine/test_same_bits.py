@@ -63,8 +63,8 @@ def own(tmp_path_factory):
     return bits
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["none", *(pytest.param(way, marks=pytest.mark.long) for way in list(FEATURES)[1:])])
+@pytest.mark.long
+@pytest.mark.parametrize("way", FEATURES)
 def test_every_instruction_set_gives_same_bits(tmp_path, own, way):
     """For the variants whose instructions this processor has."""
     has = {f"+{name}" for name, there in llvm.get_host_cpu_features().items() if there}
