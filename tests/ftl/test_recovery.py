@@ -11,7 +11,7 @@ import pytest
 from csd_io.folder import DiskFolder
 from csd_spec import LAYOUTS
 from csd_spec.view import UNMAPPED
-from ftl import Ftl, Nand, OutOfSpaceError
+from ftl import Ftl, Nand, OutOfSpaceError, UncorrectableReadError
 from ftl.flash import tag
 from ftl.flash.collect import GarbageCollector
 from ftl.flash.content import DirectPageStore
@@ -344,3 +344,18 @@ def test_empty_blocks_are_garbage_unless_data_lost():
     ftl.nand.power_on()
     ftl.nand.damage.files.append("blocks.bin: is cut")
     assert Ftl(DRIVE, ftl.nand).store.garbage == []
+
+
+def test_without_a_journal_an_unreadable_page_is_lost_and_not_what_it_held_before():
+    ftl, page = Ftl(DRIVE), DRIVE.geometry.page_bytes
+    ftl.blocks.resize(8)
+    for content in (1, 2):
+        ftl.blocks.write(np.arange(8), np.full((8, page), content, np.uint8), 0)
+        ftl.flush(0)
+    for ppn in (*ftl.journal.pages, ftl.blocks.map[3]):
+        ftl.nand.content[ppn] += 1
+    again = restarted(ftl)
+    assert "block namespace: logical page 3 cannot be read" in again.findings
+    assert again.blocks.read(np.array([2]), 0)[0].tolist() == [[2] * page]
+    with pytest.raises(UncorrectableReadError):
+        again.blocks.read(np.array([3]), 0)
