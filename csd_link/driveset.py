@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -62,6 +63,11 @@ class DriveSetConfig(DriveOptions):
 
     count: Annotated[Whole, Field(ge=1)] = 1
     spares: Annotated[Whole, Field(ge=0)] = 0
+
+    @classmethod
+    def of(cls, options: DriveOptions, **changes: Any) -> DriveSetConfig:
+        """Drives with these options, but for `changes`. options: may have further fields, as a subclass does."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(DriveOptions)} | changes)
 
     @property
     def kind(self) -> str:

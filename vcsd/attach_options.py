@@ -69,7 +69,7 @@ class AttachConfig(AttentionOptions, DriveOptions):
             on the CPU, which would read its weights twice.
     """
 
-    drives: SkipValidation[int | str | Sequence[Drive]] = 1
+    drives: SkipValidation[int | str | Sequence[Drive]] = 1  # checked below, in one line and not one for each type
     flush_interval_steps: Annotated[
         Whole, Field(ge=0, le=1 << 20, description="decode steps between flushes; 0: never")
     ] = 0
@@ -105,8 +105,7 @@ class AttachConfig(AttentionOptions, DriveOptions):
                 raise ValueError(f"spares = {self.spares}: only with created or served drives, not with devices")
             return drives
         count, transport = fleet_or_count(drives if isinstance(drives, str) else int(drives), self.transport)
-        options = {field.name: getattr(self, field.name) for field in fields(DriveOptions)}
-        return DriveSetConfig(**options | {"count": count, "transport": transport, "spares": self.spares})
+        return DriveSetConfig.of(self, count=count, transport=transport, spares=self.spares)
 
 
 def check_in_tiers(policy: Any, tiers: TierLimits | None, options: dict[str, Any]) -> None:

@@ -62,19 +62,19 @@ class InDrives:
         """Attach a model to the drives until the block ends."""
         model, options = unwrapped(model), self.options
         placed = placement(model)
-        here = self.stored(model.dtype, placed.shape.latent)
-        here.check(placed.shape)
-        methods = here.known_methods()  # before connecting: drives serve one host at a time
-        check_method(here.attention, methods)
+        place = self.stored(model.dtype, placed.shape.latent)
+        place.check(placed.shape)
+        methods = place.known_methods()  # before connecting: drives serve one host at a time
+        check_method(place.attention, methods)
         check_not_attached(model)
         network = network_named(options.network) if options.network else None
         with HomeStack() as undo:
             devices, replay = undo.enter_context(open_redundant(self.drives, options.redundancy, network))
-            driver = Driver(devices, placed.shape, here.attention, options.flush_interval_steps)
+            driver = Driver(devices, placed.shape, place.attention, options.flush_interval_steps)
             undo.callback(driver.close)
             if isinstance(self.drives, DriveSetConfig) and self.drives.data_dir:
                 undo.callback(driver.flush)
-            csd = DriveSession(driver, placed, here, methods)
+            csd = DriveSession(driver, placed, place, methods)
             undo.callback(csd.save_statistics)
             micro_batches = options.micro_batches or (1 if model.device.type == "cpu" else 2)
             undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))

@@ -162,7 +162,7 @@ def _limits(annotation: Any) -> Iterator[Any]:
     """Bounds in the metadata of a type, or of one in a union."""
     for declared in getattr(annotation, "__metadata__", ()):
         yield from getattr(declared, "metadata", ())
-    for part in get_args(annotation):
+    for part in get_args(annotation):  # a bound of `Whole | None` stands inside the union
         yield from _limits(part)
 
 

@@ -128,11 +128,9 @@ def drive_set(
     if not drives.isdigit() and options.transport != "inproc":
         raise OptionError(f"--drives {drives} and --transport exclude each other")
     count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)
-    chosen = {field.name: getattr(options, field.name) for field in fields(DriveOptions)}
-    chosen |= {"transport": transport, **hosting.override(HostingOptions(), count + spares)}
-    if drive_config:
-        chosen["spec"] = load_drive(drive_config)
-    return DriveSetConfig(**chosen, count=count, spares=spares)
+    changes = {"transport": transport, "spares": spares, **hosting.override(HostingOptions(), count + spares)}
+    spec = load_drive(drive_config) if drive_config else options.spec
+    return DriveSetConfig.of(options, count=count, spec=spec, **changes)
 
 
 @frozen_value
@@ -215,8 +213,8 @@ def _checked(options: RunOptions, hosting: HostingCliOptions, tiers: TierOptions
     The default method with --policy in-storage is dense.
     """
     in_tiers = tiers.value()
-    given = ("timeline", *(field.name for field in fields(MethodOptions)))
-    if in_tiers and (names := [name for name in given if getattr(options, name) is not None]):
+    drives_only = ("timeline", *(field.name for field in fields(MethodOptions)))
+    if in_tiers and (names := [name for name in drives_only if getattr(options, name) is not None]):
         name = f"--{names[0].replace('_', '-')}"
         raise OptionError(f"{name} is a drive option, and with --policy {tiers.policy} the model attends itself")
     if options.timeline:

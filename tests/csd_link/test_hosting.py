@@ -31,7 +31,7 @@ def test_drives_share_cores_unless_threads_are_given(way):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"durability": "ever"}, "durability: must be|durability = 'ever'"),
+        ({"durability": "ever"}, "durability"),
         ({"medium": Medium("direct")}, "medium = direct: needs a folder"),
         ({"threads": 0}, "threads = 0: must be at least 1"),
     ],

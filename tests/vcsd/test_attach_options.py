@@ -90,7 +90,7 @@ def test_drive_option_with_tiers_is_refused() -> None:
     with pytest.raises(ValueError, match="layout is a drive option"):
         check_in_tiers("auto", None, {"layout": "int8"})
     with pytest.raises(ValueError, match="tiers = 5: must be a TierLimits"):
-        check_in_tiers("auto", 5, {})  # type: ignore[arg-type]
+        check_in_tiers("auto", 5, {})  # type: ignore[arg-type] # users without a type checker
     with pytest.raises(ValueError, match="with tiers set a policy"):
         check_in_tiers("in-storage", TierLimits(), {})
 

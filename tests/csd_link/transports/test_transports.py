@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from csd_firmware.folder import DriveFolder
-from csd_link.driveset import DriveSetConfig
+from csd_link.driveset import TRANSPORTS, DriveSetConfig
 from csd_link.nvmeof.device import Endpoint, NvmeDrive
 from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.recovery import RecoveringDrive
@@ -300,3 +300,7 @@ def test_drives_in_this_process_are_closed_after_the_block(tmp_path):
         with pytest.raises(ValueError, match="process"):
             DriveFolder(drives[0].spec, tmp_path / "drive0")
     DriveFolder(drives[0].spec, tmp_path / "drive0").close()
+
+
+def test_help_of_the_option_names_every_transport():
+    assert {form.partition(":")[0] for form in TRANSPORTS.split(", ")} == {transport.name for transport in OURS}
