@@ -134,7 +134,7 @@ def test_served_drive_exception_restarts_from_last_flush(tmp_path, own_run_dir, 
         "Journal._write_place = write\n"
         "METHODS = {}\n"
     )
-    with serving(tmp_path, "csd0", flash=tmp_path / "flash", methods=methods):
+    with serving(tmp_path, "csd0", flash=tmp_path / "flash", methods_file=methods):
         device = RecoveringDrive(window_of("csd0"))
         one, _ = filled(device)
         assert ask(device, append(one, 30, 1)).status is Status.SUCCESS
