@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 
@@ -53,12 +53,15 @@ class DriveTier:
     @contextmanager
     def step(self) -> Iterator[None]:
         """A decode step, whose layers follow each other in the drives' simulated time."""
-        step = self.driver.step(1)
-        with self.lock:
-            (self._step,) = step.__enter__()
-        yield
-        with self.lock:  # no copies of other threads in between
-            step.__exit__(None, None, None)
+        with ExitStack() as step:
+            with self.lock:
+                (self._step,) = step.enter_context(self.driver.step(1))
+            try:
+                yield
+            finally:
+                self._step = None
+            with self.lock:  # a copy of another thread must not move the time at which the step ends
+                step.close()
 
     def attend(self, requests: Sequence[Hashable], block: int, layer: int, q: F16, k: F16, v: F16) -> tuple[F16, F32]:
         """Store one token per request in this block and attend to the block, as `Driver.attend` does.
@@ -116,13 +119,13 @@ class DriveFrame:
     def store(self, at: int, data: memoryview) -> None:
         first, tokens = self._range(at, data)
         k, v = self._format.split(np.frombuffer(data, np.float16))
-        driver, lengths = self._owner.driver, np.array([tokens])
+        driver = self._owner.driver
         assert first <= self._batch.lengths[0, self._layer], "tokens would be stored after a gap"
         with self._owner.lock:
             if first < self._batch.lengths[0, self._layer]:
                 driver.crop(self._batch, self._layer, np.array([first]))
-            driver.append(self._batch, ALL, self._layer, lengths, _loader(k, self._owner.padded(v)))
-            driver.settle()
+            driver.append(self._batch, ALL, self._layer, np.array([tokens]), lambda: (k, self._owner.padded(v)))
+            driver.await_append()
 
     def trim(self, nbytes: int) -> None:
         with suppress(DriveError), self._owner.lock:
@@ -138,7 +141,3 @@ class DriveFrame:
         if rest or more:
             raise ValueError(f"bytes {at} to {at + len(data)}: must be whole tokens of {self._row_bytes} bytes")
         return first, tokens
-
-
-def _loader(k: F16, v: F16) -> Callable[[], tuple[F16, F16]]:
-    return lambda: (np.ascontiguousarray(k), np.ascontiguousarray(v))

@@ -136,6 +136,17 @@ class Driver:
         assert len(self._in_flight) <= LAYERS_IN_FLIGHT and (lengths >= 0).all()
         batch.lengths[rows, layer] += lengths
 
+    def await_append(self) -> None:
+        """Wait for the last `append` and raise its error here; in simulated time it is still in flight."""
+        try:
+            done = [future.result() for future in self._in_flight[-1].result()]
+        except Exception:  # error of `load`
+            self._in_flight.pop()
+            raise
+        if any(completion.status is not Status.SUCCESS for completion in done):
+            self._in_flight.pop()
+            self._checked(done)
+
     def settle(self) -> None:
         """Wait until all shipped tokens are stored."""
         while self._in_flight:

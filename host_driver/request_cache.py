@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -87,12 +87,12 @@ class RowKv:
         for request, tokens in new.items():
             if (length := self.tokens(request) + tokens) > self.max_tokens:
                 raise PolicyError(f"{length} tokens: must be at most max_tokens = {self.max_tokens}")
+        decodes = self.drives is not None and set(new.values()) == {1}
+        if decodes:
+            self.real.settle(CSD)  # a step begins when the prompts before it are stored
         self._policy_thread.start(lambda: self.runner.run(new, dict.fromkeys(new, self.row_bytes)))
         try:
-            if self.drives and set(new.values()) == {1}:
-                with self.drives.step():
-                    yield
-            else:
+            with self.drives.step() if self.drives and decodes else nullcontext():
                 yield
             self._policy_thread.finish()
         except BaseException:

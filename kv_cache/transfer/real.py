@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from csd_io.queue import aligned
 from kv_cache.block_table import BlockKey, CopyRange, PolicyError, Transfer
-from kv_cache.hardware import Route, Tier
+from kv_cache.hardware import CSD, Route, Tier
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles, Frame, Store, move
 
@@ -27,6 +27,7 @@ class RealTransfer:
     """A copy of bytes [first, end) of a frame. If it fails (`error`), transfers that need it fail too."""
 
     route: Route
+    tiers: tuple[str, str]
     source: Frame
     target: Frame
     first: int
@@ -83,7 +84,8 @@ class RealTransfers:
         self._changed = threading.Condition()
         self._queues: dict[str, list[RealTransfer]] = {}
         self._threads: list[threading.Thread] = []
-        self._count = self._under_way = 0
+        self._under_way: Counter[str] = Counter()  # copies by tier
+        self._count = 0
         self._layer_s, self._closed = 0.0, False
 
     def frame(self, block: BlockKey, tier: str) -> Frame:
@@ -98,21 +100,20 @@ class RealTransfers:
         return False
 
     def begin(self, copy_range: CopyRange, route: Route, fifo: bool, urgency: float) -> RealTransfer:
-        self._start_workers(route.name)
-        source, target = (
-            self.frame(copy_range.block, copy_range.source),
-            self.frame(copy_range.block, copy_range.target),
-        )
+        # Drives get the layers of a prompt in their order, so that their simulated time does not depend on threads
+        tiers = copy_range.source, copy_range.target
+        self._start_workers(route.name, 1 if CSD in tiers else THREADS)
+        source, target = (self.frame(copy_range.block, tier) for tier in tiers)
         row = copy_range.row_bytes
         first, end = route.blocks(copy_range.first * row, (copy_range.first + copy_range.tokens) * row)
         self._count += 1
-        copy = RealTransfer(route, source, target, first, end, self._count, urgency)
+        copy = RealTransfer(route, tiers, source, target, first, end, self._count, urgency)
         before = {id(transfer): transfer for transfer in (*copy_range.after, *copy_range.needs)}
         if fifo and (last := self._last.get(route.name)):
             before[id(last)] = last
         self._last[route.name] = copy
         with self._changed:
-            self._under_way += 1
+            self._under_way.update(tiers)
             self._pending[route.name] += end - first
             self._follow(
                 copy, [transfer for transfer in before.values() if isinstance(transfer, RealTransfer)], copy_range.needs
@@ -168,10 +169,10 @@ class RealTransfers:
     def end(self) -> None:
         pass
 
-    def settle(self) -> None:
-        """Wait until all copies have finished, on success or failure."""
+    def settle(self, tier: str | None = None) -> None:
+        """Wait until all copies, or those to and from a tier, have finished, on success or failure."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way)
+            self._changed.wait_for(lambda: not (self._under_way[tier] if tier else any(self._under_way.values())))
 
     def close(self) -> None:
         """Wait for all copies and free everything."""
@@ -241,13 +242,13 @@ class RealTransfers:
         if not running:
             go()
 
-    def _start_workers(self, name: str) -> None:
+    def _start_workers(self, name: str, threads: int) -> None:
         """Start the threads of a route; raises OSError if no thread can be created."""
         if name in self._queues:
             return
         self._queues[name] = []
         try:
-            for number in range(THREADS):
+            for number in range(threads):
                 thread = threading.Thread(target=self._copies, args=(name,), name=f"{name}-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -278,14 +279,14 @@ class RealTransfers:
         copy.began_ns = time.monotonic_ns()
         if copy.error is None:
             try:
-                assert not (copy.done or copy.waits) and 0 <= nbytes <= self._pending[name] and self._under_way > 0
+                assert not (copy.done or copy.waits) and 0 <= nbytes <= self._pending[name]
                 move(copy.source, copy.target, copy.first, copy.end, bounce)
             except Exception as error:  # noqa: BLE001 - raised by the waiters of this copy
                 copy.error = error
         with self._changed:
             copy.ended_ns = time.monotonic_ns()
             self._pending[name] -= nbytes
-            self._under_way -= 1
+            self._under_way.subtract(copy.tiers)
             if copy.error is None and nbytes:
                 self.moved[name] += nbytes
                 rate = nbytes * 1e9 / max(1, copy.ended_ns - copy.began_ns)
