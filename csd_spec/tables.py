@@ -73,6 +73,6 @@ class Tables(Generic[F]):
             self.ours.clear()
             self.ours.update(before)
         if table is None:
-            raise ValueError(f"{file}: has no {self.name}, a table from name to function ({self.doc})")
+            raise ValueError(f"{file}: has no {self.name}, a table by name ({self.doc})")
         namespace[self.name] = table
         return {name: self.check(str(file), name, entry) for name, entry in table.items()}

@@ -33,7 +33,7 @@ class DriveTier:
 
     def frame(self, block: BlockKey, nbytes: int) -> DriveFrame:
         with self.lock:
-            return DriveFrame(self, self._batch(block.request, block.index), block.layer)
+            return DriveFrame(self, block, self._batch(block.request, block.index))
 
     def _batch(self, request: Hashable, block: int) -> Batch:
         """Sequence of a block; created at the first use."""
@@ -101,8 +101,8 @@ class DriveTier:
 class DriveFrame:
     """A layer of a sequence in drives."""
 
-    def __init__(self, owner: DriveTier, batch: Batch, layer: int) -> None:
-        self._owner, self._batch, self._layer = owner, batch, layer
+    def __init__(self, owner: DriveTier, block: BlockKey, batch: Batch) -> None:
+        self._owner, self._key, self._batch, self._layer = owner, (block.request, block.index), batch, block.layer
         self._format, self._row_bytes = owner.format, owner.format.row_bytes
 
     def view(self, at: int, nbytes: int) -> None:
@@ -132,7 +132,8 @@ class DriveFrame:
             self._owner.driver.crop(self._batch, self._layer, np.array([-(-nbytes // self._row_bytes)]))
 
     def free(self) -> None:
-        self.trim(0)
+        if self._owner.batches.get(self._key) is self._batch:  # else its sequence is freed as a whole
+            self.trim(0)
 
     def _range(self, at: int, data: memoryview) -> tuple[int, int]:
         """First token and number of tokens of a byte range."""

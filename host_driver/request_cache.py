@@ -13,10 +13,10 @@ from host_driver.driver import Driver
 from host_driver.kv_format import KVFormat
 from host_driver.tiers import bounce_buffer_factory, first_bytes, round_to_blocks, stores
 from kv_cache.block_table import BlockKey, PolicyError
-from kv_cache.hardware import CSD, DEVICE, HOST, PAGE_CACHE
-from kv_cache.iteration import IterationRunner, Program
+from kv_cache.hardware import CSD, DEVICE
+from kv_cache.iteration import IterationRunner, TierAssignment
 from kv_cache.limits import TierLimits
-from kv_cache.placement_runner import Homes, carry_out
+from kv_cache.scheduler import Policy
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.frames import CachedFiles
 from kv_cache.transfer.policy_thread import PolicyThread
@@ -41,7 +41,7 @@ class RowKv:
         max_tokens: int,
         driver: Driver | None = None,
         cache_bytes: int = 0,
-        program: Program = carry_out,
+        policy: Policy = Policy(),
     ) -> None:
         """Create empty tiers.
 
@@ -52,7 +52,7 @@ class RowKv:
             max_tokens: Maximum length of a request.
             driver: Driver of the drives, if there are any.
             cache_bytes: Size of the page cache, bytes.
-            program: The policy's program of an iteration.
+            policy: Moves blocks in each iteration.
         """
         self.shape, self.max_tokens, self.device = shape, max_tokens, like.device
         self.format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
@@ -69,28 +69,27 @@ class RowKv:
             held, lambda block: capacity, self._policy_thread.attend_layer, bounce_buffer_factory(self.device)
         )
         machine = tiers.machine(cache_bytes, drives=driver is not None)
-        self.runner = IterationRunner(machine, range(shape.layers), program, self.real, parts=(PART,))
-        self.runner.memory["below"] = PAGE_CACHE if tiers.host == 0 and cache_bytes else HOST
+        self.runner = IterationRunner(machine, range(shape.layers), policy.layers, self.real, parts=(PART,))
 
     @contextmanager
-    def iteration(self, new: Mapping[Hashable, int], homes: Homes) -> Iterator[None]:
+    def iteration(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> Iterator[None]:
         """Run the policy along with one forward.
 
         Args:
             new: New tokens of each request.
-            homes: Returns the tiers of a layer of any request from now on.
+            assignment: Tiers of each layer of any request from now on.
 
         Raises:
             PolicyError: A tier is too small; the stored data of these requests is then invalid.
         """
-        self.runner.memory["homes"] = homes
         for request, tokens in new.items():
             if (length := self.tokens(request) + tokens) > self.max_tokens:
                 raise PolicyError(f"{length} tokens: must be at most max_tokens = {self.max_tokens}")
         decodes = self.drives is not None and set(new.values()) == {1}
         if decodes:
             self.real.settle(CSD)  # a step begins when the prompts before it are stored
-        self._policy_thread.start(lambda: self.runner.run(new, dict.fromkeys(new, self.row_bytes)))
+        row_bytes = dict.fromkeys(new, self.row_bytes)
+        self._policy_thread.start(lambda: self.runner.run(new, row_bytes, assignment))
         try:
             with self.drives.step() if self.drives and decodes else nullcontext():
                 yield
@@ -132,6 +131,8 @@ class RowKv:
     def free(self, request: Hashable) -> None:
         """Free a request."""
         self.real.settle()
+        if self.drives:
+            self.drives.forget(request)  # before its frames, which would crop each layer
         self.runner.free(request)
         self.real.forget(request)
         for key in [key for key in self.windows if key[0] == request]:

@@ -1,4 +1,4 @@
-"""Assignment of KV heads and query heads to drives (tensor parallelism)."""
+"""TierAssignment of KV heads and query heads to drives (tensor parallelism)."""
 
 from __future__ import annotations
 

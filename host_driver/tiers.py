@@ -156,7 +156,7 @@ class TieredKv:
         self.device = next(model.parameters()).device
         self.training: Callable[[], bool] = lambda: model.training
         self.machine: Machine = tiers.machine(cache_bytes)
-        self._policy = policy
+        self.policy = policy
         self._shapes: dict[Hashable, Shape] = {}
         self._policy_thread = PolicyThread()
         self._running: Hashable | None = None
@@ -286,7 +286,7 @@ class TieredKv:
         except (OSError, PolicyError):
             raise
         except Exception as error:
-            raise PolicyError(f"policy {self._policy.name}: {type(error).__name__}: {error}") from error
+            raise PolicyError(f"policy {self.policy.name}: {type(error).__name__}: {error}") from error
 
 
 def round_to_blocks(nbytes: int) -> int:

@@ -7,12 +7,12 @@ from kv_cache.block_table import BlockKey, BlockTable, PolicyError, Transfer
 from kv_cache.cost import CostModel, DriveModel, Overlay, ServingCost
 from kv_cache.engine import Engine
 from kv_cache.hardware import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, Machine, Route, SharedLink, Tier
-from kv_cache.iteration import Iteration, IterationRunner, Program
+from kv_cache.iteration import Iteration, IterationRunner, Program, TierAssignment
 from kv_cache.metrics import RunResult, summary
 from kv_cache.planner.problem import Offload, blocks_on_device
 from kv_cache.policies import POLICIES, load_policies
 from kv_cache.request import SequenceState
-from kv_cache.scheduler import IterationResult, LayerPolicy, Policy, SchedulerOutput, SchedulerState
+from kv_cache.scheduler import IterationResult, Policy, SchedulerOutput, SchedulerState
 from kv_cache.simulation import simulate
 from kv_cache.trace import Request, Trace, generate
 from kv_cache.trace_file import load
@@ -34,7 +34,6 @@ __all__ = [
     "Iteration",
     "IterationResult",
     "IterationRunner",
-    "LayerPolicy",
     "LayerTime",
     "Machine",
     "Offload",
@@ -52,6 +51,7 @@ __all__ = [
     "SharedLink",
     "SimulatedTransfers",
     "Tier",
+    "TierAssignment",
     "Trace",
     "Transfer",
     "blocks_on_device",

@@ -51,7 +51,7 @@ class Engine:
         admission: AdmissionConfig = AdmissionConfig(),
         trace: Trace | None = None,
         store: SequenceStore | None = None,
-        first_block: int = 0,
+        longest_tokens: int = 0,
     ) -> None:
         self.policy, self.cost, self.slo_s, self.admission, self.store = policy, cost, slo_s, admission, store
         requests = trace.requests if trace else ()
@@ -62,7 +62,7 @@ class Engine:
         self.done = RunResult(slo_s=slo_s, rejected=self.queue.rejected)
         self._keep, self._asked = trace is not None, list[int]()
         self._tokens, self._requests = sum(request.tokens for request in requests), len(requests)
-        self._given, self._slowdown, self._first_block = cost, 1.0, first_block
+        self._given, self._slowdown, self._longest_tokens = cost, 1.0, longest_tokens
         self.events: EventTimer | None = None
         self.host_bytes = math.inf
 
@@ -262,7 +262,8 @@ class Engine:
             step=self.done.steps,
             changed=self.changed or [sequence.number for sequence in among] != self._asked,
             mean_tokens=self._tokens / max(1, self._requests),
-            first_block=self._first_block,
+            longest_tokens=self._longest_tokens,
+            max_batch_size=self.admission.max_batch_size,
             store=self.store,
             coming=self.queue.has_arrivals,
         )

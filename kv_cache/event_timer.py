@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from kv_cache.cost import ServingCost
-from kv_cache.hardware import CSD, DEVICE, HOST, Machine
+from kv_cache.hardware import CSD, DEVICE, Machine
 from kv_cache.iteration import IterationRunner
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput
@@ -56,8 +56,6 @@ class EventTimer:
         self.runner = IterationRunner(
             machine, range(cost.layers), policy.layers, self.transfers, parts=(PART,), final_tokens=final_tokens
         )
-        self.runner.memory["below"] = HOST
-        self._first_block = policy.first_block
         self._prefill_s: Mapping[Hashable, float] = {}
         self._decoding = 1
 
@@ -78,16 +76,14 @@ class EventTimer:
         Raises:
             PolicyError: The policy requests something that the block table forbids.
         """
-        events, L, memory = self.transfers.events, self.cost.layers, self.runner.memory
+        events = self.transfers.events
         events.run_to(max(events.now_ns, now_s * 1e9))
         for number in output.preempted:
             self.forget(number)
         self._prefill_s, self._decoding = dict(prefill_s.items()), len(new) - len(prefill_s)
-        tiers = {number: output.tiers(number, L, self._first_block) for number in output.placement}
-        memory["homes"] = lambda number, layer: tiers[number][layer] if number in tiers else (HOST,)
-        memory["buffers"] = output.buffers
-        began_ns = events.now_ns
-        self.runner.run(dict(new.items()), dict.fromkeys(new, round(self.cost.token_bytes)))
+        began_ns, tokens = events.now_ns, dict[Hashable, int](new.items())
+        row_bytes = dict.fromkeys(tokens, round(self.cost.token_bytes))
+        self.runner.run(tokens, row_bytes, output.assignment(self.cost.layers))
         return (events.now_ns - began_ns) / 1e9
 
     @property

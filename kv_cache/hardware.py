@@ -149,6 +149,12 @@ class Machine:
                 raise ValueError(f"link {link.name}: contention by unknown link {min(lacking)!r}")
         return machine
 
+    @property
+    def below_device(self) -> str:
+        """Tier for blocks that leave the device: host memory, or buffered files if only these have memory."""
+        host, files = self.tiers.get(HOST), self.tiers.get(PAGE_CACHE)
+        return PAGE_CACHE if host and host.limit_bytes == 0 and files and files.cache_bytes else HOST
+
     def with_limits(self, limits: Mapping[str, int]) -> Machine:
         """Copy with other limits of some tiers.
 

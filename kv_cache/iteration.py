@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 from kv_cache.block_table import BlockKey, BlockTable, CopyRange, PolicyError, Transfer
 from kv_cache.hardware import DEVICE, Machine, Route
@@ -17,6 +16,7 @@ from kv_cache.transfer.engine import Action, AttendCall, IterationRecord, Transf
 
 Program = Callable[["Iteration"], None]
 Plan = Callable[[int], Sequence[Hashable]]
+Tiers = tuple[str, ...]  # tier of each block of a layer
 
 
 @dataclass(slots=True)
@@ -27,6 +27,19 @@ class Counts:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TierAssignment:
+    """Where a policy's `schedule` keeps the KV data of requests.
+
+    Attributes:
+        tiers: Returns the tier of each block of a layer of a request.
+        buffers: Returns the number of offloaded layers of a request that the device holds at once.
+    """
+
+    tiers: Callable[[Hashable, int], Tiers]
+    buffers: Callable[[Hashable], int] = lambda request: 2
+
+
 @dataclass(slots=True)
 class IterationRunner:
     """Runs a policy for iteration after iteration on one block table.
@@ -35,7 +48,7 @@ class IterationRunner:
         parts: Parts of each layer of a request: keys and values separately, or together.
         plan: Requests that run in k iterations; None: always the same batch.
         final_tokens: Final length of a request, tokens; 0: unknown.
-        memory: State of the policy, kept between iterations.
+        below: Tier for blocks that leave the device.
         recorded: Record of all actions if it is a list; None: not recorded.
         now: The current iteration, or the last one.
     """
@@ -48,7 +61,7 @@ class IterationRunner:
     plan: Plan | None = None
     final_tokens: int = 0
     table: BlockTable = field(init=False)
-    memory: dict[str, Any] = field(default_factory=dict)
+    below: str = field(init=False)
     traffic: dict[str, Counts] = field(default_factory=dict)
     iterations: int = 0
     recorded: list[IterationRecord] | None = None
@@ -56,10 +69,22 @@ class IterationRunner:
 
     def __post_init__(self) -> None:
         self.table = BlockTable(self.machine.tiers, self.transfers.release)
+        self.below = self.machine.below_device
 
-    def run(self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int]) -> None:
-        """Run an iteration with `new` tokens of each request, `row_bytes` per token of one part; raises PolicyError."""
-        iteration = self.now = Iteration(self, self.iterations, dict(new), dict(row_bytes))
+    def run(
+        self, new: Mapping[Hashable, int], row_bytes: Mapping[Hashable, int], assignment: TierAssignment | None = None
+    ) -> None:
+        """Run an iteration.
+
+        Args:
+            new: New tokens of each request.
+            row_bytes: Bytes per token of one part, of each request.
+            assignment: Decision of `schedule`; None: there is none.
+
+        Raises:
+            PolicyError: The policy requests something that the block table forbids.
+        """
+        iteration = self.now = Iteration(self, self.iterations, dict(new), dict(row_bytes), assignment)
         self.iterations += 1
         if self.recorded is not None:
             self.recorded.append(IterationRecord(new, row_bytes, iteration.acts))
@@ -114,14 +139,19 @@ class Iteration:
 
     Attributes:
         new: New tokens of each request of the batch: 1 in decode, more in prefill.
-        memory: State of the policy, kept between iterations.
+        below: Tier for blocks that leave the device: host memory, or buffered files if only these have memory.
     """
 
     def __init__(
-        self, run: IterationRunner, number: int, new: dict[Hashable, int], row_bytes: dict[Hashable, int]
+        self,
+        run: IterationRunner,
+        number: int,
+        new: dict[Hashable, int],
+        row_bytes: dict[Hashable, int],
+        assignment: TierAssignment | None = None,
     ) -> None:
         self._run, self.number, self.new, self._row_bytes = run, number, MappingProxyType(new), row_bytes
-        self.batch, self.layers, self.memory = tuple(new), run.layers, run.memory
+        self.batch, self.layers, self.below, self._assignment = tuple(new), run.layers, run.below, assignment
         self.acts: list[Action] = []
         self._copies: dict[int, int] = {}  # index into `acts` by id of the transfer
         self.over = False
@@ -143,6 +173,13 @@ class Iteration:
     def final_tokens(self) -> int:
         """Final length of a request, tokens; 0 if unknown."""
         return self._run.final_tokens
+
+    @property
+    def assignment(self) -> TierAssignment:
+        """Decision of `schedule`; raises PolicyError if there is none, as under a model without a scheduler."""
+        if self._assignment is None:
+            raise PolicyError("this policy executes the placement of a scheduler: run it in a server (vcsd.serve)")
+        return self._assignment
 
     def plan(self, k: int) -> Sequence[Hashable]:
         """Requests that run in k iterations."""

@@ -7,7 +7,7 @@ real bytes (`vcsd.attach`) and in a server (`vcsd.serve`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -16,13 +16,12 @@ from typing import Any
 from kv_cache.block_table import PolicyError
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import CSD, DEVICE, HOST
-from kv_cache.iteration import Iteration
-from kv_cache.placement_runner import carry_out
+from kv_cache.iteration import Iteration, TierAssignment, Tiers
+from kv_cache.placement_runner import PlacementRunner
 from kv_cache.planner.problem import Offload, offloaded_layers
 from kv_cache.request import SequenceState
 from kv_cache.transfer.sequences import SequenceStore
 
-Tiers = tuple[str, ...]  # tier of each block of a layer
 Placement = Offload | tuple[Tiers, ...]  # a strided offload, or the tiers of each layer
 
 
@@ -43,20 +42,24 @@ class SchedulerOutput:
     preempted: frozenset[int] = frozenset()
     num_steps: int = 1
 
-    def tiers(self, number: int, layers: int, first_block: bool = False) -> tuple[Tiers, ...]:
-        """Tiers of each layer of a request; host memory if it pauses without a placement.
+    def assignment(self, layers: int) -> TierAssignment:
+        """The placement, as an iteration executes it. `layers`: number of layers of the model."""
+        tiers = {number: self.tiers(number, layers) for number in self.placement}
+        paused: Tiers = (HOST,)
 
-        Args:
-            number: Number of the request.
-            layers: Number of layers of the model.
-            first_block: Whether the first tokens of layers in drives are a block on the device.
-        """
+        def tiers_of(number: Any, layer: int) -> Tiers:
+            return tiers[number][layer] if number in tiers else paused
+
+        return TierAssignment(tiers_of, self.buffers)
+
+    def tiers(self, number: int, layers: int) -> tuple[Tiers, ...]:
+        """Tiers of each layer of a request; host memory if it pauses without a placement."""
         placed = self.placement.get(number)
         if placed is None:
             return ((HOST,),) * layers
         if isinstance(placed, Offload):
             offloaded = set(offloaded_layers(layers, placed.count))
-            there = ((DEVICE, CSD) if first_block else (CSD,)) if placed.in_drives else (HOST,)
+            there = (CSD if placed.in_drives else HOST,)
             return tuple(there if layer in offloaded else (DEVICE,) for layer in range(layers))
         return placed
 
@@ -65,7 +68,7 @@ class SchedulerOutput:
         placed = self.placement.get(number)
         return isinstance(placed, tuple) and any(tier != DEVICE for tiers in placed for tier in tiers)
 
-    def buffers(self, number: int) -> int:
+    def buffers(self, number: Any) -> int:
         """Number of offloaded layers of a request that the device holds at once: the current one and the next."""
         placed = self.placement.get(number)
         return placed.buffers if isinstance(placed, Offload) else 2
@@ -105,7 +108,8 @@ class SchedulerState:
         step: Decode steps so far.
         changed: Whether sequences or limits of tiers have changed since the last decision.
         mean_tokens: Mean length of the trace's requests.
-        first_block: Tokens of a prompt that are computed first as a block of their own; 0: no such block.
+        longest_tokens: Length of the longest request, tokens; 0: unknown.
+        max_batch_size: Maximum number of requests in prefill or decode.
         store: Whole sequences in tiers, for time-slicing policies.
         coming: Whether more requests will arrive.
     """
@@ -119,7 +123,8 @@ class SchedulerState:
     mean_tokens: float = 0.0
     filling: SequenceState | None = None
     chunk: int = 0
-    first_block: int = 0
+    longest_tokens: int = 0
+    max_batch_size: int = 1
     store: SequenceStore | None = None
     coming: bool = False
 
@@ -134,32 +139,27 @@ class SchedulerState:
             sequence.delivered_s = leaves
         return len(sequence.deposit)
 
-    def prefill(self) -> SchedulerOutput | None:
+    def prefill(self, placement: Placement = Offload(0)) -> SchedulerOutput | None:
         """Iteration that prefills a whole prompt; None if there is no prompt or it is prefilled in chunks."""
-        if self.filling is None or (self.chunk and self.sequences):
-            return None
         filling = self.filling
-        return SchedulerOutput(
-            num_scheduled_tokens={filling.number: self._next(filling, filling.num_missing_tokens)},
-            placement={filling.number: Offload(0)},
-        )
-
-    def _next(self, filling: SequenceState, most: int) -> int:
-        """Number of prompt tokens to compute now."""
-        missing = filling.num_missing_tokens
-        if self.first_block and not filling.num_computed_tokens:
-            return min(self.first_block, missing - 1) or missing
-        return min(most, missing)
+        if filling is None or (self.chunk and self.sequences):
+            return None
+        tokens = {filling.number: filling.num_missing_tokens}
+        return SchedulerOutput(num_scheduled_tokens=tokens, placement={filling.number: placement})
 
     def output(
-        self, running: Sequence[SequenceState], placement: Iterable[Placement], num_steps: int = 1
+        self,
+        running: Sequence[SequenceState],
+        placement: Iterable[Placement],
+        num_steps: int = 1,
+        filling: Placement = Offload(0),
     ) -> SchedulerOutput:
-        """A decode step of `running` with a placement for each, plus the next chunk of a prompt."""
+        """A decode step of `running` with a placement for each, plus the next chunk of a prompt (`filling`)."""
         tokens = dict.fromkeys((sequence.number for sequence in running), 1)
         placed = dict(zip(tokens, placement, strict=True))
-        if self.filling is not None and (count := self._next(self.filling, self.chunk)):
-            tokens[self.filling.number] = count
-            placed[self.filling.number] = Offload(0)
+        if self.filling is not None and self.chunk:
+            tokens[self.filling.number] = min(self.chunk, self.filling.num_missing_tokens)
+            placed[self.filling.number] = filling
         return SchedulerOutput(num_scheduled_tokens=tokens, placement=placed, num_steps=num_steps)
 
     def run_all(self) -> SchedulerOutput:
@@ -171,20 +171,20 @@ class SchedulerState:
 class Policy:
     """Base of all policies: decides which requests run, and the placement of their KV caches. It runs all requests.
 
-    Any object with these members is a policy. A policy keeps its state in itself: each engine has its own instance.
+    A policy keeps its state in itself: each engine has its own instance.
 
     Attributes:
         tiers: Tiers that it needs.
         admits: Whether it admits requests itself: it then sees all that have arrived, prefilled or not.
-        first_block: Whether the first tokens of layers in drives stay on the device as a block of their own.
         strided: Whether each placement is an `Offload`. Iterations are then timed by the compiled chain, in which a
             change of placement costs nothing; otherwise by events.
+        why: Reason of a choice that it made, for reports.
     """
 
     tiers: tuple[str, ...] = ()
     admits: bool = False
-    first_block: bool = False
     strided: bool = False
+    why: str = ""
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
         """Decide the next iteration; None if no request can run until one arrives or a copy ends."""
@@ -192,7 +192,7 @@ class Policy:
 
     def layers(self, it: Iteration) -> None:
         """Program of an iteration: copies, and attention in each layer; by default it executes the placement."""
-        carry_out(it)
+        PlacementRunner(it).run()
 
     def update(self, output: SchedulerOutput, result: IterationResult) -> None:
         """Called after each iteration."""
@@ -212,24 +212,14 @@ class Policy:
 
     @staticmethod
     def of(definition: Any) -> Policy:
-        """Create a policy from an object with members of `Policy`, its class, or a function of an `Iteration`.
-
-        Raises:
-            ValueError: It is none of these.
-        """
+        """A policy, or one created from its class or a `partial` of it; raises ValueError for anything else."""
         is_maker = isinstance(definition, type) or (
             isinstance(definition, partial) and isinstance(definition.func, type)
         )
         instance = definition() if is_maker else definition
-        if isinstance(instance, Policy):
-            return instance
-        if hasattr(instance, "schedule") or hasattr(instance, "layers"):
-            return _Adapted(instance)
-        if callable(instance):
-            return LayerPolicy(instance)
-        raise ValueError(
-            f"{definition!r} is not a policy: it needs `schedule` or `layers`, or must be a function of an Iteration"
-        )
+        if not isinstance(instance, Policy):
+            raise ValueError(f"{definition!r} is not a policy: derive its class from kv_cache.Policy")
+        return instance
 
 
 def check_output(policy: Policy, output: Any, here: Sequence[SequenceState], layers: int) -> None:
@@ -281,35 +271,3 @@ def check_host(
             f"policy {name}: host memory is full: {offloaded * token_bytes:,.0f} bytes are offloaded, it has "
             f"{host_bytes:,.0f}"
         )
-
-
-class LayerPolicy(Policy):
-    """A function of an `Iteration` as a policy that runs all requests."""
-
-    def __init__(self, function: Callable[[Iteration], None], tiers: tuple[str, ...] = ()) -> None:
-        self.function, self.tiers = function, tiers
-
-    @property
-    def name(self) -> str:
-        return getattr(self.function, "__name__", "policy")
-
-    def layers(self, it: Iteration) -> None:
-        self.function(it)
-
-
-class _Adapted(Policy):
-    """Adapter for an object with some of the members of `Policy`."""
-
-    def __init__(self, definition: Any) -> None:
-        self.definition = definition
-        for name in ("tiers", "admits", "first_block", "strided", "schedule", "layers", "update", "forget"):
-            if hasattr(definition, name):
-                setattr(self, name, getattr(definition, name))
-
-    @property
-    def name(self) -> str:
-        return type(self.definition).__name__
-
-    @property
-    def has_layers(self) -> bool:
-        return hasattr(self.definition, "layers")

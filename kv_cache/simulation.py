@@ -68,10 +68,7 @@ def engine_for(
         store = SequenceStore(levels.with_instant_copies() if policy.free else levels)
         return Engine(policy, cost, slo_s, admission, trace, store)
     longest = _longest_fitting(trace, lambda tokens: tokens <= cost.longest_tokens)
-    first_block = (
-        min(longest // 2, cost.room_blocks * BLOCK_TOKENS // admission.max_batch_size) if policy.first_block else 0
-    )
-    engine = Engine(policy, cost, slo_s, admission, trace, first_block=first_block)
+    engine = Engine(policy, cost, slo_s, admission, trace, longest_tokens=longest)
     if tiers.host is not None:
         engine.host_bytes = tiers.host
     if events or policy.has_layers or not policy.strided:

@@ -327,12 +327,8 @@ class Server:
             return False
         chunks: dict[Hashable, list[int]] = {handle.number: ids for handle, ids in zip(handles, tokens, strict=True)}
 
-        def homes(number: Any, layer: int) -> tuple[str, ...]:
-            return output.tiers(number, self._layers, self._engine.policy.first_block)[layer]
-
         try:
-            self.kv.runner.memory["buffers"] = output.buffers
-            logits = self._rows.forward(chunks, homes)
+            logits = self._rows.forward(chunks, output.assignment(self._layers))
         except BaseException as error:  # other requests are not affected
             for handle in handles:
                 self._finish_request(handle, "failed", error)

@@ -111,10 +111,7 @@ class ServingConfig(ServingLimits):
             return Engine(policy, cost, admission=admission, store=SequenceStore(levels))
         room = max(0, device - max_tokens * row_bytes)  # less one layer of a request in prefill
         fits = replace(cost, room_blocks=max(1, room // (token_bytes * BLOCK_TOKENS)))
-        first = min(max_tokens // 2, room // (token_bytes * self.max_batch_size)) if policy.first_block else 0
-        if not first:
-            policy.first_block = False
-        return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, first_block=first)
+        return Engine(policy, fits, fits.slo_s(self.slo_scale), admission, longest_tokens=max_tokens)
 
 
 def default_performance_model(shape: ModelShape, row_bytes: int, drives: int, parameters: float) -> ServingCost:
@@ -162,8 +159,7 @@ def serve(
         like = next(model.parameters())
         kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
         engine = serving.engine(shape, kv_format.row_bytes, max_tokens, model.num_parameters())
-        program = engine.policy.layers
-        kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, program)
+        kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, engine.policy)
         server = Server(RowModel(model, kv), engine, max_tokens, serving.max_queued_requests, serving.replan_on_drift)
         undo.callback(server.close)
         if background:

@@ -151,7 +151,7 @@ class TierReport:
         limits = kv.machine.tiers
         return cls(
             policy=policy,
-            why=run.memory.get("why", ""),
+            why=kv.policy.why,
             iterations=run.iterations,
             layers={
                 kind: [number for number, layer_kind in enumerate(kinds) if layer_kind == kind]

@@ -30,7 +30,7 @@ from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.hf.staging import stage, unstage
 from host_driver.request_cache import RowKv
 from kv_cache.hardware import CSD
-from kv_cache.placement_runner import Homes
+from kv_cache.iteration import TierAssignment
 from kv_cache.transfer.engine import AttendCall
 
 _BY_LONGEST = ("longrope", "dynamic")
@@ -96,6 +96,7 @@ class _Rows(Cache):
         self.kv, self.latents = kv, latents
         self.numbers = {request: number for number, request in enumerate(new)}
         self.longest = max(map(kv.tokens, new))
+        self.whole_prompts = not self.longest and max(new.values()) > 1
 
 
 class RowModel:
@@ -124,14 +125,14 @@ class RowModel:
         self._windows = [0 if kind == FULL else next(windows).tokens for kind in placed.kinds]
 
     @torch.inference_mode()
-    def forward(self, tokens: Mapping[Hashable, Sequence[int]], homes: Homes) -> torch.Tensor:
+    def forward(self, tokens: Mapping[Hashable, Sequence[int]], assignment: TierAssignment) -> torch.Tensor:
         """Run one forward.
 
         After an exception the stored data of these requests is invalid.
 
         Args:
             tokens: New tokens of each request, the same number for each.
-            homes: Returns the tiers of a layer of a request.
+            assignment: Tiers of each layer of each request.
 
         Returns:
             Logits of each request's last token, (R, vocabulary) float32.
@@ -142,7 +143,7 @@ class RowModel:
         positions = past[:, None] + torch.arange(ids.shape[1], device=self.kv.device)
         rows = _Rows(self.kv, self._windows, new, self._latents)
         arguments = self._more | ({"position_ids": positions} if self._positions else {})
-        with self.kv.iteration(new, homes):
+        with self.kv.iteration(new, assignment):
             out, _ = forward_on(self.model, rows, input_ids=ids, return_dict=True, **arguments)
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
@@ -199,6 +200,8 @@ def row_attention(
     k, v = key.transpose(1, 2), value.transpose(1, 2)
     if layer.window:
         return _in_windows(layer, module, query, k, v, terms).transpose(1, 2), None
+    if layer.cache.whole_prompts:
+        return _prefill(layer, module, query, key, value, terms), None
     latent = layer.latent_space(module, key)
     if latent is None or not layer.cache.kv.drives:
         return _in_tiers(layer, module, query, k, v, terms).transpose(1, 2), None
@@ -227,6 +230,53 @@ def _in_windows(
     return torch.stack(out)
 
 
+def _prefill(
+    layer: _Layer,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: dict[str, Any],
+) -> torch.Tensor:
+    """Attend whole prompts to themselves as the model does, in its own precision, and store their keys and values.
+
+    Args:
+        layer: Layer of the forward.
+        module: The model's attention.
+        query: Queries (R, q_heads, new, d).
+        key, value: Keys and values, (R, kv_heads, new, ...).
+        terms: Scaling and terms of the model's attention.
+
+    Returns:
+        Output (R, new, q_heads, d of V).
+    """
+    kv, numbers = layer.cache.kv, layer.cache.numbers
+    new = _stored(kv, key.transpose(1, 2), value.transpose(1, 2))
+    for attention in kv.enter_layer(layer.number, len(numbers)):
+        for request in attention.rows:
+            _append(kv, attention, request, *(states[numbers[request]] for states in new))
+    if kv.drives:
+        set_logit_terms(kv.drives.driver, layer.number, query, terms)
+    latent = layer.latent_space(module, key)
+    keys, values = (key, value) if latent is None else latent.expand(key)
+    return attend_on_device(module, query, keys, values, None, terms)
+
+
+def _stored(kv: RowKv, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """New keys and values, (R, new, kv_heads, ...), as every tier stores them."""
+    return kv.format.stored(k), kv.format.stored(v[..., : kv.format.v_channels] if kv.format.latent else v)
+
+
+def _append(
+    kv: RowKv, attention: AttendCall, request: Hashable, k: torch.Tensor, v: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Store new keys and values of a request, (new, kv_heads, ...), on the device; returns those of all its blocks."""
+    blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
+    for stored, rows in zip(blocks[-1], (k, v), strict=True):
+        stored[-len(rows) :] = rows
+    return blocks
+
+
 def _in_tiers(
     layer: _Layer,
     module: torch.nn.Module,
@@ -249,7 +299,7 @@ def _in_tiers(
         Output (R, q_heads, new, d of V).
     """
     kv, numbers, dtype = layer.cache.kv, layer.cache.numbers, query.dtype
-    k, v = kv.format.stored(k), kv.format.stored(v[..., : kv.format.v_channels] if kv.format.latent else v)
+    k, v = _stored(kv, k, v)
     if kv.drives:
         query, terms = _as_drives(kv, layer.number, query, terms)
     out: dict[int, torch.Tensor] = {}
@@ -287,11 +337,9 @@ def _on_device(
     terms: dict[str, Any],
 ) -> torch.Tensor:
     """Store new keys and values (R, new, kv_heads, ...) and attend each row separately; q (R, q_heads, new, d)."""
-    kv, out, count = layer.cache.kv, [], q.shape[2]
+    kv, out = layer.cache.kv, []
     for number, request in enumerate(attention.rows):
-        blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
-        for stored, rows in zip(blocks[-1], new, strict=True):
-            stored[-count:] = rows[number]
+        blocks = _append(kv, attention, request, *(rows[number] for rows in new))
         k, v = (_joined(pieces).to(q.dtype) for pieces in zip(*blocks, strict=True))
         if not kv.drives:
             k, v = _expanded(layer, module, k, v)

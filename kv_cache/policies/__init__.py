@@ -12,34 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from csd_spec.tables import Tables
-from kv_cache.hardware import DIRECT, PAGE_CACHE
-from kv_cache.policies.auto import auto
-from kv_cache.policies.dual_blade import dual_blade
-from kv_cache.policies.flexgen import flexgen
-from kv_cache.policies.in_storage import InStorage
+from kv_cache.policies.auto import Auto
+from kv_cache.policies.dual_blade import DualBlade
+from kv_cache.policies.flexgen import FlexGen
+from kv_cache.policies.in_storage import InStorage, InTwoPlaces
 from kv_cache.policies.infinigen import InfiniGen
 from kv_cache.policies.layerkv import LayerKv
 from kv_cache.policies.orbitflow import DeepSpeed, FlexGenHalf, FlexGenPlus, Heuristic, OrbitFlow, SloAware
-from kv_cache.policies.preload import preload
-from kv_cache.policies.reactive import reactive
-from kv_cache.policies.split import split
+from kv_cache.policies.preload import Preload
+from kv_cache.policies.reactive import Reactive
+from kv_cache.policies.split import Split
 from kv_cache.policies.tierkv import Lfu, Lru, Mended, Oracle, Static, TierKv
-from kv_cache.policies.tutti import tutti
+from kv_cache.policies.tutti import Tutti
 from kv_cache.policies.vllm import Vllm
-from kv_cache.scheduler import LayerPolicy, Policy
+from kv_cache.scheduler import Policy
 
 PolicyLike = Policy | Callable[..., Any]  # anything that `Policy.of` accepts
 
 POLICIES: dict[str, PolicyLike] = {
-    "reactive": partial(LayerPolicy, reactive),
-    "flexgen": partial(LayerPolicy, flexgen, (PAGE_CACHE,)),
-    "dual-blade": partial(LayerPolicy, dual_blade, (PAGE_CACHE, DIRECT)),
-    "split": partial(LayerPolicy, split, (PAGE_CACHE,)),
-    "preload": partial(LayerPolicy, preload, (DIRECT,)),
-    "tutti": partial(LayerPolicy, tutti, (DIRECT,)),
-    "auto": partial(LayerPolicy, auto),
+    "reactive": Reactive,
+    "flexgen": FlexGen,
+    "dual-blade": DualBlade,
+    "split": Split,
+    "preload": Preload,
+    "tutti": Tutti,
+    "auto": Auto,
     "in-storage": InStorage,
-    "in-two-places": partial(InStorage, first_block=True),
+    "in-two-places": InTwoPlaces,
     "deepspeed": DeepSpeed,
     "flexgen-half": FlexGenHalf,
     "flexgen+": FlexGenPlus,
@@ -58,7 +57,7 @@ POLICIES: dict[str, PolicyLike] = {
     "mended": Mended,
     "oracle": Oracle,
 }
-"""Built-in policies, by name: classes, or functions that create a policy."""
+"""Built-in policies, by name: classes, or `partial` of one."""
 
 
 def moves_blocks(name: str) -> bool:

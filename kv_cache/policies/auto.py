@@ -4,42 +4,43 @@ from __future__ import annotations
 
 from kv_cache.hardware import DEVICE, HOST, PAGE_CACHE
 from kv_cache.iteration import Iteration
-from kv_cache.policies.flexgen import flexgen
-from kv_cache.policies.reactive import reactive
-from kv_cache.policies.split import split
+from kv_cache.policies.flexgen import FlexGen
+from kv_cache.policies.reactive import Reactive
+from kv_cache.policies.split import Split
+from kv_cache.scheduler import Policy
 
 _MIB = 2**20
 
 
-def auto(it: Iteration) -> None:
-    """Use the highest tier that holds the whole KV cache; chosen again for a larger batch or a changed limit.
+class Auto(Policy):
+    """The highest tier that holds the whole KV cache; chosen again for a larger batch or a changed limit.
 
-    The choice is in `it.memory["chosen"]`, the reason in `it.memory["why"]`.
+    Attributes:
+        why: Reason of the choice.
     """
-    total = len(it.layers) * it.layer_bytes(max(it.final_tokens, *it.new.values()))
-    total = max(total, it.memory.get("total", 0))
-    sizes = total, *map(it.capacity, (DEVICE, HOST, PAGE_CACHE))
-    if sizes != it.memory.get("sizes"):
-        it.memory["total"], it.memory["sizes"] = total, sizes
-        it.memory["chosen"], it.memory["why"] = _choose(it, total)
-    match it.memory["chosen"]:
-        case "reactive":
-            reactive(it)
-        case "flexgen-host":
-            flexgen(it, home=HOST)
-        case "flexgen":
-            flexgen(it)
-        case _:
-            split(it)
 
+    def __init__(self) -> None:
+        self._split = Split()
+        self._chosen: Policy = self._split
+        self._total = 0
+        self._sizes: tuple[float, ...] = ()
 
-def _choose(it: Iteration, total: int) -> tuple[str, str]:
-    final = max(it.final_tokens, *it.new.values())
-    says = f"the KV cache of {final:,} tokens, {total / _MIB:,.1f} MiB,"
-    if total <= it.capacity(DEVICE):
-        return "reactive", f"{says} fits on the device"
-    if total <= it.capacity(HOST):
-        return "flexgen-host", f"{says} fits in host memory, not on the device"
-    if total <= it.capacity(PAGE_CACHE):
-        return "flexgen", f"{says} fits in the page cache, not in host memory"
-    return "split", f"{says} exceeds each tier in memory: it is split between page cache and disk"
+    def layers(self, it: Iteration) -> None:
+        final = max(it.final_tokens, *it.new.values())
+        self._total = max(self._total, len(it.layers) * it.layer_bytes(final))
+        sizes = self._total, *map(it.capacity, (DEVICE, HOST, PAGE_CACHE))
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._chosen, where = self._choose(*sizes)
+            self.why = f"the KV cache of {final:,} tokens, {self._total / _MIB:,.1f} MiB, {where}"
+        self._chosen.layers(it)
+
+    def _choose(self, total: float, device: float, host: float, page_cache: float) -> tuple[Policy, str]:
+        """The policy for these sizes, bytes, and why."""
+        if total <= device:
+            return Reactive(), "fits on the device"
+        if total <= host:
+            return FlexGen(home=HOST), "fits in host memory, not on the device"
+        if total <= page_cache:
+            return FlexGen(), "fits in the page cache, not in host memory"
+        return self._split, "exceeds each tier in memory: it is split between page cache and disk"

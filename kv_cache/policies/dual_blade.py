@@ -17,26 +17,52 @@ from kv_cache.block_table import BlockKey
 from kv_cache.hardware import DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import Tickets, stream
+from kv_cache.scheduler import Policy
 
 INTRA, CROSS = 2, 3  # decode steps of the trial; the one before them is a warm-up
 
 
-def dual_blade(it: Iteration, ahead: int = 1, margin: int = 0, share: float | None = None) -> None:
+class DualBlade(Policy):
     """Group 1 is the layers below n1, group 2 the others; each uses the pipeline that was faster in the trial.
 
     Args:
-        it: The iteration.
         ahead: Layers to prefetch.
         margin: Layers to leave out of group 1 although the page cache could hold them.
         share: Fraction of the layers in group 1; None: by the size of the page cache.
+
+    Attributes:
+        trial: Mean load time of a layer of each group, ns, by step of the trial.
     """
-    if share is not None:
-        it.memory["n1"] = max(0, int(share * len(it.layers)) - margin)
-    elif len(it.batch) > it.memory.get("requests", 0):
-        it.memory["requests"], it.memory["n1"] = len(it.batch), max(0, in_cache(it) - margin)
-    n1: int = it.memory["n1"]
-    group = first_group(it.layers.start + n1)
-    pipelined(it, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, ahead, group)
+
+    tiers: tuple[str, ...] = (PAGE_CACHE, DIRECT)
+    second_home = DIRECT  # of group 2
+
+    def __init__(self, ahead: int = 1, margin: int = 0, share: float | None = None) -> None:
+        self.ahead, self.margin, self.share = ahead, margin, share
+        self.trial: dict[int, dict[int, float]] = {}
+        self._requests = self._n1 = self._step = 0
+        self._cross_is_faster: dict[int, bool] | None = None  # by group, after the first trial
+
+    def layers(self, it: Iteration) -> None:
+        if self.share is not None:
+            self._n1 = max(0, int(self.share * len(it.layers)) - self.margin)
+        elif len(it.batch) > self._requests:
+            self._requests, self._n1 = len(it.batch), max(0, in_cache(it) - self.margin)
+        self._step = 0 if it.prefill else self._step + 1
+        group = first_group(it.layers.start + self._n1)
+
+        def home(block: BlockKey) -> str:
+            return PAGE_CACHE if group(block.layer) == 1 else self.second_home
+
+        if self._step <= CROSS:
+            coming = stream(it, home, self.ahead, lambda layer: self._step == CROSS)
+            self.trial[self._step] = _seconds(coming, group)
+            return
+        if self._cross_is_faster is None:
+            intra, cross = self.trial[INTRA], self.trial[CROSS]
+            self._cross_is_faster = {number: cross[number] < intra[number] for number in intra.keys() & cross.keys()}
+        faster = self._cross_is_faster
+        stream(it, home, self.ahead, lambda layer: faster.get(group(layer), False))
 
 
 def in_cache(it: Iteration, tokens: int | None = None) -> int:
@@ -48,20 +74,6 @@ def in_cache(it: Iteration, tokens: int | None = None) -> int:
 def first_group(end: int) -> Callable[[int], int]:
     """Group of a layer: 1 below `end`, else 2."""
     return lambda layer: 1 if layer < end else 2
-
-
-def pipelined(it: Iteration, home: Callable[[BlockKey], str], ahead: int, group: Callable[[int], int]) -> None:
-    """Stream layers with keys and values concurrent (intra) or one after the other (cross), as the trial decided."""
-    step = it.memory["step"] = 0 if it.prefill else it.memory.get("step", 0) + 1
-    if step <= CROSS:
-        coming = stream(it, home, ahead, lambda layer: step == CROSS)
-        it.memory.setdefault("trial", {})[step] = _seconds(coming, group)
-        return
-    if "faster" not in it.memory:
-        intra, cross = it.memory["trial"][INTRA], it.memory["trial"][CROSS]
-        it.memory["faster"] = {number: cross[number] < intra[number] for number in intra.keys() & cross.keys()}
-    faster: dict[int, bool] = it.memory["faster"]
-    stream(it, home, ahead, lambda layer: faster.get(group(layer), False))
 
 
 def _seconds(coming: Tickets, group: Callable[[int], int]) -> dict[int, float]:

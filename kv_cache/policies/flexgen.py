@@ -8,8 +8,16 @@ from __future__ import annotations
 from kv_cache.hardware import PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.policies._stream import stream
+from kv_cache.scheduler import Policy
 
 
-def flexgen(it: Iteration, home: str = PAGE_CACHE, ahead: int = 1) -> None:
-    """Load each layer from its tier and write it back."""
-    stream(it, lambda block: home, ahead)
+class FlexGen(Policy):
+    """Each layer is loaded from `home` and written back, `ahead` layers before its use."""
+
+    tiers: tuple[str, ...] = (PAGE_CACHE,)
+
+    def __init__(self, home: str = PAGE_CACHE, ahead: int = 1) -> None:
+        self.home, self.ahead = home, ahead
+
+    def layers(self, it: Iteration) -> None:
+        stream(it, lambda block: self.home, self.ahead)

@@ -1,43 +1,44 @@
-"""InstInfer (arXiv 2409.04992): attention in the drives that hold the KV cache. Only q, k, v and outputs move."""
+"""Attention in the drives that hold the KV cache: only q, k, v and outputs move."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kv_cache.hardware import CSD, DEVICE
-from kv_cache.iteration import Iteration
-from kv_cache.placement_runner import carry_out
-from kv_cache.planner.problem import Offload
+from kv_cache.planner.problem import BLOCK_TOKENS, Offload
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
 
 class InStorage(Policy):
-    """All layers of all requests are attended in drives.
-
-    Args:
-        first_block: Whether the first tokens of each layer stay on the device, as a block of their own.
-    """
+    """InstInfer (arXiv 2409.04992): all layers of all requests are in drives, from their prefill on."""
 
     tiers: tuple[str, ...] = (CSD,)
-
-    def __init__(self, first_block: bool = False) -> None:
-        self.first_block, self.strided = first_block, not first_block
-        self.tiers = (DEVICE, CSD) if first_block else (CSD,)
+    strided = True
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-        return s.prefill() or s.output(s.sequences, [Offload(s.cost.layers, in_drives=True)] * len(s.sequences))
-
-    def layers(self, it: Iteration) -> None:
-        """Execute the server's placement if there is one; otherwise all blocks are in drives."""
-        if "homes" in it.memory:
-            carry_out(it)
-        else:
-            in_storage(it)
-
-    @property
-    def has_layers(self) -> bool:
-        return False
+        here = Offload(s.cost.layers, in_drives=True)
+        return s.prefill(here) or s.output(s.sequences, [here] * len(s.sequences), filling=here)
 
 
-def in_storage(it: Iteration, method: str = "dense") -> None:
-    """Program of an iteration with attention in the drives that hold the KV cache."""
-    for layer in it.layers:
-        it.attend(layer, at=CSD, method=method)
+class InTwoPlaces(InStorage):
+    """The first tokens of each request stay on the device as a block of their own, the others are in drives.
+
+    All requests get the same number of first tokens: as many as the device holds, at most half of the longest request.
+    """
+
+    tiers: tuple[str, ...] = (DEVICE, CSD)
+    strided = False
+
+    def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
+        first = min(s.longest_tokens // 2, s.cost.room_blocks * BLOCK_TOKENS // s.max_batch_size)
+        output = super().schedule(s)
+        if output is None:
+            return None
+        L, tokens = s.cost.layers, dict(output.num_scheduled_tokens)
+        placed = dict.fromkeys(tokens, ((DEVICE, CSD) if first else (CSD,),) * L)
+        filling = s.filling
+        if filling is not None and filling.number in tokens and filling.num_computed_tokens < first:
+            left = first - filling.num_computed_tokens
+            tokens[filling.number] = min(left, tokens[filling.number])
+            placed[filling.number] = ((DEVICE,),) * L
+        return replace(output, num_scheduled_tokens=tokens, placement=placed)

@@ -24,7 +24,7 @@ from math import ceil
 from kv_cache.block_table import BlockKey
 from kv_cache.hardware import DEVICE, DIRECT, HOST
 from kv_cache.iteration import Iteration
-from kv_cache.placement_runner import carry_out, returning, spill
+from kv_cache.placement_runner import PlacementRunner, returning, spill
 from kv_cache.policies._stream import fits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 
@@ -55,7 +55,7 @@ class InfiniGen(Policy):
 
     def layers(self, it: Iteration) -> None:
         if it.prefill or not it.can_select:
-            carry_out(it)
+            PlacementRunner(it).run()
         else:
             fetch_selected(it, self.share, self.partial)
 

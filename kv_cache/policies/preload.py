@@ -5,15 +5,20 @@ from __future__ import annotations
 from kv_cache.block_table import Transfer
 from kv_cache.hardware import DEVICE, DIRECT
 from kv_cache.iteration import Iteration
-from kv_cache.policies.tutti import tutti
+from kv_cache.policies.tutti import Tutti
 
 
-def preload(it: Iteration, home: str = DIRECT) -> None:
+class Preload(Tutti):
     """Like Tutti, but everything that fits on the device is read first, and nothing during computation."""
-    transfers, grows = list[Transfer | None](), len(it.layers) * len(it.parts) * sum(map(it.new_bytes, it.batch))
-    for layer in it.layers:
-        for block in it.blocks(layer):
-            if it.missing_bytes(block, DEVICE) + grows <= it.free_bytes(DEVICE):
-                transfers.append(it.copy(block, DEVICE))
-    it.wait(*transfers)
-    tutti(it, home, ahead=0)
+
+    def __init__(self, home: str = DIRECT) -> None:
+        super().__init__(home, ahead=0)
+
+    def layers(self, it: Iteration) -> None:
+        transfers, grows = list[Transfer | None](), len(it.layers) * len(it.parts) * sum(map(it.new_bytes, it.batch))
+        for layer in it.layers:
+            for block in it.blocks(layer):
+                if it.missing_bytes(block, DEVICE) + grows <= it.free_bytes(DEVICE):
+                    transfers.append(it.copy(block, DEVICE))
+        it.wait(*transfers)
+        super().layers(it)

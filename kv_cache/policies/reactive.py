@@ -5,17 +5,20 @@ from __future__ import annotations
 from kv_cache.block_table import BlockKey, Transfer
 from kv_cache.hardware import DEVICE, DIRECT, HOST
 from kv_cache.iteration import Iteration
+from kv_cache.scheduler import Policy
 
 BELOW = {DEVICE: HOST, HOST: DIRECT}
 
 
-def reactive(it: Iteration) -> None:
-    """Keep the KV cache in the highest tiers; a layer that is not on the device is loaded when it is used."""
-    for layer in it.layers:
-        need = it.layer_bytes() - sum(it.nbytes(x) for x in it.blocks(layer) if DEVICE in it.tiers_of(x))
-        make_room(it, DEVICE, need, keep=layer)
-        it.wait(*[page_in(it, block, layer) for block in it.blocks(layer)])
-        it.attend(layer)
+class Reactive(Policy):
+    """The KV cache is in the highest tiers; a layer that is not on the device is loaded when it is used."""
+
+    def layers(self, it: Iteration) -> None:
+        for layer in it.layers:
+            need = it.layer_bytes() - sum(it.nbytes(x) for x in it.blocks(layer) if DEVICE in it.tiers_of(x))
+            make_room(it, DEVICE, need, keep=layer)
+            it.wait(*[page_in(it, block, layer) for block in it.blocks(layer)])
+            it.attend(layer)
 
 
 def page_in(it: Iteration, block: BlockKey, keep: int) -> Transfer | None:

@@ -13,46 +13,67 @@ from kv_cache.hardware import DEVICE, DIRECT, PAGE_CACHE
 from kv_cache.iteration import Iteration
 from kv_cache.placement_runner import GOLDEN
 from kv_cache.policies._stream import stream
+from kv_cache.scheduler import Policy
 
 LARGE = 1 << 30  # bytes of a copy whose latency is negligible
 PATIENCE = 4, 32  # iterations without a miss before feedback caches more: initial, and maximum after failures
 
 
-def split(it: Iteration, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
-    """Cache the same share of all layers: half of each (keys) if that fits, else the keys of some layers.
+class Split(Policy):
+    """The same share of all layers is cached: half of each (keys) if that fits, else the keys of some layers.
 
     Args:
-        it: The iteration.
         ahead: Layers to prefetch.
         share: Fraction of the KV cache in the page cache; None: what it can hold and `_balanced` allows.
         feedback: Whether to cache less when most cached data was read from disk, and more after a period without
             misses: for a page cache of unknown size.
     """
-    most = _planned(it) if share is None else int(len(it.parts) * share * len(it.layers))
-    count = _apply_feedback(it, most) if feedback else most
-    cached = set([(layer, part) for part in it.parts for layer in _spread(it.layers)][:count])
 
-    def home(block: BlockKey) -> str:
-        return PAGE_CACHE if (block.layer, block.part) in cached else DIRECT
+    tiers: tuple[str, ...] = (PAGE_CACHE,)
 
-    stream(it, home, ahead)
+    def __init__(self, ahead: int = 1, share: float | None = None, feedback: bool = False) -> None:
+        self.ahead, self.share = ahead, share
+        self._feeds_back = feedback
+        self._feedback = _Feedback(0, 0)
+        self._totals = 0, 0  # bytes read from files so far, and of these from the page cache
+        self._most = 0  # parts of layers that the page cache holds
+        self._planned_for = 0.0, 0  # bytes: the page cache, and a layer
 
+    def layers(self, it: Iteration) -> None:
+        most = self._planned(it) if self.share is None else int(len(it.parts) * self.share * len(it.layers))
+        count = self._fed_back(it, most) if self._feeds_back else most
+        cached = set([(layer, part) for part in it.parts for layer in _spread(it.layers)][:count])
 
-def _planned(it: Iteration) -> int:
-    """Number of cached parts of layers; planned again when the page cache's limit or the stored bytes change.
+        def home(block: BlockKey) -> str:
+            return PAGE_CACHE if (block.layer, block.part) in cached else DIRECT
 
-    Requests that pause during a prefill keep their share of the cache.
-    """
-    layer_bytes = max(it.layer_bytes(), it.layer_bytes(it.final_tokens))
-    if it.prefill:
-        layer_bytes = max(layer_bytes, it.memory.get("layer_bytes", 0))
-    sizes = it.capacity(PAGE_CACHE), layer_bytes
-    if sizes != it.memory.get("sizes"):
-        it.memory["sizes"], it.memory["layer_bytes"] = sizes, layer_bytes
-        cached_layers = int(min(len(it.layers), it.capacity(PAGE_CACHE) // layer_bytes))
-        it.memory["most"] = min(len(it.parts) * cached_layers, _balanced(it))
-    most: int = it.memory["most"]
-    return most
+        stream(it, home, self.ahead)
+
+    def _planned(self, it: Iteration) -> int:
+        """Number of cached parts of layers; planned again when the page cache's limit or the stored bytes change.
+
+        Requests that pause during a prefill keep their share of the cache.
+        """
+        layer_bytes = max(it.layer_bytes(), it.layer_bytes(it.final_tokens))
+        if it.prefill:
+            layer_bytes = max(layer_bytes, self._planned_for[1])
+        sizes = it.capacity(PAGE_CACHE), layer_bytes
+        if sizes != self._planned_for:
+            self._planned_for = sizes
+            cached_layers = int(min(len(it.layers), it.capacity(PAGE_CACHE) // layer_bytes))
+            self._most = min(len(it.parts) * cached_layers, _balanced(it))
+        return self._most
+
+    def _fed_back(self, it: Iteration, most: int) -> int:
+        """Number of cached parts under feedback: `most` at first and after `most` changes."""
+        if self._feedback.most != most:
+            self._feedback = _Feedback(most, most)
+        totals = it.page_cache_hits(PAGE_CACHE) or (0, 0)
+        read, hit = (now - before for now, before in zip(totals, self._totals, strict=True))
+        self._totals = totals
+        if read:
+            self._feedback.update(read, hit)
+        return self._feedback.count
 
 
 def _balanced(it: Iteration) -> int:
@@ -95,19 +116,6 @@ class _Feedback:
 
     def _apply(self, settling: int) -> None:
         self.count, self.calm, self.settling = max(0, min(self.most, self.count + self.change)), 0, settling
-
-
-def _apply_feedback(it: Iteration, most: int) -> int:
-    """Number of cached parts under feedback: `most` at first and after `most` changes."""
-    state: _Feedback | None = it.memory.get("feedback")
-    if state is None or state.most != most:
-        state = it.memory["feedback"] = _Feedback(most, most)
-    totals = it.page_cache_hits(PAGE_CACHE) or (0, 0)
-    read, hit = (now - before for now, before in zip(totals, it.memory.get("totals", (0, 0)), strict=True))
-    it.memory["totals"] = totals
-    if read:
-        state.update(read, hit)
-    return state.count
 
 
 def _spread(layers: range) -> list[int]:

@@ -11,32 +11,41 @@ from collections.abc import Iterable
 from kv_cache.block_table import BlockKey, Transfer
 from kv_cache.hardware import DEVICE, DIRECT
 from kv_cache.iteration import Iteration
+from kv_cache.scheduler import Policy
 
 BLOCK_TOKENS = 64  # tokens of an object; in decode, smaller ones are not written yet
 
 
-def tutti(it: Iteration, home: str = DIRECT, ahead: int = 1) -> None:
-    """Keep layers on the device while they fit; write new data to `home`.
+class Tutti(Policy):
+    """Layers stay on the device while they fit; new data is written to `home`, `ahead` layers are prefetched.
 
-    `it.memory["slack"]` is the paper's table: seconds of a layer by its new and stored tokens, measured in the first
-    iteration of that shape. The first iteration of a shape writes only after all its reads.
+    The slack table is the paper's: seconds of a layer by its new and stored tokens, measured in the first iteration of
+    that shape. The first iteration of a shape writes only after all its reads.
     """
-    shape = sum(it.new.values()), (it.layer_bytes() // len(it.batch)).bit_length()
-    window_s = it.memory.setdefault("slack", {}).get(shape, 0.0)
-    grows = len(it.parts) * sum(map(it.new_bytes, it.batch))  # each layer
-    reads, writes = list[Transfer](), list[Transfer]()
-    for layer in it.layers:
-        writes += _make_room(it, home, _missing_bytes(it, layer) + grows, layer, reads)
-        for due in it.layers[layer - it.layers.start :][: ahead + 1]:
-            if due == layer or _missing_bytes(it, due) + grows <= it.free_bytes(DEVICE):
-                copies = (it.copy(x, DEVICE, urgency=-due, after=writes) for x in it.blocks(due))
-                if came := [transfer for transfer in copies if transfer]:
-                    reads, writes = came, []
-        left_s = window_s - it.queued_s(home, DEVICE) if it.has_path(home, DEVICE) else 0.0
-        writes += _write(it, home, _unwritten(it, home, layer), reads, left_s)
-        it.attend(layer)
-    it.memory["slack"].setdefault(shape, it.layer_s())
-    _write(it, home, _unwritten(it, home, it.layers.stop), reads)
+
+    tiers: tuple[str, ...] = (DIRECT,)
+
+    def __init__(self, home: str = DIRECT, ahead: int = 1) -> None:
+        self.home, self.ahead = home, ahead
+        self._slack_s: dict[tuple[int, int], float] = {}
+
+    def layers(self, it: Iteration) -> None:
+        shape, home = (sum(it.new.values()), (it.layer_bytes() // len(it.batch)).bit_length()), self.home
+        window_s = self._slack_s.get(shape, 0.0)
+        grows = len(it.parts) * sum(map(it.new_bytes, it.batch))  # each layer
+        reads, writes = list[Transfer](), list[Transfer]()
+        for layer in it.layers:
+            writes += _make_room(it, home, _missing_bytes(it, layer) + grows, layer, reads)
+            for due in it.layers[layer - it.layers.start :][: self.ahead + 1]:
+                if due == layer or _missing_bytes(it, due) + grows <= it.free_bytes(DEVICE):
+                    copies = (it.copy(x, DEVICE, urgency=-due, after=writes) for x in it.blocks(due))
+                    if came := [transfer for transfer in copies if transfer]:
+                        reads, writes = came, []
+            left_s = window_s - it.queued_s(home, DEVICE) if it.has_path(home, DEVICE) else 0.0
+            writes += _write(it, home, _unwritten(it, home, layer), reads, left_s)
+            it.attend(layer)
+        self._slack_s.setdefault(shape, it.layer_s())
+        _write(it, home, _unwritten(it, home, it.layers.stop), reads)
 
 
 def _missing_bytes(it: Iteration, layer: int) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from kv_cache import DEVICE, POLICIES, load_policies
 from kv_cache.limits import TierLimits
+from kv_cache.policies import policy_of
 from tests.kv_cache.transfer.test_real import LAYER, Model
 
 BLOCKS = re.findall(r"```python\n(.*?)```", Path("docs/policies.md").read_text(), re.DOTALL)
@@ -31,7 +32,7 @@ def test_example_policy_of_docs_is_short() -> None:
 def test_example_policy_moves_real_bytes(file: Path, layers: int) -> None:
     policies = load_policies(file)
     assert "pinned" in policies and "pinned" not in POLICIES
-    model = Model(policies["pinned"], TierLimits(device=layers * LAYER), 0)
+    model = Model(policy_of(f"{file}:pinned").layers, TierLimits(device=layers * LAYER), 0)
     model.iterations()
     assert model.run.table.peak[DEVICE] <= layers * LAYER
     assert bool(model.real.moved) == (layers < 6)
@@ -49,7 +50,7 @@ def test_example_policy_runs_in_simulated_time(file: Path, capsys: pytest.Captur
         ("POLICIES = {'x': 3}", "policy x: 3 is not a policy"),
         ("POLICIES = {'': print}", "policy '': a name must be non-empty text"),
         ("1 / 0", "ZeroDivisionError"),
-        ("x = 1", r"has no POLICIES, a table from name to function \(docs/policies.md\)"),
+        ("x = 1", r"has no POLICIES, a table by name \(docs/policies.md\)"),
     ],
 )
 def test_invalid_policy_file_is_named(tmp_path: Path, text: str, reason: str) -> None:

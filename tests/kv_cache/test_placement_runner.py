@@ -20,7 +20,8 @@ from kv_cache import (
     Tier,
 )
 from kv_cache.block_table import BlockKey
-from kv_cache.placement_runner import _make_room, _prefetch_layers, carry_out
+from kv_cache.iteration import TierAssignment
+from kv_cache.placement_runner import PlacementRunner
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 LAYERS, ROW = 4, 8
@@ -34,7 +35,7 @@ def machine(device: int | None = None, host: int | None = None) -> Machine:
     return Machine.of(tiers, [SharedLink("bus", 1e9)], routes)
 
 
-def served(homes, device: int | None = None, host: int | None = None):  # type: ignore[no-untyped-def]
+def served(device: int | None = None, host: int | None = None):  # type: ignore[no-untyped-def]
     """A run, and where each iteration attended what: (row, layer) to tiers."""
     attended: list[dict[tuple[object, int], tuple[str, ...]]] = []
 
@@ -44,25 +45,25 @@ def served(homes, device: int | None = None, host: int | None = None):  # type: 
 
     def policy(it: Iteration) -> None:
         attended.append({})
-        carry_out(it)
+        PlacementRunner(it).run()
 
     one = machine(device, host)
     run = IterationRunner(one, range(LAYERS), policy, SimulatedTransfers(one, compute), parts=("kv",))
-    run.memory |= {"homes": homes, "below": HOST}
     return run, attended
 
 
-def iteration(run: IterationRunner, **new: int) -> None:
-    run.run(new, dict.fromkeys(new, ROW))
+def iteration(run: IterationRunner, tiers, buffers: int = 2, **new: int) -> None:  # type: ignore[no-untyped-def]
+    """Run an iteration. tiers: of each block of a layer of a request."""
+    run.run(new, dict.fromkeys(new, ROW), TierAssignment(tiers, lambda request: buffers))
     run.table.check()
 
 
 def test_rows_of_layer_in_different_tiers_are_attended() -> None:
     homes = {"a": (DEVICE,), "b": (HOST,), "c": (CSD,), "d": (DIRECT,)}
-    run, attended = served(lambda row, layer: homes[row])
+    run, attended = served()
     for row in homes:
-        iteration(run, **{row: 5})
-    iteration(run, a=1, b=1, c=1, d=1)
+        iteration(run, lambda row, layer: homes[row], **{row: 5})
+    iteration(run, lambda row, layer: homes[row], a=1, b=1, c=1, d=1)
     assert all(attended[-1][row, 2] == ((CSD,) if row == "c" else (DEVICE,)) for row in homes)
     for block, entry in run.table.entries.items():
         assert run.table.tiers_of(block) == homes[str(block.request)] and entry.tokens == 6
@@ -70,10 +71,9 @@ def test_rows_of_layer_in_different_tiers_are_attended() -> None:
 
 
 def test_row_in_two_blocks_attends_both_tiers() -> None:
-    run, attended = served(lambda row, layer: (DEVICE, CSD))
-    iteration(run, a=6)  # the first block
-    iteration(run, a=3)  # begins the second
-    iteration(run, a=1)
+    run, attended = served()
+    for new in (6, 3, 1):  # the second begins the second block
+        iteration(run, lambda row, layer: (DEVICE, CSD), a=new)
     assert attended[-2]["a", 0] == (DEVICE, DEVICE) and attended[-1]["a", 0] == (DEVICE, CSD)
     lengths = {(block.layer, block.index): entry.tokens for block, entry in run.table.entries.items()}
     assert lengths == {(layer, block): (6, 4)[block] for layer in range(LAYERS) for block in (0, 1)}
@@ -81,12 +81,9 @@ def test_row_in_two_blocks_attends_both_tiers() -> None:
 
 
 def test_a_block_that_is_not_the_last_is_never_in_drives() -> None:
-    tiers = {"now": (DEVICE, DEVICE)}
-    run, attended = served(lambda row, layer: tiers["now"])
-    iteration(run, a=4)
-    iteration(run, a=4)
-    tiers["now"] = (CSD,)
-    iteration(run, a=1)
+    run, attended = served()
+    for new, tiers in ((4, (DEVICE, DEVICE)), (4, (DEVICE, DEVICE)), (1, (CSD,))):
+        iteration(run, lambda row, layer, tiers=tiers: tiers, a=new)
     assert attended[-1]["a", 0] == (DEVICE, CSD)
     where = {block.index: run.table.tiers_of(block) for block in run.table.entries if block.layer == 0}
     assert where == {0: (HOST,), 1: (CSD,)}
@@ -94,8 +91,7 @@ def test_a_block_that_is_not_the_last_is_never_in_drives() -> None:
 
 @pytest.mark.parametrize("buffers", [1, 2, 3])
 def test_prefetch_is_limited_by_buffers(buffers: int) -> None:
-    run, _ = served(lambda row, layer: (HOST,))
-    run.memory["buffers"] = lambda row: buffers
+    run, _ = served()
     here: list[int] = []
     attend = run.transfers.attend
 
@@ -104,9 +100,9 @@ def test_prefetch_is_limited_by_buffers(buffers: int) -> None:
         attend(call)
 
     run.transfers.attend = noted  # type: ignore[method-assign]
-    iteration(run, a=5)
+    iteration(run, lambda row, layer: (HOST,), buffers, a=5)
     here.clear()
-    iteration(run, a=1)
+    iteration(run, lambda row, layer: (HOST,), buffers, a=1)
     assert max(here) == min(buffers, LAYERS) and here[0] == min(buffers, LAYERS)
 
 
@@ -114,7 +110,7 @@ def test_prefetch_is_limited_by_buffers(buffers: int) -> None:
 def test_tiers_never_exceed_limits_for_random_placements(seed: int) -> None:
     draw = random.Random(seed)
     homes: dict[tuple[object, int], tuple[str, ...]] = {}
-    run, _ = served(lambda row, layer: homes[row, layer], device=60 * ROW, host=draw.choice((0, 50, 500)) * ROW)
+    run, _ = served(device=60 * ROW, host=draw.choice((0, 50, 500)) * ROW)
     alive: dict[str, int] = {}
     for number in range(40):
         if len(alive) < 4:
@@ -126,7 +122,7 @@ def test_tiers_never_exceed_limits_for_random_placements(seed: int) -> None:
                 homes[block, layer] = draw.choice(((last,), (last,), (DEVICE, last)))
         new = draw.sample(sorted(alive), draw.randint(1, len(alive)))
         grown = {block: 1 if alive[block] else draw.randint(1, 9) for block in new}
-        iteration(run, **grown)
+        iteration(run, lambda row, layer: homes[row, layer], **grown)
         for block, tokens in grown.items():
             alive[block] += tokens
         for block, tokens in alive.items():
@@ -143,16 +139,22 @@ def test_tiers_never_exceed_limits_for_random_placements(seed: int) -> None:
 
 
 def test_row_larger_than_device_is_refused() -> None:
-    run, _ = served(lambda row, layer: (DEVICE,), device=4 * ROW)
+    run, _ = served(device=4 * ROW)
     with pytest.raises(PolicyError, match="device is full"):
-        iteration(run, a=5)
+        iteration(run, lambda row, layer: (DEVICE,), a=5)
+
+
+def test_iteration_without_assignment_is_refused() -> None:
+    run, _ = served()
+    with pytest.raises(PolicyError, match=r"vcsd\.serve"):
+        run.run({"a": 5}, {"a": ROW})
 
 
 class Room:
     """Stand-in for an iteration whose device has 100 bytes of room. Lists record the copies and sends of a policy."""
 
-    batch, parts, layers = ["r"], "kv", range(2)
-    memory = {"homes": lambda row, layer: (HOST,) if layer else (DEVICE,), "below": HOST}  # noqa: RUF012  # never changed
+    batch, parts, layers, below = ["r"], ("k", "v"), range(2), HOST
+    assignment = TierAssignment(lambda row, layer: (HOST,) if layer else (DEVICE,))
 
     def __init__(self) -> None:
         self.copied: list[BlockKey] = []
@@ -185,14 +187,14 @@ class Room:
 @pytest.mark.parametrize(("need", "leave"), [(100, 0), (101, 2)])
 def test_nothing_is_evicted_if_block_just_fits(monkeypatch, need, leave):  # type: ignore[no-untyped-def]
     sent: list[BlockKey] = []
-    monkeypatch.setattr("kv_cache.placement_runner._return_block", lambda it, block, lower: sent.append(block))
-    _make_room(Room(), need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of an iteration
+    monkeypatch.setattr(PlacementRunner, "_return_block", lambda runner, block, lower: sent.append(block))
+    PlacementRunner(Room())._make_room(need, 0, ["r"])  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(sent) == leave
 
 
 @pytest.mark.parametrize(("kept", "comes"), [(20, 1), (21, 0)])
 def test_next_layer_is_prefetched_if_it_just_fits(monkeypatch, kept, comes):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("kv_cache.placement_runner._attention_tiers", lambda it, row, layer: (DEVICE,))
+    monkeypatch.setattr(PlacementRunner, "_attention_tiers", lambda runner, row, layer: (DEVICE,))
     room = Room()
-    _prefetch_layers(room, 0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration
+    PlacementRunner(room)._prefetch_layers(0, ["r"], kept)  # type: ignore[arg-type]  # what it asks of an iteration
     assert len(room.copied) == comes

@@ -16,10 +16,10 @@ from kv_cache.engine import Engine
 from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.planner.problem import Offload
 from kv_cache.policies import POLICIES, policy_of
-from kv_cache.policies.in_storage import InStorage
+from kv_cache.policies.in_storage import InTwoPlaces
 from kv_cache.policies.orbitflow import OrbitFlow, PlacementPolicy
 from kv_cache.policies.time_slices import TimeSlices
-from kv_cache.scheduler import LayerPolicy, Policy, SchedulerOutput, SchedulerState
+from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from kv_cache.trace import Request
 from kv_cache.transfer.sequences import Levels, SequenceStore
 
@@ -43,11 +43,12 @@ LEVELS = Levels(
 PATIENCE = 64
 
 
-def engine(policy: Policy, first_block: int = 0, cost: ServingCost = COST, **admission: int) -> Engine:
+def engine(policy: Policy, longest_tokens: int = 0, cost: ServingCost = COST, **admission: int) -> Engine:
     if isinstance(policy, TimeSlices):
         policy.slice_tokens = 4
         return Engine(policy, COST, store=SequenceStore(LEVELS))
-    return Engine(policy, cost, 1.0, AdmissionConfig(max_paused_steps=PATIENCE, **admission), first_block=first_block)
+    limits = AdmissionConfig(max_paused_steps=PATIENCE, **admission)
+    return Engine(policy, cost, 1.0, limits, longest_tokens=longest_tokens)
 
 
 def request(number: int, given: int = 40, made: int = 20) -> Request:
@@ -100,20 +101,44 @@ def test_layers_are_in_tiers_of_the_policy() -> None:
     output = one.schedule()
     assert output is not None and list(output.num_scheduled_tokens) == [0, 1]
     assert output.tiers(0, 4) == ((DEVICE,), (HOST,)) * 2
-    assert output.tiers(1, 4) == ((CSD,),) * 4 and output.tiers(1, 4, first_block=True) == ((DEVICE, CSD),) * 4
+    assert output.tiers(1, 4) == ((CSD,),) * 4
     assert output.tiers(2, 4) == ((HOST,),) * 4
 
 
-def test_first_block_of_prompt_is_computed_separately() -> None:
-    one = engine(InStorage(first_block=True), first_block=7)
+@pytest.mark.parametrize(
+    ("longest", "rows", "expected"),
+    [
+        (14, 4, [7, 33, 1, 1]),  # half of the longest request
+        (400, 8, [20, 20, 1, 1]),  # a share of the device: 10 blocks of 16 tokens, for 8 requests
+        (400, 1000, [40, 1, 1, 1]),  # no room: as in-storage
+        (400, 4, [40, 1, 1, 1]),  # the whole prompt
+    ],
+)
+def test_first_tokens_of_each_request_stay_on_the_device(longest, rows, expected) -> None:  # type: ignore[no-untyped-def]
+    one = engine(InTwoPlaces(), longest, max_batch_size=rows)
     one.add(request(0))
-    counts = []
-    for _ in range(3):
+    counts, tiers = [], []
+    for _ in expected:
         output = one.schedule()
         assert output is not None
         counts.append(output.num_scheduled_tokens[0])
+        tiers.append(set(output.tiers(0, 4)))
         one.complete(output, most=1)
-    assert counts == [7, 33, 1]
+    assert counts == expected
+    in_drives: set[tuple[str, ...]] = {(DEVICE, CSD)} if rows < 1000 else {(CSD,)}
+    assert tiers == [{(DEVICE,)} if rows < 1000 else in_drives, *[in_drives] * 3]
+
+
+def test_prompt_of_in_storage_is_stored_in_drives_at_once() -> None:
+    for chunk in (0, 16):
+        one = engine(policy_of("in-storage"), prefill_chunk_tokens=chunk)
+        for number in range(3):
+            one.add(request(number))
+        for _ in range(10):
+            output = one.schedule()
+            assert output is not None
+            assert {output.tiers(number, 4) for number in output.num_scheduled_tokens} == {((CSD,),) * 4}
+            one.complete(output, most=1)
 
 
 def test_patience_limits_pause_of_any_request() -> None:
@@ -189,22 +214,13 @@ def test_replan_if_steps_slower_than_predicted() -> None:
     assert again == sorted(again) and 1.25 * step_s < again[0] and 1.6 * step_s < again[-1] < 2.1 * step_s
 
 
-def test_a_policy_is_an_object_its_class_a_function_or_refused() -> None:
-    def function(it: object) -> None:
-        """A program."""
-
-    class Duck:
-        def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-            return s.run_all()
-
+def test_a_policy_is_an_object_or_its_class() -> None:
     one = OrbitFlow()
     assert Policy.of(one) is one
     assert isinstance(Policy.of(partial(OrbitFlow, late=0)), OrbitFlow)
-    policy = Policy.of(function)
-    assert isinstance(policy, LayerPolicy) and policy.has_layers and policy.name == "function"
-    duck = Policy.of(Duck)
-    assert not duck.has_layers and run(engine(duck), [request(0)]) == {0: 20}
-    with pytest.raises(ValueError, match="3 is not a policy"):
-        Policy.of(3)
+    assert run(engine(Policy.of(Policy)), [request(0)]) == {0: 20}
+    for other in (3, lambda it: None, int):
+        with pytest.raises(ValueError, match="is not a policy"):
+            Policy.of(other)
     with pytest.raises(ValueError, match="policy = 'best': must be one of reactive"):
         policy_of("best")

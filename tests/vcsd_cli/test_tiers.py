@@ -78,13 +78,14 @@ def test_tiers_run_prints_text_report(capsys, monkeypatch, tmp_path) -> None:
 def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
-        "from kv_cache import HOST, POLICIES\n"
-        "def mine(t):\n"
-        "    for layer in t.layers:\n"
-        "        for x in t.blocks(layer): t.copy(x, 'device')\n"
-        "        t.attend(layer)\n"
-        "        for x in t.blocks(layer): t.move(x, HOST)\n"
-        "POLICIES['mine'] = mine\n"
+        "from kv_cache import HOST, POLICIES, Policy\n"
+        "class Mine(Policy):\n"
+        "    def layers(self, it):\n"
+        "        for layer in it.layers:\n"
+        "            for x in it.blocks(layer): it.copy(x, 'device')\n"
+        "            it.attend(layer)\n"
+        "            for x in it.blocks(layer): it.move(x, HOST)\n"
+        "POLICIES['mine'] = Mine\n"
     )
     for given in (("--policy", "mine", "--policies-file", str(mine)), ("--policy", f"{mine}:mine")):
         result = run(capsys, monkeypatch, *given)

@@ -19,6 +19,7 @@ from vcsd_eval.papers.dual_blade.systems import (
     Inferred,
     alone_ms,
     infer,
+    trial_s,
 )
 from vcsd_eval.papers.dual_blade.wear import waf
 from vcsd_eval.papers.options import MachineOptions, Simulated
@@ -126,7 +127,7 @@ def _decodes(runs: InferenceRuns) -> Values:
         both = product((WITHOUT_PIPELINE, SYSTEMS["dual-blade"]), ALPHAS)
         for letter, (system, alpha) in zip("abcdef", both, strict=True):
             values[name + letter] = runs.at(ssd, system, share=alpha).decode_s
-    trial = runs.at("A", SYSTEMS["dual-blade"], share=HALF).group1_s
+    trial = trial_s(runs.setup, runs.drives["A"], HALF)
     assert trial, "half of the layers are in Group 1"
     for name, seconds, token in zip(("d19a", "d19b"), trial, (1, 2), strict=True):
         values[name] = runs.setup.layer_bytes(runs.setup.input + token) / seconds / 1e9

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Program
+from kv_cache import DIRECT, PAGE_CACHE, Iteration, IterationRunner, Machine, Policy
 from kv_cache.events import Events
 from kv_cache.network import LinkNetwork
 from kv_cache.policies._stream import stream
-from kv_cache.policies.dual_blade import CROSS, INTRA, dual_blade, first_group, in_cache, pipelined
-from kv_cache.policies.flexgen import flexgen
-from kv_cache.policies.split import split
+from kv_cache.policies.dual_blade import CROSS, INTRA, DualBlade, first_group
+from kv_cache.policies.flexgen import FlexGen
+from kv_cache.policies.split import Split
 from kv_cache.transfer.engine import AttendCall
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from vcsd_eval.papers.dual_blade.machine import COPY, EVICTED, FAULTS, EdgeSetup, SsdRates, machine
@@ -26,49 +25,52 @@ PIECE_BYTES = 16 << 20  # pieces of split copies: small compared with K or V of 
 class DualBladeSystem:
     """A configuration.
 
-    policy: built from the fraction of layers, or of KV data, that uses the page cache; None: as much as fits.
+    policy: created for the fraction of layers, or of KV data, that uses the page cache; None: as much as fits.
     piece_bytes: size of the pieces of its copies. on_ext4: whether direct I/O goes through a file system.
     """
 
-    policy: Callable[[float | None], Program]
+    policy: Callable[[float | None], Policy]
     piece_bytes: int = 0
     on_ext4: bool = False
 
 
-def _evicting(t: Iteration) -> None:
-    """CachePolicy-Only: as Dual-Blade, but Group 2 is also stored in files, whose pages are dropped after use."""
-    group = first_group(t.layers.start + t.memory.setdefault("n1", in_cache(t)))
-    pipelined(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else EVICTED, 0, group)
+class _Evicting(DualBlade):
+    """CachePolicy-Only: Group 2 is also stored in files, whose pages are dropped after use."""
+
+    second_home = EVICTED
 
 
-def _unpipelined(t: Iteration, share: float | None) -> None:
+class _Unpipelined(Policy):
     """Dual-Blade without P.P: keys and values of a layer at once, in both groups."""
-    group = first_group(t.layers.start + int((share or 0.0) * len(t.layers)))
-    stream(t, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, 0)
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share or 0.0
+
+    def layers(self, it: Iteration) -> None:
+        group = first_group(it.layers.start + int(self.share * len(it.layers)))
+        stream(it, lambda block: PAGE_CACHE if group(block.layer) == 1 else DIRECT, 0)
 
 
-def _dual_blade(share: float | None) -> Program:
-    return partial(dual_blade, ahead=0, share=share)
+def _dual_blade(share: float | None) -> Policy:
+    return DualBlade(ahead=0, share=share)
 
 
 SYSTEMS = {
-    "baseline": DualBladeSystem(lambda share: partial(flexgen, ahead=0)),
-    "cache-policy-only": DualBladeSystem(lambda share: _evicting),
+    "baseline": DualBladeSystem(lambda share: FlexGen(ahead=0)),
+    "cache-policy-only": DualBladeSystem(lambda share: _Evicting(ahead=0)),
     "nvme-direct-only": DualBladeSystem(lambda share: _dual_blade(0.0)),
     "dual-blade": DualBladeSystem(_dual_blade),
     "o-direct": DualBladeSystem(_dual_blade, on_ext4=True),
-    "split": DualBladeSystem(lambda share: partial(split, share=share), PIECE_BYTES),
+    "split": DualBladeSystem(lambda share: Split(share=share), PIECE_BYTES),
 }
-FED_BACK = DualBladeSystem(lambda share: partial(split, share=share, feedback=True), PIECE_BYTES)
+FED_BACK = DualBladeSystem(lambda share: Split(share=share, feedback=True), PIECE_BYTES)
 SPLIT_BY_STEP = {
-    "dual-blade, a layer ahead": DualBladeSystem(lambda share: partial(dual_blade, share=share)),
-    "split, layer by layer": DualBladeSystem(lambda share: partial(split, ahead=0, share=share)),
-    "split, layer by layer, in pieces": DualBladeSystem(
-        lambda share: partial(split, ahead=0, share=share), PIECE_BYTES
-    ),
+    "dual-blade, a layer ahead": DualBladeSystem(lambda share: DualBlade(share=share)),
+    "split, layer by layer": DualBladeSystem(lambda share: Split(ahead=0, share=share)),
+    "split, layer by layer, in pieces": DualBladeSystem(lambda share: Split(ahead=0, share=share), PIECE_BYTES),
     "split, a layer ahead, in pieces": SYSTEMS["split"],
 }
-WITHOUT_PIPELINE = DualBladeSystem(lambda share: partial(_unpipelined, share=share))
+WITHOUT_PIPELINE = DualBladeSystem(_Unpipelined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,6 @@ class Inferred:
         cached_share: Fraction of all decode reads served by the cache.
         copying_share, faulting_share: Fractions of the decode time in which memory was copied, and files were faulted
             in.
-        group1_s: Seconds of a layer of Group 1 in the trial, intra and cross.
     """
 
     prefill_s: float
@@ -89,7 +90,6 @@ class Inferred:
     cached_share: float | None
     copying_share: float
     faulting_share: float
-    group1_s: tuple[float, float] | None
 
 
 class _Gpu:
@@ -115,14 +115,14 @@ def infer(
     gpu = _Gpu(setup)
     transfers = SimulatedTransfers(one, gpu)
     layers = range(setup.model.layers)
-    run = IterationRunner(one, layers, system.policy(share), transfers, final_tokens=setup.final_tokens)
+    policy = system.policy(share)
+    run = IterationRunner(one, layers, policy.layers, transfers, final_tokens=setup.final_tokens)
     for gpu.new in (setup.input, *[1] * (setup.output - 1)):
         gpu.tokens += gpu.new
         run.run({BATCH: gpu.new}, {BATCH: setup.row_bytes})
     prefill_ns, *decode_ns = transfers.iterations_ns
     decode_s, busy_ns = sum(decode_ns) / 1e9, transfers.network.busy_ns()
-    cache, trial = transfers.caches.get(PAGE_CACHE), run.memory.get("trial", {})
-    both = [trial.get(step, {}).get(1) for step in (INTRA, CROSS)]
+    cache = transfers.caches.get(PAGE_CACHE)
     return Inferred(
         prefill_s=prefill_ns / 1e9,
         decode_s=decode_s,
@@ -130,8 +130,15 @@ def infer(
         cached_share=cache.hit_bytes / sum(transfers.moved[name] for name in READING) if cache else None,
         copying_share=busy_ns[COPY] / 1e9 / decode_s,
         faulting_share=busy_ns[FAULTS] / 1e9 / decode_s,
-        group1_s=(both[0] / 1e9, both[1] / 1e9) if all(both) else None,
     )
+
+
+def trial_s(setup: EdgeSetup, drive: SsdRates, share: float) -> tuple[float, float] | None:
+    """Seconds of a layer of Group 1 in Dual-Blade's trial, intra and cross; None if the group is empty."""
+    policy = DualBlade(ahead=0, share=share)
+    infer(setup, DualBladeSystem(lambda share: policy), drive, share=share)
+    intra_ns, cross_ns = (policy.trial[step].get(1) for step in (INTRA, CROSS))
+    return (intra_ns / 1e9, cross_ns / 1e9) if intra_ns and cross_ns else None
 
 
 def alone_ms(one: Machine, link: str, nbytes: int) -> float:

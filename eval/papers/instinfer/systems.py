@@ -22,7 +22,7 @@ from csd_spec.sparf import BudgetConvention
 from csd_spec.units import ENGINE_UNITS
 from kv_cache import CSD, HOST, PAGE_CACHE
 from kv_cache.cost import CostModel
-from kv_cache.policies.flexgen import flexgen as flexgen_policy
+from kv_cache.policies.flexgen import FlexGen
 from kv_cache.transfer.simulated import LayerTime
 from vcsd_eval.papers.instinfer import steps
 from vcsd_eval.papers.instinfer.constants import CACHE, COPIES, PAGES, RUNTIME
@@ -240,7 +240,7 @@ def flexgen(setup: Setup, batch: int, drives: int, sparse: bool = False) -> Resu
     work = LayerTime(1e9 * other_s / layers)
     file_path = 1 / (1 / c.cached_path + 1e-9 / setup.ssd.read_gb_per_s)  # the SSD's read, then the same copies
     machine = steps.files(c.cached_path, file_path, int(cache * read / stored))  # the read part of the cyclic data
-    policy = partial(flexgen_policy, ahead=0)
+    policy = FlexGen(ahead=0).layers
     total_s = steps.step_s(machine, policy, layers, setup.stored(PAGE_CACHE, batch, read / full), work)
     kv_s = total_s - other_s
     written_s = setup.kv_bytes(batch, setup.input) / drain
@@ -285,7 +285,7 @@ def offloaded(setup: Setup, batch: int, drives: int) -> Result:
         return Result(system=name, batch=batch, drives=drives, reason=reason)
     rate, layers = setup.host.gpu_link_gb_per_s * 1e9, setup.model.shape.layers
     other_s = setup.gpu_s(batch) + setup.attention_s(batch)
-    machine, policy = steps.host_memory(rate), partial(flexgen_policy, home=HOST, ahead=1)
+    machine, policy = steps.host_memory(rate), FlexGen(home=HOST).layers
     total_s = steps.step_s(machine, policy, layers, setup.stored(HOST, batch), LayerTime(1e9 * other_s / layers))
     prefill_s = max(setup.prefill_gpu_s(batch), setup.kv_bytes(batch, setup.input) / rate)
     return finish(setup, name, batch, drives, prefill_s, Breakdown(total_s - other_s, 0, other_s))

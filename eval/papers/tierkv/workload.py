@@ -13,8 +13,8 @@ from statistics import fmean
 from kv_cache.block_table import BlockKey, Transfer
 from kv_cache.hardware import DEVICE, HOST, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import Iteration, IterationRunner
-from kv_cache.policies.reactive import reactive
-from kv_cache.scheduler import LayerPolicy, Policy
+from kv_cache.policies.reactive import Reactive
+from kv_cache.scheduler import Policy
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 BYTES_PER_S, ROW_BYTES = 1e9, 1  # a byte is a token, and takes 1 ns
@@ -30,9 +30,10 @@ class Windowed(Policy):
 
     def __init__(self, window: int) -> None:
         self.window = window
+        self._came: dict[BlockKey, Transfer | None] = {}
 
     def layers(self, it: Iteration) -> None:
-        came: dict[BlockKey, Transfer | None] = it.memory.setdefault("came", {})
+        came = self._came
         for k in range(self.window + 1):
             for block in it.blocks(0, it.plan(k)):
                 if block not in came:
@@ -59,7 +60,7 @@ def served(compute_ms: float, copies_ms: Sequence[float], window: int) -> MeanIt
     """
     order = list(copies_ms)
     random.Random(0).shuffle(order)
-    policy = Windowed(window) if window else LayerPolicy(reactive)
+    policy = Windowed(window) if window else Reactive()
     transfers = SimulatedTransfers(MACHINE, lambda call: LayerTime(1e6 * compute_ms))
     plan = {number: (number,) for number in range(len(order))}
     runner = IterationRunner(

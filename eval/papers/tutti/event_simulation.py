@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kv_cache.block_table import BlockKey
 from kv_cache.hardware import DEVICE, DIRECT, Machine, Route, SharedLink, Tier
 from kv_cache.iteration import IterationRunner
-from kv_cache.policies.preload import preload
-from kv_cache.policies.tutti import tutti
+from kv_cache.policies.preload import Preload
+from kv_cache.policies.tutti import Tutti
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from vcsd_eval.papers.tutti.reading import GpuReading, Path
 
@@ -36,8 +36,8 @@ class ByEvents(GpuReading):
             {(DIRECT, DEVICE): Route("in", ("read",)), (DEVICE, DIRECT): Route("out", ("write",))},
         )
         transfers = SimulatedTransfers(machine, lambda call: LayerTime(1e9 * compute_s / layers))
-        policy = tutti if path.layered else preload
-        runner = IterationRunner(machine, range(layers), policy, transfers, parts=("kv",))
+        policy = Tutti() if path.layered else Preload()
+        runner = IterationRunner(machine, range(layers), policy.layers, transfers, parts=("kv",))
         for layer in range(layers):
             runner.table.add(BlockKey(0, layer, "kv"), row_bytes, DIRECT, int(prefix))
         runner.run({0: int(new)}, {0: row_bytes})

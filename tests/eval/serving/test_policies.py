@@ -32,7 +32,7 @@ def test_every_policy_has_a_row_of_the_same_requests() -> None:
 
 def test_policy_from_file_serves_trace(tmp_path: Path) -> None:
     file, trace = tmp_path / "mine.py", tmp_path / "t.csv"
-    file.write_text("from kv_cache.policies.reactive import reactive\nPOLICIES = {'mine': reactive}\n")
+    file.write_text("from kv_cache.policies.reactive import Reactive\nPOLICIES = {'mine': Reactive}\n")
     lines = ["arrived_at,num_prefill_tokens,num_decode_tokens", *(f"{n},{500 + n},{5 + n}" for n in range(5))]
     trace.write_text("\n".join(lines) + "\n")
     rows = experiment(PolicyOptions(policy=f"{file}:mine,reactive", trace=trace, requests=3)).result["rows"]
@@ -57,9 +57,22 @@ def test_invalid_policy_run_is_one_line_error(capsys, monkeypatch, options, reas
     assert code and reason in error and len(error.strip().splitlines()) == 1
 
 
+LAZY = """
+from kv_cache import Policy
+
+
+class Lazy(Policy):
+    def layers(self, it):
+        it.attend(0)
+
+
+POLICIES = {"lazy": Lazy}
+"""
+
+
 def test_policy_that_breaks_a_rule_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("def lazy(it):\n    it.attend(0)\n\nPOLICIES = {'lazy': lazy}\n")
+    file.write_text(LAZY)
     with pytest.raises(ValueError, match=r":lazy: the policy ended its iteration before layer 1"):
         experiment(PolicyOptions(policy=f"{file}:lazy", **FEW))
     outcome = experiment(PolicyOptions(policy=f"{file}:lazy,reactive", **FEW))

@@ -21,6 +21,7 @@ from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import UnsupportedModelError, placement
 from host_driver.request_cache import RowKv
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
+from kv_cache.iteration import TierAssignment
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
@@ -28,6 +29,7 @@ from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3, qwen3_next
 
 NEW, LONGEST = 10, 80
+TIE = 1e-3  # difference of logits, whose standard deviation is about 0.3
 HOMES = ((DEVICE,), (HOST,), (CSD,), (DIRECT,), (DEVICE, CSD))
 
 
@@ -48,23 +50,38 @@ def prompts(count: int = 5) -> dict[str, list[int]]:
 
 
 def alone(model, prompt: list[int]) -> list[int]:
+    """Tokens of the model itself, until two logits are so close that rounded keys may turn them around."""
     out = model.generate(
-        torch.tensor([prompt]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0
+        torch.tensor([prompt]),
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
-    return out[0, len(prompt) :].tolist()
+    tokens = out.sequences[0, len(prompt) :].tolist()
+    best = (logits[0].topk(2).values.tolist() for logits in out.logits)
+    return tokens[: next((step for step, (first, second) in enumerate(best) if first - second < TIE), NEW)]
+
+
+def check_tokens(tokens: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
+    """Tokens of requests equal those of each alone."""
+    assert {request: tokens[request][: len(alone)] for request, alone in wanted.items()} == wanted
+    assert sum(map(len, wanted.values())) > 0.8 * NEW * len(wanted)
 
 
 def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]
     """Tokens of each: prompts one after the other, then all together."""
-    rows = RowModel(model, kv)
+    rows, placed = RowModel(model, kv), TierAssignment(homes)
     tokens: dict[str, list[int]] = {}
     with in_rows(model):
         for request, prompt in given.items():
             for at in range(0, len(prompt), chunk or len(prompt)):
-                logits = rows.forward({request: prompt[at : at + (chunk or len(prompt))]}, homes)
+                logits = rows.forward({request: prompt[at : at + (chunk or len(prompt))]}, placed)
             tokens[request] = [int(logits[0].argmax())]
         for _ in range(NEW - 1):
-            logits = rows.forward({request: token[-1:] for request, token in tokens.items()}, homes)
+            logits = rows.forward({request: token[-1:] for request, token in tokens.items()}, placed)
             for token, row in zip(tokens.values(), logits, strict=True):
                 token.append(int(row.argmax()))
             kv.runner.table.check()
@@ -77,7 +94,8 @@ def test_rows_of_layer_in_different_tiers_equal_alone(tmp_path, make, chunk) -> 
     model, inputs = sharpen(make()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in inputs.items()}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
-    assert served(model, kv, inputs, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
+    tokens = served(model, kv, inputs, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk)
+    check_tokens(tokens, wanted)
     assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
     assert model.config._attn_implementation == "sdpa"
     kv.close()
@@ -96,7 +114,8 @@ def test_logit_terms_and_windows_work_in_every_tier(tmp_path, name, chunk) -> No
     model, given = sharpen(TERMS[name]()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
     kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
-    assert served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk) == wanted
+    tokens = served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk)
+    check_tokens(tokens, wanted)
     windows = getattr(model.config, "layer_types", []).count("sliding_attention")
     assert len(kv.windows) == len(given) * windows
     for request in given:
@@ -155,7 +174,8 @@ def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
     one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
     kv = RowKv(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
     assert kv.format.value_dtype == like.dtype
-    assert served(model, kv, inputs, lambda request, layer: (HOST,)) == {r: alone(model, p) for r, p in inputs.items()}
+    tokens = served(model, kv, inputs, lambda request, layer: (HOST,))
+    check_tokens(tokens, {request: alone(model, prompt) for request, prompt in inputs.items()})
     peak = kv.runner.table.peak
     assert peak[DEVICE] <= 2 * one and peak[HOST] <= 3 * one and peak[DIRECT] > 0
     kv.close()
@@ -173,7 +193,7 @@ def test_tiers_of_rows_change_during_serving(tmp_path) -> None:
 
     kv.iteration = changed  # type: ignore[method-assign]
     tokens = served(model, kv, inputs, lambda request, layer: homes[request, layer])
-    assert tokens == {request: alone(model, prompt) for request, prompt in inputs.items()}
+    check_tokens(tokens, {request: alone(model, prompt) for request, prompt in inputs.items()})
     kv.close()
 
 
@@ -186,18 +206,18 @@ def test_failed_forward_leaves_other_requests() -> None:
         like,
         64,
     )
-    rows, prompt = RowModel(model, kv), prompts(1)["r0"]
+    rows, prompt, in_host = RowModel(model, kv), prompts(1)["r0"], TierAssignment(lambda request, layer: (HOST,))
     with in_rows(model):
-        first = rows.forward({"a": prompt}, lambda request, layer: (HOST,))
+        first = rows.forward({"a": prompt}, in_host)
         with pytest.raises(PolicyError, match="device is full"):
-            rows.forward({"b": [1] * 50}, lambda request, layer: (HOST,))
+            rows.forward({"b": [1] * 50}, in_host)
         kv.free("b")
         with pytest.raises(PolicyError, match="65 tokens: must be at most max_tokens = 64"):
-            rows.forward({"a": [1] * (65 - len(prompt))}, lambda request, layer: (HOST,))
+            rows.forward({"a": [1] * (65 - len(prompt))}, in_host)
         tokens = [int(first.argmax())]
         for _ in range(NEW - 1):
-            tokens.append(int(rows.forward({"a": tokens[-1:]}, lambda request, layer: (HOST,)).argmax()))
-    assert tokens == alone(model, prompt)
+            tokens.append(int(rows.forward({"a": tokens[-1:]}, in_host).argmax()))
+    check_tokens({"a": tokens}, {"a": alone(model, prompt)})
     assert kv.requests() == {"a"}
     kv.close()
 
@@ -217,7 +237,7 @@ def test_failed_forward_abandons_its_iteration():
         finish=lambda: done.append("finish"),
         abandon=lambda: done.append("policy thread abandoned"),
     )
-    runner = SimpleNamespace(memory={}, abandon=lambda: done.append("abandoned"))
+    runner = SimpleNamespace(abandon=lambda: done.append("abandoned"))
     rows = SimpleNamespace(
         runner=runner, _policy_thread=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
     )

@@ -23,7 +23,7 @@ from transformers import DynamicCache, StaticCache
 import vcsd
 from host_driver.hf.tiers import TieredLayer
 from host_driver.tiers import DeviceFrame
-from kv_cache import Iteration
+from kv_cache import Iteration, Policy
 from kv_cache.policies import policy_of
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
@@ -222,7 +222,7 @@ def test_unsupported_call_gives_reason(tmp_path) -> None:
     [
         ({"policy": "fifo"}, "policy = 'fifo': must be one of reactive, flexgen"),
         ({"policy": "lru"}, "policy = 'lru': schedules requests of a server"),
-        ({"policy": 3}, "policy = 3: 3 is not a policy: it needs `schedule` or `layers`"),
+        ({"policy": 3}, "policy = 3: 3 is not a policy"),
         ({"tiers": TierLimits()}, "tiers: drives hold the whole KV cache: with tiers set a policy"),
         ({"policy": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
         ({"policy": "flexgen", "drives": 2}, "drives is a drive option, and policy = 'flexgen' attends on the device"),
@@ -238,7 +238,8 @@ def test_attach_policy_by_file_and_object(tmp_path) -> None:
     """A user's policy by FILE:NAME, as an object and as a function."""
     (tmp_path / "mine.py").write_text(
         "from kv_cache import HOST\n"
-        "class Mine:\n"
+        "from kv_cache import Policy\n"
+        "class Mine(Policy):\n"
         "    def layers(self, it):\n"
         "        for layer in it.layers:\n"
         "            for block in it.blocks(layer): it.copy(block, 'device')\n"
@@ -251,7 +252,7 @@ def test_attach_policy_by_file_and_object(tmp_path) -> None:
     model, ids = sharpen(llama()), torch.randint(3, VOCABULARY, (2, 20))
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     wanted = model.generate(ids, **options)
-    for policy in (name, policy_object, policy_object.layers):
+    for policy in (name, policy_object, type(policy_object)):
         with vcsd.attach(model, policy=policy, tiers=TierLimits(files=tmp_path)) as run:
             assert torch.equal(model.generate(ids, **options), wanted)
             assert run.kv.real.moved["device>host"] and run.kv.real.moved["host>device"]
@@ -267,27 +268,30 @@ def test_device_too_small_for_a_layer_is_refused(tmp_path) -> None:
         model(**prompt(1))
 
 
-def raises(t: Iteration) -> None:
-    t.attend(0)
-    raise KeyError("mine")
+class Raises(Policy):
+    def layers(self, it: Iteration) -> None:
+        it.attend(0)
+        raise KeyError("mine")
 
 
-def forbidden(t: Iteration) -> None:
-    for layer in t.layers:
-        t.attend(layer)
-        t.drop(t.blocks(layer)[0], "device")
+class Forbidden(Policy):
+    def layers(self, it: Iteration) -> None:
+        for layer in it.layers:
+            it.attend(layer)
+            it.drop(it.blocks(layer)[0], "device")
 
 
-def lazy(t: Iteration) -> None:
-    t.attend(0)
+class Lazy(Policy):
+    def layers(self, it: Iteration) -> None:
+        it.attend(0)
 
 
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (raises, "policy raises: KeyError: 'mine'"),
-        (forbidden, "device has the last whole copy of it, which cannot be dropped"),
-        (lazy, "the policy ended its iteration before layer 1"),
+        (Raises, "policy Raises: KeyError: 'mine'"),
+        (Forbidden, "device has the last whole copy of it, which cannot be dropped"),
+        (Lazy, "the policy ended its iteration before layer 1"),
     ],
 )
 def test_wrong_policy_one_error_model_continues(tmp_path, policy, reason) -> None:
@@ -460,30 +464,34 @@ def test_attached_or_weightless_model_is_refused(tmp_path) -> None:
         vcsd.attach(nowhere, policy="split", tiers=tiers).__enter__()
 
 
-def exits(t: Iteration) -> None:
-    t.attend(0)
-    sys.exit(3)
+class Exits(Policy):
+    def layers(self, it: Iteration) -> None:
+        it.attend(0)
+        sys.exit(3)
 
 
-def leaves_all_out(t: Iteration) -> None:
-    t.attend(0, rows=())
+class LeavesAllOut(Policy):
+    def layers(self, it: Iteration) -> None:
+        it.attend(0, rows=())
 
 
-def sparse(t: Iteration) -> None:
-    t.attend(0, method="sparf")
+class Sparse(Policy):
+    def layers(self, it: Iteration) -> None:
+        it.attend(0, method="sparf")
 
 
-def clumsy(t: Iteration) -> None:
-    raise ValueError("not this way")
+class Clumsy(Policy):
+    def layers(self, it: Iteration) -> None:
+        raise ValueError("not this way")
 
 
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (exits, "policy exits: RuntimeError: the policy ended with SystemExit"),
-        (leaves_all_out, "the policy attends to no request of the batch"),
-        (sparse, "the policy attends with method 'sparf': in tiers only 'dense' works"),
-        (clumsy, "policy clumsy: ValueError: not this way"),
+        (Exits, "policy Exits: RuntimeError: the policy ended with SystemExit"),
+        (LeavesAllOut, "the policy attends to no request of the batch"),
+        (Sparse, "the policy attends with method 'sparf': in tiers only 'dense' works"),
+        (Clumsy, "policy Clumsy: ValueError: not this way"),
     ],
 )
 def test_policy_with_invalid_action_is_named(tmp_path, policy, reason) -> None:
@@ -518,9 +526,7 @@ def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
         for batch in (1, 8):
             inputs = prompt(batch)
             tokens = generate(model, inputs)[0]
-            assert run.report().why
-            chosen = run.kv.runner.memory["chosen"]
-            assert chosen == ("reactive" if batch == 1 else "split")
+            assert ("fits on the device" if batch == 1 else "exceeds each tier") in run.report().why
     assert torch.equal(generate(model, inputs)[0], tokens)
 
 

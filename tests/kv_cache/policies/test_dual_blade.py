@@ -4,27 +4,42 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_cache.policies.dual_blade import CROSS, INTRA, dual_blade, pipelined
+from kv_cache.block_table import BlockKey
+from kv_cache.hardware import DIRECT, PAGE_CACHE
+from kv_cache.policies.dual_blade import CROSS, INTRA, DualBlade
 
 
 @pytest.mark.parametrize(("margin", "kept"), [(0, 8), (3, 5), (9, 0)])
 def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, margin, kept):
-    monkeypatch.setitem(dual_blade.__globals__, "pipelined", lambda it, home, ahead, group: None)
-    iteration = SimpleNamespace(memory={}, layers=range(8))
-    dual_blade(iteration, margin=margin, share=1.0)
-    assert iteration.memory["n1"] == kept
+    tiers = []
+
+    def stream(it, home, ahead, fifo):
+        tiers.extend(home(BlockKey("r", layer)) for layer in it.layers)
+        return {}
+
+    monkeypatch.setattr("kv_cache.policies.dual_blade.stream", stream)
+    DualBlade(margin=margin, share=1.0).layers(SimpleNamespace(layers=range(8), prefill=True))
+    assert tiers == [PAGE_CACHE] * kept + [DIRECT] * (8 - kept)
 
 
-def test_a_group_is_loaded_in_the_way_that_its_trial_found_faster(monkeypatch):
+@pytest.mark.parametrize(
+    ("intra_ns", "cross_ns", "expected"),
+    [
+        ({1: 5.0, 2: 5.0}, {1: 4.0, 2: 5.0}, [True, True, False, False]),
+        ({1: 5.0, 2: 5.0}, {1: 6.0, 2: 4.0}, [False, False, True, True]),
+        ({1: 5.0, 2: 5.0}, {1: 4.0}, [True, True, False, False]),
+    ],
+)
+def test_a_group_is_loaded_in_the_way_that_its_trial_found_faster(monkeypatch, intra_ns, cross_ns, expected):
     """One after the other only if that is faster, and only if both ways were tried."""
     trials = list[list[bool]]()
 
     def stream(it, home, ahead, cross):
         trials.append([cross(layer) for layer in range(4)])
 
-    monkeypatch.setitem(pipelined.__globals__, "stream", stream)
-    trial = {INTRA: {0: 5.0, 1: 5.0, 2: 5.0, 3: 5.0}, CROSS: {0: 4.0, 1: 5.0, 2: 6.0}}
-    iteration = SimpleNamespace(memory={"step": CROSS, "trial": trial}, prefill=False)
+    monkeypatch.setattr("kv_cache.policies.dual_blade.stream", stream)
+    policy = DualBlade(share=0.5)
+    policy.trial, policy._step = {INTRA: intra_ns, CROSS: cross_ns}, CROSS
     for _ in range(2):
-        pipelined(iteration, lambda block: "", 1, lambda layer: layer)
-    assert trials == [[True, False, False, False]] * 2
+        policy.layers(SimpleNamespace(layers=range(4), prefill=False))
+    assert trials == [expected] * 2

@@ -7,7 +7,6 @@ kv_cache/policies/preload.py
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.policies import moves_blocks, policy_of
 from kv_cache.policies.reactive import make_room
-from kv_cache.policies.split import _spread, split
+from kv_cache.policies.split import Split, _spread
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from tests.properties import examples
 
@@ -123,22 +122,13 @@ def test_reactive_uses_the_host_before_the_disk() -> None:
     assert set(run.traffic) == {"in", "out"}
 
 
-def test_in_storage_copies_no_blocks() -> None:
-    one = machine(0, 0, 0)
-    transfers = SimulatedTransfers(one, lambda attention: LayerTime(1, 2))
-    run = IterationRunner(one, range(4), policy_of("in-storage").layers, transfers)
-    run.run({"r": PROMPT}, {"r": ROW})
-    assert not run.traffic and run.table.used[CSD] == 4 * 2 * ROW * PROMPT
-
-
 def test_split_shrinks_its_cached_part_after_misses() -> None:
     """Half of K of 16 layers would be cached, but the cache keeps six: without feedback, no hits remain in the end."""
     hits = {}
     for feedback in (False, True):
         one = machine(4 * LAYER, 0, 3 * LAYER)
         transfers = SimulatedTransfers(one, lambda attention: LayerTime(1))
-        policy = partial(split, share=0.25, feedback=feedback)
-        run = IterationRunner(one, range(16), policy, transfers)
+        run = IterationRunner(one, range(16), Split(share=0.25, feedback=feedback).layers, transfers)
         run.run({"r": PROMPT}, {"r": ROW})
         transfers.settle()
         for _ in range(STEPS):
@@ -163,7 +153,7 @@ def test_split_spreads_cached_layers_evenly(layers: int) -> None:
 
 def test_unknown_policy_of_a_file_names_those_that_the_file_has(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text("from kv_cache import HOST\ndef stay(it): ...\nPOLICIES = {'stay-here': stay}\n")
+    file.write_text("from kv_cache import Policy\nPOLICIES = {'stay-here': Policy}\n")
     with pytest.raises(ValueError, match=f"policy = .*{file}") as refused:
         policy_of(f"{file}:other")
     assert "stay-here" in str(refused.value) and "flexgen" not in str(refused.value)

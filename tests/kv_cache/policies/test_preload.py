@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from kv_cache.block_table import BlockKey
-from kv_cache.policies.preload import preload
+from kv_cache.policies.preload import Preload
+from kv_cache.policies.tutti import Tutti
 
 
 @pytest.mark.parametrize(("lacking", "copied"), [(80, 1), (81, 0)])
 def test_prefix_that_just_fits_is_preloaded(monkeypatch, lacking, copied):
     seen = []
-    monkeypatch.setitem(preload.__globals__, "tutti", lambda it, home, ahead: seen.append(("tutti", ahead)))
+    monkeypatch.setattr(Tutti, "layers", lambda policy, it: seen.append(("tutti", policy.ahead)))
     iteration = SimpleNamespace(
         layers=range(1),
         parts="kv",
@@ -23,5 +24,5 @@ def test_prefix_that_just_fits_is_preloaded(monkeypatch, lacking, copied):
         copy=lambda block, tier: seen.append("copy"),
         wait=lambda *transfers: seen.append(("wait", len(transfers))),
     )
-    preload(iteration)
+    Preload().layers(iteration)
     assert seen == ["copy"] * copied + [("wait", copied), ("tutti", 0)]

@@ -7,8 +7,8 @@ import pytest
 from kv_cache import DEVICE, DIRECT, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.block_table import BlockKey
 from kv_cache.cost import BASE
-from kv_cache.policies.preload import preload
-from kv_cache.policies.tutti import _make_room, tutti
+from kv_cache.policies.preload import Preload
+from kv_cache.policies.tutti import Tutti, _make_room
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from vcsd_eval.papers.profiles import Gpu, Model
 from vcsd_eval.papers.tutti import reading
@@ -30,7 +30,7 @@ class Run:
 
     def __init__(self, prefix: int) -> None:
         self.transfers, self.layer_ns = SimulatedTransfers(MACHINE, lambda attention: LayerTime(self.layer_ns)), 1000
-        self.runner = IterationRunner(MACHINE, range(LAYERS), tutti, self.transfers)
+        self.runner = IterationRunner(MACHINE, range(LAYERS), Tutti().layers, self.transfers)
         self.copies, begin = [], self.transfers.begin
 
         def noted(*asked):
@@ -61,9 +61,9 @@ class Run:
 @pytest.mark.parametrize(("new", "prefix"), [(4096, 61440), (512, 32768), (16384, 49152)])
 def test_load_time_equals_closed_form(new, prefix):
     run = Run(prefix)
-    for policy, route in ((tutti, BY_LAYER), (preload, WHOLE)):
+    for policy, route in ((Tutti(), BY_LAYER), (Preload(), WHOLE)):
         run.forget(new)
-        run.runner.policy = policy
+        run.runner.policy = policy.layers
         assert run.run(new) == pytest.approx(READING.first_token_s(new, prefix, route), rel=0.01)
 
 

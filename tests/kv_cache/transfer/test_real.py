@@ -17,7 +17,18 @@ from pathlib import Path
 import pytest
 
 from csd_io.queue import aligned
-from kv_cache import DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, Iteration, IterationRunner, PolicyError, Program
+from kv_cache import (
+    DEVICE,
+    DIRECT,
+    HOST,
+    PAGE_CACHE,
+    POLICIES,
+    Iteration,
+    IterationRunner,
+    Policy,
+    PolicyError,
+    Program,
+)
 from kv_cache.block_table import BlockKey
 from kv_cache.limits import TierLimits
 from kv_cache.policies import moves_blocks, policy_of
@@ -129,20 +140,25 @@ def test_real_bytes_equal_simulated_bytes(name: str, device: int, host: int) -> 
     model.real.close()
 
 
-def wanders(t: Iteration) -> None:
+class Wanders(Policy):
     """Random acts that a table allows, drawn in each iteration."""
-    draw = t.memory.setdefault("draw", random.Random(3))
-    for layer in t.layers:
-        for block in t.blocks(layer):
-            t.copy(block, DEVICE, urgency=draw.random())
-        t.attend(layer)
-        for block in [x for number in t.layers for x in t.blocks(number)]:
-            act = draw.choice([t.copy, t.move, t.drop, t.drop])
-            tier = draw.choice([HOST, PAGE_CACHE, DIRECT, DEVICE])
-            try:
-                act(block, tier)
-            except PolicyError:
-                t.memory["refused"] = t.memory.get("refused", 0) + 1
+
+    def __init__(self, seed: int) -> None:
+        self.draw, self.refused = random.Random(seed), 0
+
+    def layers(self, it: Iteration) -> None:
+        draw = self.draw
+        for layer in it.layers:
+            for block in it.blocks(layer):
+                it.copy(block, DEVICE, urgency=draw.random())
+            it.attend(layer)
+            for block in [x for number in it.layers for x in it.blocks(number)]:
+                act = draw.choice([it.copy, it.move, it.drop, it.drop])
+                tier = draw.choice([HOST, PAGE_CACHE, DIRECT, DEVICE])
+                try:
+                    act(block, tier)
+                except PolicyError:
+                    self.refused += 1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -154,10 +170,10 @@ def test_random_policy_slow_files_bytes_right(seed: int) -> None:
             seconds = draw.choice([0, 0, 0.002])
         time.sleep(seconds)
 
-    model = Model(wanders, TierLimits(), 2 * LAYER, slow)
-    model.run.memory["draw"] = random.Random(seed)
+    policy = Wanders(seed)
+    model = Model(policy.layers, TierLimits(), 2 * LAYER, slow)
     model.iterations(steps=8)
-    assert model.run.memory["refused"] > 0
+    assert policy.refused > 0
     model.real.close()
 
 
@@ -188,6 +204,8 @@ def test_copy_after_failed_copy_is_not_started() -> None:
             time.sleep(0.05)
             raise OSError(errno.EIO, "broken", "/disk")
 
+    failed = []
+
     def there_and_back(t: Iteration) -> None:
         for layer in t.layers:
             t.attend(layer)
@@ -196,11 +214,11 @@ def test_copy_after_failed_copy_is_not_started() -> None:
             transfer = t.move(block, DEVICE)
             with pytest.raises(OSError, match="broken"):
                 t.wait(transfer)
-            t.memory["seen"] = t.memory.get("seen", 0) + 1
+            failed.append(block)
 
     model = Model(there_and_back, TierLimits(), LAYER, fails)
     model.run.run({"r": TOKENS}, {"r": ROW})
-    assert model.run.memory["seen"] == 2
+    assert len(failed) == 2
     model.real.close()
 
 
@@ -320,6 +338,8 @@ def test_ended_copies_are_not_retained() -> None:
 
 
 def test_policy_reads_layer_time_but_cannot_move_new_rows() -> None:
+    over: list[tuple[float, Iteration]] = []
+
     def asks(t: Iteration) -> None:
         with pytest.raises(TypeError):
             t.new["r"] = 0  # type: ignore[index]
@@ -327,13 +347,14 @@ def test_policy_reads_layer_time_but_cannot_move_new_rows() -> None:
             t.wait("soon")  # type: ignore[arg-type]
         for layer in t.layers:
             t.attend(layer)
-        t.memory["took"], t.memory["iteration"] = t.layer_s(), t
+        over.append((t.layer_s(), t))
 
     model = Model(asks, TierLimits(), LAYER)
     model.run.run({"r": TOKENS}, {"r": ROW})
-    assert model.run.memory["took"] > 0
+    ((took_s, iteration),) = over
+    assert took_s > 0
     with pytest.raises(PolicyError, match="iteration 0 is over"):
-        model.run.memory["iteration"].attend(0)
+        iteration.attend(0)
     model.real.close()
 
 

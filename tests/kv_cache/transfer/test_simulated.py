@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from kv_cache import (
@@ -21,9 +19,9 @@ from kv_cache import (
     SharedLink,
     Tier,
 )
-from kv_cache.policies.dual_blade import dual_blade
-from kv_cache.policies.flexgen import flexgen
-from kv_cache.policies.split import split
+from kv_cache.policies.dual_blade import DualBlade
+from kv_cache.policies.flexgen import FlexGen
+from kv_cache.policies.split import Split
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
 GB = 10**9
@@ -66,27 +64,25 @@ def run(
 
 @pytest.mark.parametrize("cached_layers", [0, 3, 6, 7])
 def test_cyclic_reads_of_too_small_cache_never_hit(cached_layers: int) -> None:
-    _, transfers = run(flexgen, machine(cache=cached_layers * (LAYER + 4 * 2 * ROW)))
+    _, transfers = run(FlexGen().layers, machine(cache=cached_layers * (LAYER + 4 * 2 * ROW)))
     assert transfers.caches[PAGE_CACHE].hit_share == 0
 
 
 def test_reads_of_fitting_cache_always_hit() -> None:
-    _, transfers = run(flexgen, machine(cache=LAYERS * (LAYER + 8 * ROW)))
+    _, transfers = run(FlexGen().layers, machine(cache=LAYERS * (LAYER + 8 * ROW)))
     assert transfers.caches[PAGE_CACHE].hit_share == 1
 
 
 @pytest.mark.parametrize("cached_layers", [1, 3, 7])
 def test_dual_blade_caches_fitting_layers_and_always_hits(cached_layers: int) -> None:
-    runner, transfers = run(dual_blade, machine(cache=cached_layers * (LAYER + 8 * ROW)))
-    assert runner.memory["n1"] == cached_layers
+    _, transfers = run(DualBlade().layers, machine(cache=cached_layers * (LAYER + 8 * ROW)))
     assert transfers.caches[PAGE_CACHE].hit_share == 1
     assert transfers.moved["file"] * (LAYERS - cached_layers) == transfers.moved["direct"] * cached_layers
 
 
 def test_intra_and_cross_pipelining_take_known_times() -> None:
     """Intra: both reads share the SSD, then both copies the bus. Cross: K's copy goes under V's read."""
-    runner, transfers = run(partial(dual_blade, ahead=0, share=0.0), machine(), steps=5)
-    assert runner.memory["faster"] == {2: True}
+    _, transfers = run(DualBlade(ahead=0, share=0.0).layers, machine(), steps=5)
     together, behind = transfers.iterations_ns[2] / LAYERS, transfers.iterations_ns[3] / LAYERS
     part_read, part_dma = ROW * (PROMPT + 1.0), ROW * (PROMPT + 1.0) / 20
     assert together == pytest.approx(2 * part_read + 2 * part_dma, rel=1e-2)
@@ -95,22 +91,22 @@ def test_intra_and_cross_pipelining_take_known_times() -> None:
 
 
 def test_prefetched_layers_cause_no_wait() -> None:
-    far = run(partial(flexgen, home=DIRECT, ahead=0), machine(), layer_ns=LAYER * 2)[1]
-    near = run(partial(flexgen, home=DIRECT, ahead=1), machine(), layer_ns=LAYER * 2)[1]
+    far = run(FlexGen(home=DIRECT, ahead=0).layers, machine(), layer_ns=LAYER * 2)[1]
+    near = run(FlexGen(home=DIRECT).layers, machine(), layer_ns=LAYER * 2)[1]
     assert sum(near.stalls_ns.values()) < sum(far.stalls_ns.values()) / 7
 
 
-@pytest.mark.parametrize("policy", [flexgen, dual_blade, split])
+@pytest.mark.parametrize("policy", [FlexGen, DualBlade, Split])
 @pytest.mark.parametrize("layers_that_fit", [1, 2, 3])
-def test_small_device_keeps_its_limit(policy: Policy, layers_that_fit: int) -> None:
+def test_small_device_keeps_its_limit(policy: type[Policy], layers_that_fit: int) -> None:
     limit = layers_that_fit * (LAYER + 8 * ROW)
-    runner, _ = run(policy, machine(device=limit, cache=3 * LAYER))
+    runner, _ = run(policy().layers, machine(device=limit, cache=3 * LAYER))
     assert runner.table.peak[DEVICE] <= limit
 
 
 def test_a_device_too_small_for_a_layer_is_refused() -> None:
     with pytest.raises(PolicyError, match="device is full: 100,000 bytes are wanted, 50,000 of 150,000 are free"):
-        run(flexgen, machine(device=150_000))
+        run(FlexGen().layers, machine(device=150_000))
 
 
 def test_frame_is_reused_after_its_last_reader() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.eval.papers.dual_blade.setups import small_setup
 from vcsd_eval.papers.dual_blade.machine import DMA, GIB, READ, drives, machine
-from vcsd_eval.papers.dual_blade.systems import SYSTEMS, alone_ms, infer
+from vcsd_eval.papers.dual_blade.systems import SYSTEMS, alone_ms, infer, trial_s
 
 A = drives()["A"]
 
@@ -44,8 +44,8 @@ def test_more_memory_never_makes_split_slower(ssd):
 
 def test_trial_of_group_1_has_only_group_1():
     setup = small_setup()
-    assert infer(setup, SYSTEMS["dual-blade"], A, share=0.0).group1_s is None
-    intra, cross = infer(setup, SYSTEMS["dual-blade"], A, share=0.5).group1_s
+    assert trial_s(setup, A, share=0.0) is None
+    intra, cross = trial_s(setup, A, share=0.5)
     assert cross < intra
 
 

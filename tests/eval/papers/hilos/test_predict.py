@@ -4,13 +4,12 @@ partner of: eval/papers/hilos/inputs.py, eval/papers/hilos/items.py, eval/papers
 """
 
 import hashlib
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kv_cache import HOST, BlockKey, IterationRunner
-from kv_cache.policies.flexgen import flexgen
+from kv_cache.policies.flexgen import FlexGen
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 from vcsd_eval.papers.hilos.inputs import Inputs, draw
 from vcsd_eval.papers.hilos.items import CONTEXTS, DRIVES
@@ -66,7 +65,7 @@ def test_link_traffic_falls_by_half_of_tokens():
     """The engine's bytes of a step with the KV cache offloaded, over those of q, k, v and the output."""
     tokens, row = 512, 2 * OPT66.kv_heads * OPT66.head_dim
     transfers = SimulatedTransfers(steps.host_memory(GB), lambda attention: LayerTime(1))
-    run = IterationRunner(transfers.machine, range(1), partial(flexgen, home=HOST), transfers)
+    run = IterationRunner(transfers.machine, range(1), FlexGen(home=HOST).layers, transfers)
     for part in run.parts:
         run.table.add(BlockKey("a", 0, part), row, HOST, tokens)
     run.run({"a": 1}, {"a": row})
@@ -89,5 +88,5 @@ def test_flexgen_step_equals_engine():
     _, _, *compute_s = systems.flex_parts(work, rate)
     stored = steps.TierContents(home=HOST, tokens=work.tokens, rows={"a": round(work.kv_bytes / work.tokens / 2)})
     layer = LayerTime(round(1e9 * sum(compute_s)))
-    engine_s = steps.step_s(steps.host_memory(rate), partial(flexgen, home=HOST), OPT66.layers, stored, layer)
+    engine_s = steps.step_s(steps.host_memory(rate), FlexGen(home=HOST).layers, OPT66.layers, stored, layer)
     assert work.batch / systems.flex(work) == pytest.approx(engine_s, rel=0.03)

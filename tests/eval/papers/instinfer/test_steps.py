@@ -1,11 +1,9 @@
 """Steps on the modelled executor, compared with the sum of their parts."""
 
-from functools import partial
-
 import pytest
 
 from kv_cache import CSD, HOST, PAGE_CACHE
-from kv_cache.policies.flexgen import flexgen
+from kv_cache.policies.flexgen import FlexGen
 from kv_cache.transfer.simulated import LayerTime
 from vcsd_eval.papers.instinfer import steps
 from vcsd_eval.papers.instinfer.steps import TierContents, step_s
@@ -35,7 +33,7 @@ def test_step_at_mean_length_averages_both():
 @pytest.mark.parametrize(("layers_kept", "rate"), [(5, 2e9), (3, 1e9)])
 def test_page_cache_rate_only_if_files_fit(layers_kept, rate):
     machine = steps.files(2e9, 1e9, layers_kept * 100 * LAYER)
-    took = step_s(machine, partial(flexgen, ahead=0), LAYERS, stored(PAGE_CACHE), LayerTime(0))
+    took = step_s(machine, FlexGen(ahead=0).layers, LAYERS, stored(PAGE_CACHE), LayerTime(0))
     assert took == pytest.approx(LAYERS * 100 * LAYER / rate)
 
 
