@@ -9,6 +9,7 @@ import numpy as np
 
 from attention_engine import DecodeStep, Queries, Read, to_half, widen_inputs
 from csd_firmware.check import InvalidFieldError, check_array, require
+from csd_firmware.decode_plan import accepted, register
 from csd_firmware.fused import Data, FusedStep, fused_step
 from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.schedule import SCHEDULES, Work
@@ -50,7 +51,7 @@ def planned_run(state: DriveState, command: Command, max_bytes: int) -> Callable
         return None
     try:
         plan = state.ftl.kv.plans.get((command.seqs, command.layer))
-        return plan.runs[command.method] if plan and plan.accepts(command, max_bytes) else None
+        return accepted(plan, command, max_bytes) if plan else None
     except TypeError:  # a field has an invalid type: `check` reports which
         return None
 
@@ -59,7 +60,7 @@ def attend(state: DriveState, command: Attend, watch: LatencyBreakdown) -> Compl
     """Create the plan of a fully checked step, and run it."""
     plan = state.ftl.kv.plan(command.seqs, command.layer)
     run, verb = partial(_run, fused_step(state, plan, command)), VERBS[Attend]
-    plan.register(command, run, verb.reply_bytes(verb.sizes(command)))
+    register(plan, command, run, verb.reply_bytes(verb.sizes(command)))
     return run(state, command, watch)
 
 

@@ -20,7 +20,7 @@ from csd_firmware.state import DriveState, flash_read
 from csd_io.compiled import njit
 from csd_spec import Attend
 from csd_spec.arrays import F16, F32
-from ftl.kv.decode_plan import DecodePlan
+from ftl.kv.layer_plan import LayerPlan
 from ftl.kv.layouts.packing import append_rows
 
 Data = tuple[F16, F32]  # completion data: the output, and m and l of its rows
@@ -60,7 +60,7 @@ class FusedStep:
         flash: Counters of that.
     """
 
-    def __init__(self, state: DriveState, plan: DecodePlan, command: Attend) -> None:
+    def __init__(self, state: DriveState, plan: LayerPlan, command: Attend) -> None:
         self.plan, view = plan, plan.view()
         tokens, place = first_tokens(view.seq_lens.size, max(end for _, end in plan.bounds)), place_of(view)
         places = place, view.k_slots, view.v_slots, np.uint64(view.layout.n)
@@ -90,7 +90,7 @@ class FusedStep:
         return out, rows
 
 
-def fused_step(state: DriveState, plan: DecodePlan, command: Attend) -> FusedStep | None:
+def fused_step(state: DriveState, plan: LayerPlan, command: Attend) -> FusedStep | None:
     """The compiled call for commands like one on a plan; None if only the method can carry them out."""
     ftl, layout = state.ftl, plan.layout
     of_rows = layout.rows.exact and layout.keeps_rows and not (layout.latent or plan.encoded_groups)

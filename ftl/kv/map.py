@@ -16,8 +16,8 @@ from ftl.flash import tag
 from ftl.flash.placement import GROWTH, Writer
 from ftl.flash.references import Reference, Referrer
 from ftl.flash.store import FlashStore
-from ftl.kv.decode_plan import DecodePlan
 from ftl.kv.group_buffers import GroupBuffers, OpenGroups
+from ftl.kv.layer_plan import LayerPlan
 from ftl.kv.owners import Owners
 from ftl.kv.prefix_index import RECORDED_BYTES, PrefixIndex
 from ftl.kv.sequence import Sequence
@@ -58,14 +58,14 @@ class KvMap(Referrer):
         self.usage = Accounts()
         self.shared = SharedPages(store.geometry.pages)
         self.next_handle = 1
-        self.plans: dict[tuple[tuple[int, ...], int], DecodePlan] = {}  # by handles and layer
+        self.plans: dict[tuple[tuple[int, ...], int], LayerPlan] = {}  # by handles and layer
 
-    def plan(self, handles: Seq[int], layer: int) -> DecodePlan:
+    def plan(self, handles: Seq[int], layer: int) -> LayerPlan:
         """Return the cached plan for a layer of sequences; raises as `sequence`."""
         key = tuple(handles), layer
         plan = self.plans.get(key)
         if plan is None:
-            plan = DecodePlan([self.sequence(handle) for handle in handles], layer, self.banks)
+            plan = LayerPlan([self.sequence(handle) for handle in handles], layer, self.banks)
             if len(self.plans) >= MAX_PLANS:
                 self.plans.clear()
             self.plans[key] = plan

@@ -1,15 +1,14 @@
 """Tokens added by a plan are stored as if they had been appended with the rest; epochs end when tables change.
 
-partner of: ftl/kv/decode_plan.py, ftl/kv/fork_crop.py, ftl/kv/relayout.py
+partner of: ftl/kv/layer_plan.py, ftl/kv/fork_crop.py, ftl/kv/relayout.py
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from csd_spec import LAYOUTS, Attend
+from csd_spec import LAYOUTS
 from ftl import Ftl
 
 LAYOUT, H = LAYOUTS["fp16"].paged(512, 8, 4), 2
@@ -57,11 +56,6 @@ def decoding(drive):
     return ftl, handles, rows
 
 
-def command_of(handles, rows, **fields):
-    q, counts = np.ones((2, H, 3, LAYOUT.head_dim), np.float16), np.ones(2, np.int64)
-    return replace(Attend(handles, 0, q, rows, rows, "dense", 4, counts, counts), **fields)
-
-
 def test_plan_is_built_once_per_epoch(small_drive):
     ftl, handles, rows = decoding(small_drive)
     plan = ftl.kv.plan(handles, 0)
@@ -102,36 +96,6 @@ def test_first_or_last_token_of_group_ends_epoch(small_drive):
         assert (ftl.kv.plan(handles, 0) is plan) == in_bounds
         ended += [stored] * (not in_bounds)
     assert ended == [per_group - 1, per_group, 2 * per_group - 1]
-
-
-def test_plan_accepts_checked_shape_within_bounds(small_drive):
-    ftl, handles, rows = decoding(small_drive)
-    plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
-    assert not plan.accepts(good, 100), "none was checked"
-    plan.register(good, run := lambda: None, 100)
-    assert plan.accepts(good, 100) and plan.runs["dense"] is run
-    assert not plan.accepts(good, 99), "its completion is longer"
-    assert plan.accepts(replace(good, k=-rows, top_k=good.top_k + 7), 100), "values are checked when it runs"
-    others = {"method": "sparf", "r": 5, "q": good.q[::-1], "k": rows[:1], "v": rows.astype(np.float32)}
-    others |= {"top_k": good.top_k.astype(np.int32), "recent": None, "terms": np.zeros((H, 3, 4), np.float32)}
-    for name, value in [*others.items(), ("r", 4.0), ("layer", False), ("seqs", (1.0, 2))]:
-        assert not plan.accepts(replace(good, **{name: value}), 100), name
-    while plan.in_bounds():
-        assert plan.accepts(good, 100)
-        plan.append(rows, rows)
-    assert not plan.accepts(good, 100)
-
-
-class Subclass(np.ndarray):
-    """An array that may not be only that."""
-
-
-def test_arrays_of_a_subclass_are_never_accepted(small_drive):
-    ftl, handles, rows = decoding(small_drive)
-    plan, good = ftl.kv.plan(handles, 0), command_of(handles, rows)
-    plan.register(replace(good, q=good.q.view(Subclass)), lambda: None, 100)
-    for other in (good, replace(good, q=good.q.view(Subclass)), replace(good, q=good.q.tolist())):
-        assert not plan.accepts(other, 100)
 
 
 def test_two_batches_of_an_epoch_add_to_the_same_sequence(small_drive):

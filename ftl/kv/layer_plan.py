@@ -1,19 +1,18 @@
-"""Cached inputs of decode steps of one layer: `DecodePlan`.
+"""Cached inputs of one layer of sequences that grow by a token: `LayerPlan`.
 
-Most decode steps only append a row to groups that are open in drive DRAM. Until a group begins, ends or moves, the
-slots, page plans, buffers and the checks of a command stay valid.
+Most tokens only append a row to groups that are open in drive DRAM. Until a group begins, ends or moves, the slots,
+page plans and buffers stay valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from csd_spec import Attend, KvSlotView
+from csd_spec import KvSlotView
 from csd_spec.arrays import F16, I64, U16, U32
 from csd_spec.view import UNMAPPED
 from ftl.flash.plan import PagePlan
@@ -23,14 +22,14 @@ from ftl.kv.pages import stack
 from ftl.kv.sequence import Sequence
 
 
-class DecodePlan:
-    """Inputs of decode steps, valid during one epoch of the KV map; `view` needs sequences of one layout.
+class LayerPlan:
+    """Inputs of views and of single tokens, valid during one epoch of the KV map; `view` needs sequences of one layout.
 
     Lengths are read from the sequences, since another batch may have appended tokens in the same epoch.
 
     Attributes:
         page_plans: Plans of all pages of a map, by its name.
-        runs: Functions that carry out accepted commands, by method.
+        kept: What a user of the plan keeps as long as it is valid.
     """
 
     def __init__(self, seqs: Seq[Sequence], layer: int, banks: tuple[U16, U16]) -> None:
@@ -38,17 +37,7 @@ class DecodePlan:
         self.lengths = [seq.lengths for seq in seqs]
         self.page_plans: dict[str, PagePlan] = {}
         self.layout, self.heads = seqs[0].layout, seqs[0].heads
-        self.runs: dict[str, Callable[..., Any]] = {}
-        self._signatures: dict[str, tuple[list[Any], int]] = {}
-
-    def register(self, command: Attend, run: Callable[..., Any], reply_bytes: int) -> None:
-        """Accept later commands with the signature of this checked one; completions of `run` have `reply_bytes`."""
-        self.runs[command.method], self._signatures[command.method] = run, (_signature(command), reply_bytes)
-
-    def accepts(self, command: Attend, max_bytes: int) -> bool:
-        """Whether a command has the signature of a checked one, and one more token is in bounds."""
-        form, reply_bytes = self._signatures.get(command.method, ([], 0))
-        return _signature(command) == form != [] and reply_bytes <= max_bytes and self.in_bounds()
+        self.kept: dict[str, Any] = {}
 
     def stored(self) -> list[int]:
         """Tokens of each sequence."""
@@ -134,14 +123,3 @@ class DecodePlan:
         """Return a view of the layer at the sequences' current lengths."""
         seq_lens = np.array(self.stored()).repeat(self.heads)
         return KvSlotView(self.layout, self.banks, seq_lens, *self._view_slots, self._slots, self.page_plans)
-
-
-def _signature(command: Attend) -> list[Any]:
-    """Everything in a command but its values and sequences; empty if an array is not a plain ndarray."""
-    terms = () if command.terms is None else (command.terms,)
-    form = [command.r, *map(type, (command.r, command.layer, *command.seqs))]
-    for array in (command.q, command.k, command.v, command.top_k, command.recent, *terms):
-        if type(array) is not np.ndarray:
-            return []
-        form += array.dtype, array.shape, array.strides
-    return form
