@@ -20,6 +20,7 @@ from csd_link.hosting import HostingOptions
 from csd_link.liveness import is_running
 from csd_link.nvmeof.device import Endpoint
 from csd_link.run_dir import run_dir
+from csd_spec.checked import frozen_value
 from csd_spec.drive import DriveSpec
 from csd_spec.optional import is_installed
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -32,7 +33,7 @@ MAX_DRIVES = 1024
 State = Literal["starting", "up", "draining", "lost"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_value
 class FleetPlan(HostingOptions):
     """A fleet to start.
 

@@ -10,10 +10,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from csd_io.medium import Medium
 from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.listen import Listen
 from csd_link.window import BLOCK_BYTES, WindowLayout
+from csd_spec.checked import frozen_value
 from csd_spec.drive import DriveSpec
 
 DEFAULT = "default"  # tenant of drives that configure none
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PATHS = ("path", "device", "mount", "methods_file", "layouts_file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen_value
 class ServedDrive(HostingOptions):
     """A drive to serve. The remaining fields are those of `csd_link.hosting.HostingOptions`.
 
@@ -91,7 +91,6 @@ class ServedDrive(HostingOptions):
         nested = {
             "spec": DriveSpec.from_dict(values["spec"]),
             "layout": WindowLayout(**values["layout"]),
-            "medium": Medium(**values["medium"]),
             "tenants": tuple(values["tenants"]),
             "shares": tuple(values["shares"]),
             "listen": values["listen"] and Listen.from_dict(values["listen"]),

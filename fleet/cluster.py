@@ -133,14 +133,13 @@ def start(cluster: ClusterAddress, plan: FleetPlan, server: Sequence[str], tick:
 
 
 def _assignment(plan: FleetPlan, name: str, fleet: str, host: str, server: Sequence[str]) -> Assignment:
-    hosted = {"durability": plan.durability, "medium": asdict(plan.medium), "threads": plan.threads}
     return Assignment(
         fleet=fleet,
         name=name,
         host_nqn=host,
         spec=asdict(plan.spec),
         flash=str(plan.flash or ""),
-        hosted=hosted,
+        hosted=plan.overrides,
         server=tuple(server),
     )
 

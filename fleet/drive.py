@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from csd_io.medium import Medium
 from csd_link.fleet_table import Member
 from csd_link.liveness import is_running
 from csd_link.nvmeof.listen import AllowedHost, Listen, nqn_of
@@ -41,7 +40,7 @@ class Assignment:
         host_nqn: NQN of the only host that may connect.
         spec: `DriveSpec` as a dictionary.
         flash: Folder for flash; empty is the run folder.
-        hosted: `HostingOptions.durability`, `medium` and `threads`.
+        hosted: `HostingOptions` that are set.
         server: Python arguments that start a server; the file of drives and the owner's PID are appended.
     """
 
@@ -172,7 +171,7 @@ class FleetDrive:
             spec=DriveSpec.from_dict(assignment.spec),
             path=private_dir(assignment.flash_root) / self._served,
             listen=Listen(member.host, member.port, (self._served,), (AllowedHost(assignment.host_nqn),)),
-            **assignment.hosted | {"medium": Medium(**assignment.hosted["medium"])},
+            **assignment.hosted,
         )
         # One folder per actor: a server whose owner has exited removes the folder of its file
         folder = private_dir(assignment.base / f"{self._served}-{os.getpid()}")

@@ -7,17 +7,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from csd_io.folder import Durability
-from csd_io.medium import Kind, Medium
 from csd_link.fleet_table import MAX_DRIVES, FleetPlan
-from csd_link.hosting import MAX_MIB, MAX_THREADS
+from csd_link.hosting import HostingOptions
 from csd_spec.checked import frozen_value
 from nvmevirt_config.document import read_yaml
 from nvmevirt_config.serve_config import NameOrDescription, resolve_spec
 
 
 @frozen_value
-class FleetFile:
+class FleetFile(HostingOptions):
     """A fleet. Paths of descriptions are relative to the file; `flash` is a path on each node.
 
     Attributes:
@@ -27,7 +25,6 @@ class FleetFile:
         flash: Folder for flash on each node's own disk (default: the run folder, in memory).
         address: HOST:PORT of the Ray cluster's GCS (default: `RAY_ADDRESS`, then a cluster on this machine).
         cpus: CPUs that Ray reserves per drive.
-        page_buffer_mib: Page cache of a drive with medium `direct`, MiB.
     """
 
     drives: Annotated[int, Field(ge=1, le=MAX_DRIVES)]
@@ -36,10 +33,6 @@ class FleetFile:
     flash: Path | None = None
     address: str = ""
     cpus: Annotated[float, Field(gt=0, le=1024)] = FleetPlan(drives=1).cpus
-    durability: Durability = "process"
-    medium: Kind = "memory"
-    page_buffer_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def plan(self, folder: Path) -> FleetPlan:
         """Convert to a plan; paths of descriptions are relative to `folder`."""
@@ -52,9 +45,7 @@ class FleetFile:
             flash=self.flash,
             cpus=self.cpus,
             address=self.address,
-            durability=self.durability,
-            medium=Medium(self.medium, self.page_buffer_mib << 20),
-            threads=self.threads,
+            **self.overrides,
         )
 
 

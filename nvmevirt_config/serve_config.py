@@ -9,10 +9,8 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
-from csd_io.folder import Durability
-from csd_io.medium import Kind, Medium
 from csd_io.paths import expand
-from csd_link.hosting import MAX_MIB, MAX_THREADS
+from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.commands import MAX_NQN_BYTES
 from csd_link.nvmeof.listen import AllowedHost
 from csd_link.served_drive import DEFAULT, SHARED, ServedDrive, ServedDrives
@@ -60,7 +58,7 @@ Tenants = Annotated[
 
 
 @frozen_value
-class DriveEntry:
+class DriveEntry(HostingOptions):
     """A drive to serve. Paths are relative to this file.
 
     Attributes:
@@ -74,10 +72,6 @@ class DriveEntry:
         device: File or device for its windows; None: shared memory.
         offset_bytes: Begin of the windows in `device`, bytes.
         layout: Size of each window.
-        durability: Failure that a flush survives: the end of the drive's process, or a power loss of the host.
-        medium: Place of flash pages while the drive has power: memory, or a file with direct I/O.
-        page_buffer_mib: Page cache of a drive with medium `direct`, MiB.
-        threads: Kernel threads; None: cores / drives.
     """
 
     name: str
@@ -90,10 +84,6 @@ class DriveEntry:
     device: Path | None = None
     offset_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     layout: WindowSize = WindowSize()
-    durability: Durability = "process"
-    medium: Kind = "memory"
-    page_buffer_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] = Medium().cache_bytes >> 20
-    threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] | None = None
 
     def served(self, folder: Path, restarts: bool) -> ServedDrive:
         """Convert to a drive configuration; paths are relative to `folder`."""
@@ -115,9 +105,7 @@ class DriveEntry:
             restarts=restarts,
             methods_file=methods,
             layouts_file=layouts,
-            durability=self.durability,
-            medium=Medium(self.medium, self.page_buffer_mib << 20),
-            threads=self.threads,
+            **self.overrides,
         )
 
     def _shares(self) -> tuple[float, ...]:

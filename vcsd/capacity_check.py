@@ -45,7 +45,7 @@ def check_drives(
     if drives.kind not in OURS:
         return
     needed = copies * flash_bytes(drives.spec, what, shape, rows, tokens) * (drives.count if shape.latent else 1)
-    if drives.medium.kind == "memory":
+    if drives.storage.kind == "memory":
         _check(
             needed, _of(rows, tokens), "in drives in memory", "--data-dir FOLDER --medium direct leaves them in files"
         )

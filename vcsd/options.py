@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import Field
 
-from csd_io.folder import Durability
-from csd_io.medium import BLOCK, Kind, Medium
-from csd_link.hosting import MAX_MIB, MAX_THREADS, HostingOptions
 from csd_spec.checked import Whole, frozen_value
 from vcsd.models import find_model
 
@@ -63,33 +59,3 @@ class ServingLimits:
     time_slice_tokens: Annotated[
         Whole, Field(ge=1, le=1 << 20, description="length of a time slice, tokens, for policies with time slices")
     ] = 32
-
-
-@dataclass(frozen=True, slots=True)
-class HostingCliOptions:
-    """Resources of this machine for drives; None: as in the drives' configuration, or the default."""
-
-    durability: Annotated[
-        Durability | None,
-        typer.Option(
-            "--durability", help="event that flushed data survives: process exit (default), or host power loss"
-        ),
-    ] = None
-    medium: Annotated[
-        Kind | None, typer.Option(help="storage of flash pages: memory (default), or the drives' files")
-    ] = None
-    page_buffer_mib: Annotated[
-        int | None,
-        typer.Option("--page-buffer-mib", min=1, max=MAX_MIB, help="DRAM for pages of all direct drives, MiB"),
-    ] = None
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", min=1, max=MAX_THREADS, help="kernel threads per drive (default: cores / drives)"),
-    ] = None
-
-    def override(self, said: HostingOptions, drives: int) -> dict[str, Any]:
-        """Fields of one of `drives` drives: these options, or the configuration's values if unset."""
-        cache_bytes = None if self.page_buffer_mib is None else max(BLOCK, (self.page_buffer_mib << 20) // drives)
-        medium = Medium(self.medium or said.medium.kind, cache_bytes or said.medium.cache_bytes)
-        fields = {"durability": self.durability or said.durability, "threads": self.threads or said.threads}
-        return fields | {"medium": medium}

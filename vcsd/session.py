@@ -109,7 +109,7 @@ class InDrives:
         drives = self.drives
         if not isinstance(drives, DriveSetConfig) or not drives.data_dir:
             yield self
-        elif drives.medium.kind == "memory":
+        elif drives.storage.kind == "memory":
             yield replace(self, drives=replace(drives, data_dir=None))
         else:
             with TemporaryDirectory(prefix=f"{drives.data_dir.name}-", dir=drives.data_dir.absolute().parent) as folder:

@@ -24,7 +24,9 @@ def _in_process(drives: DriveSetConfig) -> Make:
         InProcessDrive,
         drives.spec,
         methods=load_methods(drives.methods_file),
-        **drives.hosting_fields(drives.count),
+        durability=drives.durability or "process",
+        medium=drives.storage,
+        threads=drives.hosting_fields(drives.count)["threads"],
     )
 
 

@@ -15,14 +15,13 @@ import typer
 
 from csd_link.driveset import DriveOptions, DriveSetConfig
 from csd_link.fleet_table import MAX_DRIVES
-from csd_link.hosting import HostingOptions
 from csd_spec import AttentionConfig, CompressionBudget, FixedBudget, SparFParams
 from csd_spec.checked import frozen_part, frozen_value
 from csd_spec.network import network_named
 from host_driver.first_steps import FirstSteps
 from nvmevirt_config import load_drive
 from vcsd.attach_options import METHOD, AttachConfig, AttentionOptions
-from vcsd.options import MAX_SEED, HostingCliOptions, ModelFolder, OptionError
+from vcsd.options import MAX_SEED, ModelFolder, OptionError
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.timeline import StepRecords, check_timeline_path
@@ -119,16 +118,14 @@ DrivesOption = Annotated[
 DriveFile = Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")]
 
 
-def drive_set(
-    options: DriveOptions, drives: str, drive_config: Path | None, hosting: HostingCliOptions, spares: int = 0
-) -> DriveSetConfig:
+def drive_set(options: DriveOptions, drives: str, drive_config: Path | None, spares: int = 0) -> DriveSetConfig:
     """The set of drives of the options, and `spares` more that replace lost ones."""
-    if hosting.medium == "direct":
-        hosting = replace(hosting, page_buffer_mib=hosting.page_buffer_mib or HOST_MEMORY_MIB)
     if not drives.isdigit() and options.transport != "inproc":
         raise OptionError(f"--drives {drives} and --transport exclude each other")
     count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)
-    changes = {"transport": transport, "spares": spares, **hosting.override(HostingOptions(), count + spares)}
+    changes: dict[str, Any] = {"transport": transport, "spares": spares}
+    if options.medium == "direct" and options.page_buffer_mib is None:
+        changes["page_buffer_mib"] = max(1, HOST_MEMORY_MIB // (count + spares))
     spec = load_drive(drive_config) if drive_config else options.spec
     return DriveSetConfig.of(options, count=count, spec=spec, **changes)
 
@@ -148,7 +145,6 @@ class RunOptions(MethodOptions, AttachConfig):
 def run(
     text: PromptOptions,
     options: RunOptions,
-    hosting: HostingCliOptions,
     tiers: TierOptions,
     model: ModelFolder = None,
     device: Annotated[Processor, typer.Option(help="device of the model")] = Processor.CPU,
@@ -156,7 +152,7 @@ def run(
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
-    configured = _checked(options, hosting, tiers)
+    configured = _checked(options, tiers)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
@@ -207,7 +203,7 @@ def run(
         stdout().print(times)
 
 
-def _checked(options: RunOptions, hosting: HostingCliOptions, tiers: TierOptions) -> Callable[[], Attachable]:
+def _checked(options: RunOptions, tiers: TierOptions) -> Callable[[], Attachable]:
     """Options that are checked before the model is loaded; the function makes the place, which needs torch.
 
     The default method with --policy in-storage is dense.
@@ -219,7 +215,7 @@ def _checked(options: RunOptions, hosting: HostingCliOptions, tiers: TierOptions
         raise OptionError(f"{name} is a drive option, and with --policy {tiers.policy} the model attends itself")
     if options.timeline:
         check_timeline_path(options.timeline)
-    drives = drive_set(options, options.drives, options.drive_config, hosting, options.spares)
+    drives = drive_set(options, options.drives, options.drive_config, options.spares)
     check_drives(drives)
     if in_tiers:
         return lambda: in_tiers

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ import typer
 from rich.table import Table
 
 from csd_io.paths import expand
+from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.listen import Listen, nqn_of
 from csd_link.nvmeof.tls import Credentials
 from csd_link.run_dir import doorbell_path, drive_dir, private_dir, run_dir, window_path
@@ -27,7 +28,7 @@ from csd_spec.optional import require
 from nvmevirt_config import load_config
 from nvmevirt_config.document import dump_yaml
 from nvmevirt_config.serve_config import DriveEntry, ServeFile, check_files, load_hosts
-from vcsd.options import HostingCliOptions, MethodsFile, OptionError, check_text
+from vcsd.options import MethodsFile, OptionError, check_text
 from vcsd_cli.shared import Output, OutputOption, print_json, report_done, stdout
 
 
@@ -146,7 +147,7 @@ class ReportOptions:
 
 
 def serve(
-    hosting: HostingCliOptions,
+    hosting: HostingOptions,
     placement: PlacementOptions,
     tcp: TcpOptions,
     reports: ReportOptions,
@@ -259,7 +260,7 @@ def _config(what: list[str]) -> ServedDrives:
 
 
 def _apply_options(
-    config: ServedDrives, placement: PlacementOptions, hosting: HostingCliOptions
+    config: ServedDrives, placement: PlacementOptions, hosting: HostingOptions
 ) -> tuple[ServedDrive, ...]:
     """The drives with the options applied."""
     from csd_link.medium import make_window_file
@@ -269,8 +270,7 @@ def _apply_options(
     placed, at, count = [], 0, len(config.drives)
     for drive in config.drives:
         drive = replace(drive, **placement.fields())
-        drive = replace(drive, **hosting.override(drive, count))
-        drive = replace(drive, **drive.hosting_fields(count))
+        drive = replace(drive, **drive.hosting_fields(count) | hosting.overrides)
         if window:
             drive = replace(drive, device=window, offset_bytes=at)
             at += len(drive.tenants) * drive.layout.blocks * BLOCK_BYTES
@@ -292,7 +292,7 @@ def running() -> list[str]:
 
 
 def create(
-    hosting: HostingCliOptions,
+    hosting: HostingOptions,
     name: Annotated[str, typer.Argument(help="name of the drive")],
     drive: Annotated[
         str | None, typer.Option("--drive-config", help="preset, or YAML description (default: the paper's drive)")
@@ -314,7 +314,7 @@ def create(
         path=Path("."),
         drive=str(expand(Path(drive)).absolute()) if drive and is_file else drive,
         tenants=tuple(tenant or (DEFAULT,)),
-        **{field: value for field, value in asdict(hosting).items() if value is not None},
+        **hosting.overrides,
     )
     served = entry.served(folder, restarts=True)
     if folder.exists():

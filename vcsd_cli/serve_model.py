@@ -16,7 +16,7 @@ from kv_cache.hardware import CSD
 from kv_cache.limits import TierLimits
 from kv_cache.policies import policy_of
 from vcsd.endpoint.run import check_key_for, http_server, listen, require_packages, url_of
-from vcsd.options import MAX_TOKENS_HELP, HostingCliOptions, ServingLimits, check_model
+from vcsd.options import MAX_TOKENS_HELP, ServingLimits, check_model
 from vcsd.progress import note, status
 from vcsd.transport import check_drives, check_method, methods_of
 from vcsd_cli.lazy import first_given
@@ -74,7 +74,6 @@ def serve_model(
     tiers: TierLimitOptions,
     what: MethodOptions,
     where: ServedDriveOptions,
-    hosting: HostingCliOptions,
     model: Annotated[
         Path | None,
         typer.Argument(
@@ -86,7 +85,7 @@ def serve_model(
     """Serve a model over HTTP with OpenAI's API, until interrupted."""
     require_packages()
     check_key_for(http.host, http.api_key)
-    drives, attention = _drives(serving.policy, what, where, hosting)
+    drives, attention = _drives(serving.policy, what, where)
     limits = _limits(serving.policy, tiers)
     with closing(listen(http.host, http.port)) as listening:
         with status("loading the model"), importing():
@@ -130,17 +129,17 @@ def _placement(policy: str, drives: DriveSetConfig | tuple[()], limits: TierLimi
 
 
 def _drives(
-    policy: str, what: MethodOptions, where: ServedDriveOptions, hosting: HostingCliOptions
+    policy: str, what: MethodOptions, where: ServedDriveOptions
 ) -> tuple[DriveSetConfig | tuple[()], AttentionConfig]:
     """Drives and attention of the options; raises ValueError if the policy and the options do not fit."""
     attends = CSD in policy_of(policy).tiers
-    option = first_given(what) or first_given(where) or first_given(hosting)
+    option = first_given(what) or first_given(where)
     if option and not attends:
         raise ValueError(f"{option}: --policy {policy} uses no drives: leave it out, or choose --policy ours")
     attention = what.attention("dense")
     if not attends:
         return (), attention
-    drives = drive_set(where, where.drives or str(DRIVES), where.drive_config, hosting)
+    drives = drive_set(where, where.drives or str(DRIVES), where.drive_config)
     check_drives(drives)
     check_method(attention, methods_of(drives))
     return drives, attention

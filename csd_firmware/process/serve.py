@@ -41,7 +41,7 @@ SWITCH_S = 5e-4  # maximum time a tenant's thread runs Python while another one 
 def open_firmware(drive: ServedDrive, folder: DriveFolder | None) -> Firmware:
     """Create the drive's firmware in the state of its last flush."""
     load_layouts(drive.layouts_file)
-    nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.medium)
+    nand = Nand(drive.spec.geometry, folder=folder.files if folder else None, medium=drive.storage)
     firmware = Firmware(drive.spec, nand, load_methods(drive.methods_file), drive.threads or 1)
     if folder:
         folder.count_power_on(firmware.ftl.counters)
@@ -118,7 +118,7 @@ def serve(drive: ServedDrive, front: FrontEnd | None = None, ready: Ready = lamb
     with ExitStack() as undo:
         folder = None
         if drive.path:
-            folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability)
+            folder = DriveFolder(drive.spec, private_dir(drive.path), durability=drive.durability or "process")
             undo.callback(folder.close)
         firmware, turns = open_firmware(drive, folder), FifoLock()
         if len(drive.tenants) > 1:

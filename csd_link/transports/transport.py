@@ -36,7 +36,7 @@ def check_served(drives: DriveSetConfig, where: str) -> None:
             f"methods = {drives.methods_file}: the drives at {where} are already served, and use the methods that their"
             f" operator has loaded (vcsd drive serve --methods-file)"
         )
-    if drives.has_overrides:
+    if drives.overrides:
         raise ValueError(
             f"durability, medium and threads of the drives at {where} are set by their operator"
             f" (vcsd drive serve --durability, --medium, --threads)"

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from csd_io.medium import Kind, Medium
+from csd_io.medium import Kind
 from csd_link.recovery import RecoveringDrive
 from csd_link.run_dir import pid_path
 from vcsd.progress import Tick
 from vcsd_eval.verify.decode import ReferenceDecode
 
-CACHE_BYTES = 1 << 20  # small, so that pages are evicted and reloaded
+PAGE_BUFFER_MIB = 1  # small, so that pages are evicted and reloaded
 DRIVES, TOKENS = 2, 128  # of a decode
 MAX_PAUSE_S = 0.4  # between two kills
 
@@ -71,8 +71,8 @@ def bench_kills(
     decode = ReferenceDecode.of(tokens, seed, DRIVES, flush_interval_steps=flush_interval_steps)
     broken, runs = Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
-        in_files = {"transport": "process", "data_dir": Path(scratch), "medium": Medium(medium, CACHE_BYTES)}
-        with decode.in_drives(**in_files) as csd:
+        in_files = {"data_dir": Path(scratch), "medium": medium, "page_buffer_mib": PAGE_BUFFER_MIB}
+        with decode.in_drives(transport="process", **in_files) as csd:
             devices = [device for device in csd.driver.devices if isinstance(device, RecoveringDrive)]
             killer = Killer([device.name for device in devices], kills, seed, tick)
             killer.start()

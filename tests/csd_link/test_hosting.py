@@ -20,11 +20,11 @@ WAYS = {
 def test_drives_share_cores_unless_threads_are_given(way):
     make, folder = WAYS[way]
     cores = len(os.sched_getaffinity(0))
-    plain = {"durability": "process", "medium": IN_MEMORY}
-    assert make().hosting_fields(1) == plain | {"threads": cores}
-    assert make().hosting_fields(2 * cores) == plain | {"threads": 1}
-    options = {"durability": "host", "medium": Medium("direct", 4096), "threads": 3}
-    assert make(**options, **{folder: Path("kept")}).hosting_fields(64) == options
+    assert make().hosting_fields(1) == {"threads": cores} and make().storage == IN_MEMORY
+    assert make().hosting_fields(2 * cores) == {"threads": 1}
+    options = {"durability": "host", "medium": "direct", "page_buffer_mib": 2, "threads": 3}
+    drive = make(**options, **{folder: Path("kept")})
+    assert drive.hosting_fields(64) == drive.overrides == options and drive.storage == Medium("direct", 2 << 20)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -32,8 +32,9 @@ def test_drives_share_cores_unless_threads_are_given(way):
     ("fields", "reason"),
     [
         ({"durability": "ever"}, "durability"),
-        ({"medium": Medium("direct")}, "medium = direct: needs a folder"),
-        ({"threads": 0}, "threads = 0: must be at least 1"),
+        ({"medium": "direct"}, "medium = direct: needs a folder"),
+        ({"threads": 0}, "threads: must be greater than or equal to 1"),
+        ({"page_buffer_mib": 0}, "page_buffer_mib: must be greater than or equal to 1"),
     ],
 )
 def test_invalid_hosting_field_is_named(way, fields, reason):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from csd_io.medium import Medium
 from csd_link.nvmeof.listen import AllowedHost, Listen
 from csd_link.served_drive import ServedDrive, ServedDrives
 from csd_link.window import WindowLayout
@@ -25,7 +24,8 @@ FULL = ServedDrive(
     restarts=False,
     methods_file=Path("/mine.py"),
     durability="host",
-    medium=Medium("direct", 1 << 20),
+    medium="direct",
+    page_buffer_mib=1,
     threads=3,
     listen=Listen("127.0.0.1", 4420, ("full",), (AllowedHost("nqn.a", "bob"), AllowedHost("nqn.b"))),
 )

@@ -32,7 +32,7 @@ time.sleep(600)
 
 def assignment(tmp_path, server=SERVER, **fields):
     plan = FleetPlan(drives=1)
-    hosted = {"durability": "process", "medium": asdict(plan.medium), "threads": 1}
+    hosted = plan.overrides | {"threads": 1}
     values = {"fleet": "f00d", "name": "drive0", "host_nqn": "nqn.h", "spec": asdict(plan.spec), "flash": ""}
     return Assignment(**values | {"hosted": hosted, "server": ("-c", server)} | fields)
 

@@ -21,7 +21,7 @@ def test_fleet_file_of_docs_is_read(tmp_path):
     plan = load(tmp_path, (DOCS / "fleet.md").read_text().partition("```yaml\n")[2].partition("```")[0])
     assert (plan.drives, plan.spares, plan.spec) == (4, 1, DRIVES["instcsd-overlapped"])
     assert (plan.flash, plan.address, plan.cpus) == (Path("/var/lib/vcsd"), "10.0.0.1:6379", 1.0)
-    assert (plan.durability, plan.medium, plan.threads) == ("host", Medium("direct", 512 << 20), 2)
+    assert (plan.durability, plan.storage, plan.threads) == ("host", Medium("direct", 512 << 20), 2)
 
 
 def test_fleet_file_needs_only_number_of_drives(tmp_path):

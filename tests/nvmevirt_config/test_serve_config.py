@@ -27,8 +27,8 @@ def test_serve_file_of_docs_is_read(tmp_path):
         1074790400,
     )
     assert second.layout == WindowLayout(depth=8, slot_blocks=8192)
-    assert (first.durability, first.medium, first.threads) == ("host", Medium("direct", 512 << 20), 2)
-    assert (second.durability, second.medium, second.threads) == ("process", Medium("memory"), None)
+    assert (first.durability, first.storage, first.threads) == ("host", Medium("direct", 512 << 20), 2)
+    assert (second.durability, second.storage, second.threads) == (None, Medium("memory"), None)
     assert first.restarts
     assert second.restarts
 

@@ -11,7 +11,6 @@ import pytest
 from csd_firmware import InProcessDrive
 from csd_link.driveset import DriveSetConfig
 from csd_spec import LAYOUTS, AttentionConfig, KvAppend, ModelShape, SeqCreate, Status
-from ftl import Medium
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import capacity_check
 from vcsd.attach_options import AttachConfig
@@ -69,7 +68,7 @@ def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
     what = AttentionConfig(), SHAPE, 64, 4096
     for drives in (
         DriveSetConfig(transport="window:/dev/shm/somebody"),
-        DriveSetConfig(data_dir=tmp_path / "new" / "drives", medium=Medium("direct")),
+        DriveSetConfig(data_dir=tmp_path / "new" / "drives", medium="direct"),
     ):
         capacity_check.check_drives(drives, *what)
     with pytest.raises(
@@ -81,7 +80,7 @@ def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):
 def test_too_small_disk_is_named(monkeypatch, tmp_path):
     free = shutil_usage(1 << 20)
     monkeypatch.setattr(capacity_check.shutil, "disk_usage", free)
-    drives = DriveSetConfig(data_dir=tmp_path / "drives", medium=Medium("direct"))
+    drives = DriveSetConfig(data_dir=tmp_path / "drives", medium="direct")
     with pytest.raises(ValueError, match=r"on the disk of .*drives, and there are 1 MiB: free some, or name a folder"):
         capacity_check.check_drives(drives, AttentionConfig(), SHAPE, 64, 4096)
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from attention_engine.step import WORTH_THREADS
-from csd_io.medium import Medium
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, KvRead
 from tests.served import decoder
@@ -54,7 +53,7 @@ LONG = WORTH_THREADS  # tokens, so that two threads are worth it in a drive with
 def test_media_and_threads_change_no_result(tmp_path, transport, medium, request):
     if transport == "fuse":
         request.getfixturevalue("fuse")
-    given = {"data_dir": tmp_path / "kept", "medium": Medium(medium, 1 << 20), "threads": 2}
+    given = {"data_dir": tmp_path / "kept", "medium": medium, "page_buffer_mib": 1, "threads": 2}
     runs = []
     for drives in (DriveSetConfig(threads=1), DriveSetConfig(transport=transport.format(tmp_path), **given)):
         with open_drives(drives) as devices:

@@ -13,7 +13,6 @@ from csd_io.medium import Medium
 from csd_link.driveset import DriveOptions
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from tests.vcsd_cli.test_main import PROMPT, vcsd
-from vcsd.options import HostingCliOptions
 from vcsd_cli.run import drive_set
 
 
@@ -248,10 +247,10 @@ def test_run_bad_input_is_refused_before_the_model_is_loaded(words, says, tmp_pa
 
 @pytest.mark.parametrize("drives", [1, 2, 3])
 def test_run_needs_no_memory_for_served_drives(drives, tmp_path):
-    served = drive_set(DriveOptions(transport="window:served"), str(drives), None, HostingCliOptions())
-    assert not served.has_overrides
-    kept = drive_set(DriveOptions(data_dir=tmp_path), str(drives), None, HostingCliOptions(medium="direct"))
-    assert kept.medium == Medium("direct", (512 << 20) // drives)
+    served = drive_set(DriveOptions(transport="window:served"), str(drives), None)
+    assert not served.overrides
+    kept = drive_set(DriveOptions(data_dir=tmp_path, medium="direct"), str(drives), None)
+    assert kept.storage == Medium("direct", 512 // drives << 20)
 
 
 def test_timeline_has_the_time_of_the_last_step(capsys, monkeypatch, tmp_path):

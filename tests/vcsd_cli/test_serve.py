@@ -12,6 +12,7 @@ import pytest
 
 from csd_io.medium import Medium
 from csd_link.connect import find_server
+from csd_link.hosting import HostingOptions
 from csd_link.nvmeof.host import discover
 from csd_link.nvmeof.listen import nqn_of
 from csd_link.nvmeof.subsystem import DiscoveryRecord
@@ -21,7 +22,6 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from nvmevirt_config import load_config
 from tests.served import free_port, until
 from tests.vcsd_cli.test_main import vcsd as in_process
-from vcsd.options import HostingCliOptions
 from vcsd_cli.serve import PlacementOptions, _apply_options, find_created
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -60,20 +60,20 @@ def test_hosting_options_of_drive_are_kept():
     words = ("--durability", "host", "--medium", "direct", "--page-buffer-mib", "3", "--threads", "2")
     assert vcsd("drive", "create", "one", *words).returncode == 0
     config = load_config(find_created("one"))
-    given = {"durability": "host", "medium": Medium("direct", 3 << 20), "threads": 2}
+    given = {"durability": "host", "medium": "direct", "page_buffer_mib": 3, "threads": 2}
     assert config.drives[0].hosting_fields(1) == given
-    assert _apply_options(config, PlacementOptions(), HostingCliOptions()) == config.drives
-    asked = HostingCliOptions("process", page_buffer_mib=4, threads=1)
+    assert _apply_options(config, PlacementOptions(), HostingOptions()) == config.drives
+    asked = HostingOptions(durability="process", page_buffer_mib=4, threads=1)
     (drive,) = _apply_options(config, PlacementOptions(restart=False), asked)
     assert not drive.restarts
-    assert drive.hosting_fields(1) == {"durability": "process", "medium": Medium("direct", 4 << 20), "threads": 1}
+    assert drive.overrides == given | {"durability": "process", "page_buffer_mib": 4, "threads": 1}
 
 
-def test_drives_of_a_server_share_cores_and_memory():
+def test_drives_of_a_server_share_cores():
     drives = ServedDrives(tuple(ServedDrive(name=name, spec=INSTCSD_ZYNQ7045_8CH, path=Path(name)) for name in "ab"))
-    placed = _apply_options(drives, PlacementOptions(), HostingCliOptions(medium="direct", page_buffer_mib=6))
+    placed = _apply_options(drives, PlacementOptions(), HostingOptions(medium="direct", page_buffer_mib=6))
     share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert [(each.medium, each.threads) for each in placed] == [(Medium("direct", 3 << 20), share)] * 2
+    assert [(drive.storage, drive.threads) for drive in placed] == [(Medium("direct", 6 << 20), share)] * 2
 
 
 def test_serve_ready_fd_is_written_when_drives_answer(tmp_path):

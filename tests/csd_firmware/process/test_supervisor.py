@@ -22,7 +22,6 @@ from csd_firmware.process import supervisor as supervisor_module
 from csd_firmware.process.__main__ import main
 from csd_firmware.process.serve import open_firmware
 from csd_firmware.process.supervisor import MAX_CRASH_LOOP, Supervisor
-from csd_io.medium import Medium
 from csd_link.connect import open_window
 from csd_link.doorbell import SocketDoorbell, call
 from csd_link.driveset import DriveSetConfig
@@ -65,7 +64,7 @@ def test_decode_continues_after_drives_are_killed(tmp_path):
 
 
 def test_served_drive_uses_configured_medium_and_threads(tmp_path):
-    options = {"path": tmp_path, "medium": Medium("direct"), "threads": 3}
+    options = {"path": tmp_path, "medium": "direct", "threads": 3}
     drive = ServedDrive(name="csd0", spec=INSTCSD_ZYNQ7045_8CH, **options)
     folder = DriveFolder(drive.spec, tmp_path)
     firmware = open_firmware(drive, folder)
@@ -80,7 +79,7 @@ def test_file_backed_drive_continues_after_kill(tmp_path, medium):
     with open_drives(DriveSetConfig()) as devices:
         _, _, step = decoder(devices)
         expected = [step() for _ in range(12)]
-    with serving(tmp_path, "csd0", flash=tmp_path, medium=Medium(medium, 1 << 20), threads=2):
+    with serving(tmp_path, "csd0", flash=tmp_path, medium=medium, page_buffer_mib=1, threads=2):
         device = RecoveringDrive(window_of("csd0"))
         _, _, step = decoder([device], flush_interval_steps=3)
         for number, outputs in enumerate(expected):
