@@ -9,8 +9,9 @@ from kv_cache.hardware import DIRECT, PAGE_CACHE
 from kv_cache.policies.dual_blade import CROSS, INTRA, DualBlade
 
 
+@pytest.mark.parametrize("share", [None, 1.0])
 @pytest.mark.parametrize(("margin", "kept"), [(0, 8), (3, 5), (9, 0)])
-def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, margin, kept):
+def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, share, margin, kept):
     tiers = []
 
     def stream(it, home, ahead, fifo):
@@ -18,7 +19,9 @@ def test_a_margin_leaves_layers_out_of_the_cache(monkeypatch, margin, kept):
         return {}
 
     monkeypatch.setattr("kv_cache.policies.dual_blade.stream", stream)
-    DualBlade(margin=margin, share=1.0).layers(SimpleNamespace(layers=range(8), prefill=True))
+    fits_all = {"final_tokens": 1, "capacity": lambda tier: 8, "layer_bytes": lambda tokens: tokens}
+    iteration = SimpleNamespace(layers=range(8), prefill=True, batch=["r"], new={"r": 1}, **fits_all)
+    DualBlade(margin=margin, share=share).layers(iteration)
     assert tiers == [PAGE_CACHE] * kept + [DIRECT] * (8 - kept)
 
 
