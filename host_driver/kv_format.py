@@ -50,9 +50,14 @@ class KVFormat:
         return cls(dtype, shape.kv_heads, shape.head_dim, v_channels, shape.latent, lossy_codec)
 
     @property
+    def values(self) -> int:
+        """Values of a token in a layer."""
+        return self.kv_heads * (self.k_channels + self.v_channels)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a token in a layer."""
-        return self.kv_heads * (self.k_channels + self.v_channels) * self.value_dtype.itemsize
+        return self.values * self.value_dtype.itemsize
 
     def split(self, rows: Any) -> tuple[Any, Any]:
         """Split rows into keys (tokens, kv_heads, k_channels) and values (tokens, kv_heads, v_channels), as views.

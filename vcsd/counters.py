@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from csd_spec.optional import MissingExtraError, is_installed
-from host_driver.request_cache import RowKv
+from host_driver.kv_table import KvTable
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -38,7 +38,7 @@ class ServerCounts:
 class ServerMetrics(ServerCounts):
     """Metrics of one server, in its own registry."""
 
-    def __init__(self, kv: RowKv) -> None:
+    def __init__(self, kv: KvTable) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
         super().__init__()
@@ -94,6 +94,6 @@ class ServerMetrics(ServerCounts):
         return self._latest(self.registry).decode()
 
 
-def counters_of(kv: RowKv) -> ServerCounts:
+def counters_of(kv: KvTable) -> ServerCounts:
     """Metrics where Prometheus's client is installed, otherwise the counts alone, which reports of a server need."""
     return ServerMetrics(kv) if is_installed("prometheus_client") else ServerCounts()

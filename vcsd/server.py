@@ -104,7 +104,7 @@ class Server:
             measured: Whether the engine is corrected by measured times of decode steps.
         """
         self._rows, self._engine, self._measured = rows, engine, measured
-        self._layers = rows.kv.shape.layers
+        self._layers = len(rows.kv.runner.layers)
         self.max_tokens, self.max_waiting = max_tokens, max_waiting
         self.kv = rows.kv
         self.counters = counters_of(rows.kv)
@@ -173,7 +173,7 @@ class Server:
                 f"{request.tokens:,} tokens in all: must be at most max_tokens = {self.max_tokens:,}"
             )
         room = self.kv.runner.machine.tiers["device"].limit_bytes
-        if room is not None and request.tokens * self.kv.row_bytes > room:
+        if room is not None and request.tokens * self.kv.format.row_bytes > room:
             raise RequestRejectedError(
                 f"a layer's KV data at {request.tokens:,} tokens exceeds the device's {room:,} bytes"
             )

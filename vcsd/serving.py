@@ -19,7 +19,7 @@ from host_driver.driver import Driver
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import placement, unwrapped
 from host_driver.kv_format import KVFormat
-from host_driver.request_cache import RowKv
+from host_driver.kv_table import KvTable
 from host_driver.sharding import assign_heads
 from kv_cache.admission import AdmissionConfig
 from kv_cache.cost import CostModel, DenseDecoder, DriveModel, ServingCost
@@ -159,7 +159,7 @@ def serve(
         like = next(model.parameters())
         kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
         engine = serving.engine(shape, kv_format.row_bytes, max_tokens, model.num_parameters())
-        kv = RowKv(tiers, shape, like, max_tokens, driver, cache_bytes, engine.policy)
+        kv = KvTable.for_requests(tiers, shape, like, max_tokens, driver, cache_bytes, engine.policy)
         server = Server(RowModel(model, kv), engine, max_tokens, serving.max_queued_requests, serving.replan_on_drift)
         undo.callback(server.close)
         if background:

@@ -16,7 +16,7 @@ from csd_io.cgroup import available_bytes, cgroup_of
 from csd_spec import ModelShape
 from host_driver.hf.shape import FULL, kinds_in_tiers, unwrapped
 from host_driver.hf.tiers import in_tiers
-from host_driver.tiers import TieredKv
+from host_driver.kv_table import KvTable
 from kv_cache.hardware import DEVICE, PAGE_CACHE
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike, policy_of
@@ -76,7 +76,10 @@ class TierConfig:
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
         cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
-        kv = TieredKv(tiers, policy, cache_bytes, kinds.count(FULL), model, max_tokens, self.record)
+        like = next(model.parameters())
+        kv = KvTable(tiers, policy, kinds.count(FULL), like, max_tokens, cache_bytes)
+        if self.record:
+            kv.runner.recorded = []
         with HomeStack() as undo:
             undo.callback(kv.close)
             undo.enter_context(in_tiers(model, kv, kinds))
@@ -105,7 +108,7 @@ class TierConfig:
 class TierSession:
     """A model with its KV cache in tiers."""
 
-    def __init__(self, kv: TieredKv, policy: str, kinds: Sequence[str]) -> None:
+    def __init__(self, kv: KvTable, policy: str, kinds: Sequence[str]) -> None:
         """Create a session. `kinds`: kind of each layer of the model."""
         self.kv, self.policy, self.kinds = kv, policy, kinds
 
@@ -138,17 +141,17 @@ class TierReport:
     page_cache: dict[str, Any]
 
     @classmethod
-    def of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
+    def of(cls, kv: KvTable, policy: str, kinds: Sequence[str]) -> TierReport:
         """Build a report. `kinds`: kind of each layer of the model."""
         with kv.access.hold():
             kv.real.settle()
             return cls._of(kv, policy, kinds)
 
     @classmethod
-    def _of(cls, kv: TieredKv, policy: str, kinds: Sequence[str]) -> TierReport:
+    def _of(cls, kv: KvTable, policy: str, kinds: Sequence[str]) -> TierReport:
         run, files, modelled = kv.runner, kv.files, kv.simulated_bytes()
         used = {name for name, peak in run.table.peak.items() if peak} | {DEVICE}
-        limits = kv.machine.tiers
+        limits = run.machine.tiers
         return cls(
             policy=policy,
             why=kv.policy.why,

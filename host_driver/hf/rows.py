@@ -28,7 +28,7 @@ from host_driver.hf.forward import check_not_attached, use_attention_interface
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.hf.staging import stage, unstage
-from host_driver.request_cache import RowKv
+from host_driver.kv_table import KvTable
 from kv_cache.hardware import CSD
 from kv_cache.iteration import TierAssignment
 from kv_cache.transfer.engine import AttendCall
@@ -89,7 +89,7 @@ class _Rows(Cache):
         latents: Latent conversions by attention module.
     """
 
-    def __init__(self, kv: RowKv, windows: Sequence[int], new: Mapping[Hashable, int], latents: Latents) -> None:
+    def __init__(self, kv: KvTable, windows: Sequence[int], new: Mapping[Hashable, int], latents: Latents) -> None:
         full, bounded = itertools.count(), itertools.count()
         layers = [_Layer(self, next(bounded if window else full), window) for window in windows]
         super().__init__(layers=layers)
@@ -102,7 +102,7 @@ class _Rows(Cache):
 class RowModel:
     """A model, and the KV data of its requests."""
 
-    def __init__(self, model: PreTrainedModel, kv: RowKv) -> None:
+    def __init__(self, model: PreTrainedModel, kv: KvTable) -> None:
         self.model, self.kv = model, kv
         takes, name = inspect.signature(model.forward).parameters, type(model).__name__
         self._more: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
@@ -252,7 +252,7 @@ def _prefill(
     """
     kv, numbers = layer.cache.kv, layer.cache.numbers
     new = _stored(kv, key.transpose(1, 2), value.transpose(1, 2))
-    for attention in kv.enter_layer(layer.number, len(numbers)):
+    for attention in kv.enter_rows(layer.number, len(numbers)):
         for request in attention.rows:
             _append(kv, attention, request, *(states[numbers[request]] for states in new))
     if kv.drives:
@@ -262,13 +262,13 @@ def _prefill(
     return attend_on_device(module, query, keys, values, None, terms)
 
 
-def _stored(kv: RowKv, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _stored(kv: KvTable, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """New keys and values, (R, new, kv_heads, ...), as every tier stores them."""
     return kv.format.stored(k), kv.format.stored(v[..., : kv.format.v_channels] if kv.format.latent else v)
 
 
 def _append(
-    kv: RowKv, attention: AttendCall, request: Hashable, k: torch.Tensor, v: torch.Tensor
+    kv: KvTable, attention: AttendCall, request: Hashable, k: torch.Tensor, v: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Store new keys and values of a request, (new, kv_heads, ...), on the device; returns those of all its blocks."""
     blocks = [kv.stored(block) for block in kv.blocks(request, attention.layer)]
@@ -303,7 +303,7 @@ def _in_tiers(
     if kv.drives:
         query, terms = _as_drives(kv, layer.number, query, terms)
     out: dict[int, torch.Tensor] = {}
-    for attention in kv.enter_layer(layer.number, len(numbers)):
+    for attention in kv.enter_rows(layer.number, len(numbers)):
         rows = [numbers[request] for request in attention.rows]
         if CSD in attention.tiers:
             outputs = _in_drives(kv, attention, query[rows], k[rows], v[rows], terms)
@@ -314,7 +314,7 @@ def _in_tiers(
 
 
 def _as_drives(
-    kv: RowKv, layer: int, query: torch.Tensor, terms: dict[str, Any]
+    kv: KvTable, layer: int, query: torch.Tensor, terms: dict[str, Any]
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """Queries as sent to drives, and the remaining scaling.
 
@@ -396,7 +396,7 @@ def _attend_row(
 
 
 def _in_drives(
-    kv: RowKv, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: dict[str, Any]
+    kv: KvTable, attention: AttendCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, terms: dict[str, Any]
 ) -> torch.Tensor:
     """Store new keys and values (R, 1, kv_heads, ...) in drives and attend there; earlier blocks on the device.
 
@@ -418,7 +418,7 @@ def _in_drives(
     return outputs.unsqueeze(2)
 
 
-def _part(kv: RowKv, request: Hashable, layer: int, q: torch.Tensor, terms: dict[str, Any]) -> tuple[F32, F32]:
+def _part(kv: KvTable, request: Hashable, layer: int, q: torch.Tensor, terms: dict[str, Any]) -> tuple[F32, F32]:
     """Attention of a row, q (q_heads, 1, d), to its blocks on the device.
 
     An attention sink is counted by the drives, which have the last block, and not here.

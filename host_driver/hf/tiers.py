@@ -19,8 +19,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from host_driver.hf.external_cache import ExternalCache, NotCopyable, own_layers
 from host_driver.hf.forward import AttachedForward, check_not_attached
 from host_driver.hf.shape import FULL, UnsupportedModelError
-from host_driver.tiers import Shape, TieredKv
-from kv_cache.block_table import BlockKey
+from host_driver.kv_table import KvTable, Shape
+from kv_cache.block_table import BlockKey, PolicyError
+from kv_cache.hardware import DEVICE
 
 REORDERED_TOKENS = 64  # per chunk, to bound the memory of reordering
 
@@ -71,7 +72,7 @@ class TieredLayer(TieredObject, CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         cache.check(key_states, value_states)
         new = key_states.shape[2]
-        cache.kv.enter_layer(cache.request, self.number, new)
+        cache.enter_layer(self.number, new)
         keys, values = self._stored("k", key_states), self._stored("v", value_states)
         self._order = None
         self.length += new
@@ -115,8 +116,7 @@ class TieredLayer(TieredObject, CacheLayerMixin):
         self.cache.check_whole()
         if tokens_to_remove and self.is_initialized:
             self.length = max(0, self.length + tokens_to_remove)
-            for part in ("k", "v"):
-                self.cache.kv.crop(BlockKey(self.cache.request, self.number, part), self.length)
+            self.cache.kv.crop(self.cache.request, self.number, self.length)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Reorder rows the next time the layer is on the device."""
@@ -138,7 +138,7 @@ class TieredCache(TieredObject, ExternalCache):
         layers: Layers of the model's own cache; those in tiers are replaced by `TieredLayer`.
     """
 
-    def __init__(self, kv: TieredKv, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
+    def __init__(self, kv: KvTable, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
         if in_tiers[-1] >= len(layers):
             raise UnsupportedModelError(
                 f"a forward of {len(layers)} layers (early exit): a policy of tiers moves the data of all: leave it out"
@@ -146,7 +146,7 @@ class TieredCache(TieredObject, ExternalCache):
         ours = {index: TieredLayer(self, index, number) for number, index in enumerate(in_tiers)}
         super().__init__([ours.get(index, layer) for index, layer in enumerate(layers)], kv)
         self.kv = kv
-        self.request = -1
+        self.request, self._runs = -1, False
         self._states: tuple[Any, ...] = ()
         self._release: weakref.finalize[..., Any] | None = None
 
@@ -157,8 +157,10 @@ class TieredCache(TieredObject, ExternalCache):
         """
         if self._release is None:
             batch, heads, *channels, dtype = self._states = _shape_of(keys, values)
+            self._shape = Shape((batch, heads, max(channels)), dtype)
+            self._check_device(self.kv.tiers.max_tokens or 1)
             self.request = next(_numbers)
-            self.kv.open(self.request, Shape((batch, heads, max(channels)), dtype))
+            self.kv.open(self.request, self._shape)
             self._release = weakref.finalize(self, self.kv.access.drop, self.request)
             self._release.atexit = False
 
@@ -171,6 +173,36 @@ class TieredCache(TieredObject, ExternalCache):
             was, is_now = ("{} x {} x {} and {} of {}".format(*shape) for shape in (self._states, states))
             raise UnsupportedModelError(
                 f"this cache holds keys and values of {was} (sequences, heads, channels), and is given {is_now}"
+            )
+
+    def enter_layer(self, layer: int, new: int) -> None:
+        """Called at a layer's attention with `new` tokens; returns when its KV data is on the device."""
+        request, kv = self.request, self.kv
+        if layer == 0:
+            if self._runs:
+                raise PolicyError("the model stores keys and values in layer 0 twice in a forward")
+            self._check_device(kv.tokens(request) + new)
+            kv.begin({request: new})
+            self._runs = True
+        elif not self._runs:
+            raise PolicyError(f"the model's first attention in a forward is in layer {layer}: must be layer 0")
+        attention = kv.enter_layer(layer)
+        if attention.tiers != (DEVICE,):
+            raise PolicyError(
+                f"the policy attends at {', '.join(attention.tiers)}: without drives only the device can attend"
+            )
+        if attention.rows != (request,):
+            raise PolicyError("the policy attends to no request of the batch: attend to all of them")
+        if attention.method != "dense":
+            raise PolicyError(f"the policy attends with method {attention.method!r}: in tiers only 'dense' works")
+
+    def _check_device(self, tokens: int) -> None:
+        """Raise PolicyError if one layer does not fit on the device: then no policy could attend it."""
+        limit, need = self.kv.tiers.device, 2 * self._shape.row_bytes * tokens
+        if limit is not None and need > limit:
+            raise PolicyError(
+                f"keys and values of one layer take {need:,} bytes at {tokens:,} tokens of {self._shape.rows[0]} "
+                f"sequences, and the device has {limit:,}: raise its limit (TierLimits.device, --device-kv-mib)"
             )
 
     def close(self) -> None:
@@ -193,9 +225,11 @@ class TieredCache(TieredObject, ExternalCache):
                 self.kv.abandon()
                 self._free_request()  # data of an incomplete forward is invalid
                 raise
+            finally:
+                self._runs = False
 
     def end_forward(self) -> None:
-        if self._release is not None:
+        if self._runs:
             self.kv.finish()
 
 
@@ -208,7 +242,7 @@ def _shape_of(keys: torch.Tensor, values: torch.Tensor) -> tuple[Any, ...]:
 
 
 @contextmanager
-def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iterator[None]:
+def in_tiers(model: PreTrainedModel, kv: KvTable, kinds: Sequence[str]) -> Iterator[None]:
     """Keep a model's KV cache in tiers until the block ends, then restore the model.
 
     Args:
@@ -222,24 +256,25 @@ def in_tiers(model: PreTrainedModel, kv: TieredKv, kinds: Sequence[str]) -> Iter
     def make(cache: Cache | None) -> TieredCache:
         return TieredCache(kv, own_layers(model, cache, kinds), numbers)
 
+    def run(forward: Callable[..., Any], cache: TieredCache, arguments: dict[str, Any]) -> Any:
+        if model.training:
+            raise UnsupportedModelError(
+                "a KV cache in tiers has no gradients (inference only): call model.eval() first"
+            )
+        if (mask := arguments.get("attention_mask")) is not None:
+            arguments = arguments | {"attention_mask": _cut(mask, cache.get_seq_length())}
+        return forward(**arguments)
+
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
     try:
-        model.forward = AttachedForward(model, model.forward, kv, make, _run, "in tiers")
+        model.forward = AttachedForward(model, model.forward, kv, make, run, "in tiers")
         yield
     finally:
         model.__dict__.pop("forward", None)
         if own is not None:
             model.forward = own
         model._compiled_call_impl = compiled
-
-
-def _run(forward: Callable[..., Any], cache: TieredCache, arguments: dict[str, Any]) -> Any:
-    if cache.kv.training():
-        raise UnsupportedModelError("a KV cache in tiers has no gradients (inference only): call model.eval() first")
-    if (mask := arguments.get("attention_mask")) is not None:
-        arguments = arguments | {"attention_mask": _cut(mask, cache.get_seq_length())}
-    return forward(**arguments)
 
 
 def _cut(mask: Any, past: int) -> Any:

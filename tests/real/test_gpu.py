@@ -1,6 +1,6 @@
 """A model on a GPU: its tokens with KV data in drives and in tiers are those of the model alone.
 
-partner of: host_driver/hf/staging.py, host_driver/tiers.py
+partner of: host_driver/hf/staging.py, host_driver/device_memory.py
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def test_serve_rounded_storage_tokens_as_alone(tmp_path, name) -> None:
 )
 def test_serve_format_same_bytes_at_every_tier(tmp_path, name, row_bytes, dtype) -> None:
     with serve(made(name), setting(Moving(), tmp_path), background=False) as server:
-        assert server.kv.format.row_bytes == server.kv.row_bytes == row_bytes
+        assert server.kv.format.row_bytes == row_bytes
         assert server.kv.format.value_dtype is dtype and server.kv.drives.format is server.kv.format
         server.submit(prompts()[2], NEW)
         while not server.kv.real.moved["device>csd"]:

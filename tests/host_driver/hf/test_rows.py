@@ -1,11 +1,12 @@
 """Requests of different lengths in one forward, their KV caches in different tiers: the tokens of each as alone.
 
-partner of: host_driver/hf/rows.py, host_driver/request_cache.py, host_driver/drive_tier.py
+partner of: host_driver/hf/rows.py, host_driver/kv_table.py, host_driver/drive_tier.py
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from host_driver.hf import rows
 from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import UnsupportedModelError, placement
-from host_driver.request_cache import RowKv
+from host_driver.kv_table import KvTable
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
 from kv_cache.iteration import TierAssignment
 from kv_cache.limits import TierLimits
@@ -43,6 +44,11 @@ def inference():
 def drives(model, count: int = 2) -> Driver:
     devices = [InProcessDrive(INSTCSD_ZYNQ7045_8CH) for _ in range(count)]
     return Driver(devices, placement(model).shape, AttentionConfig.named("dense"))
+
+
+def table(model, files: Path | None = None) -> KvTable:
+    shape, like = placement(model).shape, next(model.parameters())
+    return KvTable.for_requests(TierLimits(files=files), shape, like, LONGEST, drives(model))
 
 
 def prompts(count: int = 5) -> dict[str, list[int]]:
@@ -71,7 +77,7 @@ def check_tokens(tokens: dict[str, list[int]], wanted: dict[str, list[int]]) -> 
     assert sum(map(len, wanted.values())) > 0.8 * NEW * len(wanted)
 
 
-def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]
+def served(model, kv: KvTable, given: dict[str, list[int]], homes, chunk: int = 0) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]
     """Tokens of each: prompts one after the other, then all together."""
     rows, placed = RowModel(model, kv), TierAssignment(homes)
     tokens: dict[str, list[int]] = {}
@@ -93,7 +99,7 @@ def served(model, kv: RowKv, given: dict[str, list[int]], homes, chunk: int = 0)
 def test_rows_of_layer_in_different_tiers_equal_alone(tmp_path, make, chunk) -> None:
     model, inputs = sharpen(make()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in inputs.items()}
-    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = table(model, tmp_path)
     tokens = served(model, kv, inputs, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk)
     check_tokens(tokens, wanted)
     assert kv.real.moved["device>csd"] and kv.real.moved["device>direct"] and kv.real.moved["device>host"]
@@ -113,7 +119,7 @@ def test_logit_terms_and_windows_work_in_every_tier(tmp_path, name, chunk) -> No
     """Homes go round by layer, so that each of the two in tiers is everywhere, and in two tiers at once."""
     model, given = sharpen(TERMS[name]()), prompts()
     wanted = {request: alone(model, prompt) for request, prompt in given.items()}
-    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = table(model, tmp_path)
     tokens = served(model, kv, given, lambda request, layer: HOMES[(int(request[1:]) + layer) % 5], chunk)
     check_tokens(tokens, wanted)
     windows = getattr(model.config, "layer_types", []).count("sliding_attention")
@@ -152,9 +158,9 @@ def test_row_in_two_tiers_is_attended_as_one(name, monkeypatch) -> None:
 
     monkeypatch.setattr(rows, "_in_tiers", compared)
     model = sharpen(TERMS[name]())
-    kv = RowKv(TierLimits(), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = table(model)
     served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
-    assert len(kept) == len(seen) == kv.shape.layers * (NEW - 1)
+    assert len(kept) == len(seen) == len(kv.runner.layers) * (NEW - 1)
     assert max(seen) < 2e-3
     kv.close()
 
@@ -171,8 +177,8 @@ def test_models_with_unsupported_rows_are_refused(make, reason) -> None:
 def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompts()
     shape, like = placement(model).shape, next(model.parameters())
-    one = RowKv(TierLimits(), shape, like, LONGEST).row_bytes * LONGEST  # of a layer
-    kv = RowKv(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
+    one = KvTable.for_requests(TierLimits(), shape, like, LONGEST).format.row_bytes * LONGEST  # of a layer
+    kv = KvTable.for_requests(TierLimits(device=2 * one, host=3 * one, files=tmp_path), shape, like, LONGEST)
     assert kv.format.value_dtype == like.dtype
     tokens = served(model, kv, inputs, lambda request, layer: (HOST,))
     check_tokens(tokens, {request: alone(model, prompt) for request, prompt in inputs.items()})
@@ -184,11 +190,11 @@ def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
 def test_tiers_of_rows_change_during_serving(tmp_path) -> None:
     model, inputs, draw = sharpen(llama()), prompts(), random.Random(3)
     homes: dict[tuple[str, int], tuple[str, ...]] = {}
-    kv = RowKv(TierLimits(files=tmp_path), placement(model).shape, next(model.parameters()), LONGEST, drives(model))
+    kv = table(model, tmp_path)
     iteration = kv.iteration
 
     def changed(new, wanted):  # type: ignore[no-untyped-def]
-        homes.update({(r, layer): draw.choice(HOMES) for r in inputs for layer in range(kv.shape.layers)})
+        homes.update({(r, layer): draw.choice(HOMES) for r in inputs for layer in range(len(kv.runner.layers))})
         return iteration(new, wanted)
 
     kv.iteration = changed  # type: ignore[method-assign]
@@ -200,8 +206,8 @@ def test_tiers_of_rows_change_during_serving(tmp_path) -> None:
 def test_failed_forward_leaves_other_requests() -> None:
     model = sharpen(llama())
     like = next(model.parameters())
-    kv = RowKv(
-        TierLimits(device=40 * RowKv(TierLimits(), placement(model).shape, like, 1).row_bytes),
+    kv = KvTable.for_requests(
+        TierLimits(device=40 * KvTable.for_requests(TierLimits(), placement(model).shape, like, 1).format.row_bytes),
         placement(model).shape,
         like,
         64,
@@ -232,15 +238,14 @@ def test_a_model_without_positions_is_refused() -> None:
 def test_failed_forward_abandons_its_iteration():
     """Else the next one would find copies of the one before."""
     done = []
-    conductor = SimpleNamespace(
-        start=lambda iteration: done.append("start"),
+    kv = SimpleNamespace(
+        drives=None,
+        begin=lambda new, assignment: done.append("begin"),
         finish=lambda: done.append("finish"),
-        abandon=lambda: done.append("policy thread abandoned"),
+        runner=SimpleNamespace(abandon=lambda: done.append("runner")),
+        _policy_thread=SimpleNamespace(abandon=lambda: done.append("policy thread")),
     )
-    runner = SimpleNamespace(abandon=lambda: done.append("abandoned"))
-    rows = SimpleNamespace(
-        runner=runner, _policy_thread=conductor, tokens=lambda request: 0, max_tokens=9, drives=None, row_bytes=1
-    )
-    with pytest.raises(RuntimeError, match="failed"), RowKv.iteration(rows, {"r": 1}, None):
+    kv.abandon = lambda: KvTable.abandon(kv)
+    with pytest.raises(RuntimeError, match="failed"), KvTable.iteration(kv, {"r": 1}, None):
         raise RuntimeError("failed")
-    assert done == ["start", "abandoned", "policy thread abandoned"]
+    assert done == ["begin", "runner", "policy thread"]

@@ -1,6 +1,6 @@
 """Real transformers models with their KV cache in tiers: the same bits as without, or refused with the reason.
 
-partner of: host_driver/hf/tiers.py, host_driver/tiers.py, host_driver/hf/external_cache.py, vcsd/tiered.py
+partner of: host_driver/hf/tiers.py, host_driver/device_memory.py, host_driver/hf/external_cache.py, vcsd/tiered.py
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import vcsd
+from host_driver.device_memory import DeviceFrame
 from host_driver.hf.tiers import TieredLayer
-from host_driver.tiers import DeviceFrame
 from kv_cache import Iteration, Policy
 from kv_cache.policies import policy_of
 from tests.host_driver.hf.test_adapters import MADE
@@ -533,7 +533,7 @@ def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
 @pytest.mark.parametrize(("removed", "length"), [(0, 20), (-1, 19), (-20, 0), (-21, 0)])
 def test_crop_of_a_layer_takes_negative_numbers(removed, length) -> None:
     cropped = list[tuple[str, int]]()
-    kv = SimpleNamespace(crop=lambda block, tokens: cropped.append((block.part, tokens)))
+    kv = SimpleNamespace(crop=lambda request, layer, tokens: cropped.append((request, tokens)))
     cache = SimpleNamespace(check_whole=lambda: None, kv=kv, request="r")
     layer = SimpleNamespace(cache=cache, is_initialized=True, length=20, number=0)
     for positive in (1, 20):
@@ -541,5 +541,5 @@ def test_crop_of_a_layer_takes_negative_numbers(removed, length) -> None:
             TieredLayer.crop(layer, positive)
     TieredLayer.crop(layer, removed)
     assert layer.length == length
-    assert cropped == ([("k", length), ("v", length)] if removed else [])
+    assert cropped == ([("r", length)] if removed else [])
     TieredLayer.crop(SimpleNamespace(cache=cache, is_initialized=False), -1)
