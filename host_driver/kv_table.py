@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,8 +84,9 @@ class KvTable:
         self._format, self._shapes = kv_format, dict[Hashable, Shape]()
         self.drives = DriveTier(driver, kv_format, max_tokens) if driver and kv_format else None
         self.windows: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.access, self._closed = Exclusive(self.free, "in tiers"), False
+        self.access = Exclusive(self.free, "in tiers")
         self._policy_thread = PolicyThread()
+        self._in_place: AttendCall | None = None  # of the forward, if no block moves in it
         self.files = CachedFiles(tiers.folder)
         held = stores(tiers, self.device, self.files) | ({CSD: self.drives} if self.drives else {})
         self.real = RealTransfers(
@@ -158,11 +159,24 @@ class KvTable:
                     f"{length} tokens: must be at most max_tokens = {self.max_tokens}: raise it with "
                     "TierLimits(max_tokens=...)"
                 )
+        if assignment and self._decodes_in_place(new, assignment):
+            self._in_place = AttendCall(0, tuple(new), (assignment.only_tier,), "dense", (), ())
+            return
         row_bytes = {request: self._shapes[request].row_bytes for request in new}
         self._run_policy(lambda: self._policy_thread.start(lambda: self.runner.run(new, row_bytes, assignment)))
 
+    def _decodes_in_place(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> bool:
+        """Whether no block moves in an iteration, so that it needs no program; it is accounted for then."""
+        if self.policy.has_layers or not assignment.only_tier or set(new.values()) != {1}:
+            return False
+        if not self._shapes.keys() <= set(assignment.placed):
+            return False
+        return self.runner.decode_in_place(new.keys(), assignment.only_tier)
+
     def enter_layer(self, layer: int) -> AttendCall:
         """Called at a layer's attention: returns the policy's next call for it, when its data is ready."""
+        if self._in_place:
+            return replace(self._in_place, layer=layer)
         attention = self._run_policy(lambda: self._policy_thread.enter_layer(layer))
         assert isinstance(attention, AttendCall)
         return attention
@@ -177,10 +191,13 @@ class KvTable:
 
     def finish(self) -> None:
         """End a forward."""
-        self._run_policy(self._policy_thread.finish)
+        if not self._in_place:
+            self._run_policy(self._policy_thread.finish)
+        self._in_place = None
 
     def abandon(self) -> None:
         """End a failed forward."""
+        self._in_place = None
         self.runner.abandon()
         self._policy_thread.abandon()
 
@@ -223,9 +240,7 @@ class KvTable:
                 self.real.crop(block, tokens * self._shapes[request].row_bytes)
 
     def free(self, request: Hashable) -> None:
-        """Free a request; no effect after `close`."""
-        if self._closed:
-            return
+        """Free a request; no effect after `close`, which has freed all."""
         self.real.settle()
         if self.drives:
             self.drives.forget(request)  # before its frames, which would crop each layer
@@ -240,7 +255,6 @@ class KvTable:
         with self.access.hold():
             for request in self.requests():
                 self.free(request)
-            self._closed = True
             self.real.close()
 
     def simulated_bytes(self) -> dict[str, int] | None:

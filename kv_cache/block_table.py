@@ -178,6 +178,34 @@ class BlockTable:
         entry.tokens += tokens
         return waits
 
+    def grow_in_place(self, blocks: Iterable[BlockKey], tier: str, iteration: int) -> bool:
+        """Append a token to each of these blocks and attend to them, in the tier of all blocks.
+
+        Returns:
+            Whether this was possible without any transfer; if not, nothing has changed.
+        """
+        leaving = [transfer for _, transfers in self._leaving[tier] for transfer in transfers]
+        if _pending(leaving) or any(nbytes for name, nbytes in self.used.items() if name != tier):
+            return False
+        copies = []
+        for block in blocks:
+            entry = self.entries.get(block)
+            copy = entry.copies.get(tier) if entry and entry.tokens and not entry.attended else None
+            if entry is None or copy is None or copy.tokens != entry.tokens or _missing(copy.arriving):
+                return False
+            copies.append((entry, copy))
+        nbytes = sum(entry.row_bytes for entry, _ in copies)
+        if nbytes > self.free_bytes(tier):
+            return False
+        for entry, copy in copies:
+            copy.arriving.clear()
+            copy.tokens += 1
+            entry.tokens += 1
+            entry.used = iteration
+        self.used[tier] += nbytes
+        self.peak[tier] = max(self.peak[tier], self.used[tier])
+        return True
+
     def copy(self, block: BlockKey, source: str, target: str) -> CopyRange:
         """Copy a block to a tier; tokens that the tier has already are not moved again."""
         self._tier(target)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -34,10 +34,14 @@ class TierAssignment:
     Attributes:
         tiers: Returns the tier of each block of a layer of a request.
         buffers: Returns the number of offloaded layers of a request that the device holds at once.
+        placed: Requests that have a tier of their own; the others pause.
+        only_tier: Tier of all layers of these, if there is just one.
     """
 
     tiers: Callable[[Hashable, int], Tiers]
     buffers: Callable[[Hashable], int] = lambda request: 2
+    placed: Collection[Hashable] = ()
+    only_tier: str = ""
 
 
 @dataclass(slots=True)
@@ -94,6 +98,23 @@ class IterationRunner:
         finally:
             iteration.over = True
         self.transfers.end()
+
+    def decode_in_place(self, requests: Collection[Hashable], tier: str) -> bool:
+        """Account for an iteration that adds a token to each request, all of whose blocks are and stay in a tier.
+
+        Returns:
+            Whether it is one, to which the program of a placement would add nothing; if not, nothing has changed.
+        """
+        if self.recorded is not None or not requests or not self.machine.tiers[tier].attends:
+            return False
+        entries, parts = self.table.entries, self.parts
+        if any(BlockKey(request, self.layers.start, parts[0], 1) in entries for request in requests):
+            return False  # a second block
+        blocks = (BlockKey(r, layer, part) for r in requests for layer in self.layers for part in parts)
+        if not self.table.grow_in_place(blocks, tier, self.iterations):
+            return False
+        self.iterations += 1
+        return True
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
         """Change limits of tiers, bytes. Tiers above the new limit accept nothing until enough blocks have left."""

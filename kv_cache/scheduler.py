@@ -50,7 +50,9 @@ class SchedulerOutput:
         def tiers_of(number: Any, layer: int) -> Tiers:
             return tiers[number][layer] if number in tiers else paused
 
-        return TierAssignment(tiers_of, self.buffers)
+        used = {blocks for layers_of in tiers.values() for blocks in layers_of}
+        only = used.pop() if len(used) == 1 else ()
+        return TierAssignment(tiers_of, self.buffers, tiers.keys(), only[0] if len(only) == 1 else "")
 
     def tiers(self, number: int, layers: int) -> tuple[Tiers, ...]:
         """Tiers of each layer of a request; host memory if it pauses without a placement."""

@@ -86,6 +86,19 @@ class Rules(RuleBasedStateMachine):
         copies[tier] += tokens
         self.really_fits(tier, waits)
 
+    @rule(blocks=st.sets(st.sampled_from(EXTENTS), min_size=1), tier=st.sampled_from(list(LIMITS)))
+    def grow_in_place(self, blocks: set[BlockKey], tier: str) -> None:
+        held = [self.blocks_at.get(block, {}) for block in blocks]
+        whole = all(copies and 0 < copies.get(tier, -1) == max(copies.values()) for copies in held)
+        moves = any(self.arriving(block, tier) for block in blocks) or any(
+            where == tier and self.blocks(whose, []) for where, _, whose in self.leaving
+        )
+        elsewhere = any(self.used(name) for name in LIMITS if name != tier)
+        possible = whole and not (moves or elsewhere or blocks & self.attended) and self.fits(tier, len(blocks))
+        assert self.table.grow_in_place(blocks, tier, 7) == possible
+        for copies in held if possible else ():
+            copies[tier] += 1
+
     @rule(block=st.sampled_from(EXTENTS), source=st.sampled_from(list(LIMITS)), to=st.sampled_from(list(LIMITS)))
     def copy(self, block: BlockKey, source: str, to: str) -> None:
         copies = self.blocks_at.get(block)
@@ -353,3 +366,37 @@ def test_exactly_free_space_is_not_waited_for():
     table._leaving[DEVICE].append((6 * ROW, [leaves]))
     assert table._take(DEVICE, 4 * ROW) == []
     assert table._take(DEVICE, 1) == [leaves]
+
+
+@pytest.mark.parametrize(
+    "state", ["", "elsewhere", "arrives", "failed", "leaves", "attended", "partial", "none", "full"]
+)
+def test_blocks_grow_in_place_only_if_nothing_moves(state: str) -> None:
+    table = BlockTable({name: Tier(name, 8 * ROW, attends=True) for name in (DEVICE, HOST)})
+    block, other = EXTENTS[0], EXTENTS[1]
+    table.add(block, ROW, DEVICE, 6)
+    match state:
+        case "elsewhere":
+            table.add(other, ROW, HOST, 1)
+        case "arrives" | "failed":
+            table.add(other, ROW, HOST, 1)
+            copy_range = table.copy(other, HOST, DEVICE)
+            table.start_copy(copy_range, Copying(copy_range, done=state == "failed", failed=state == "failed"))
+            table.drop(other, HOST)
+        case "leaves":
+            table.add(other, ROW, DEVICE, 1)
+            copy_range = table.copy(other, DEVICE, HOST)
+            table.start_copy(copy_range, Copying(copy_range))
+            table.free(other.request)
+            table.add(block, ROW, DEVICE, 6)
+        case "attended":
+            table.attend([block], DEVICE, 0)
+        case "partial":
+            copy_range = table.copy(block, DEVICE, HOST)
+            table.start_copy(copy_range, Copying(copy_range, done=True))
+            table.grow(block, HOST, 1)
+            table.used[HOST] = 0
+    blocks = {"none": [EXTENTS[7]], "full": [block] * 3, "arrives": [block, other], "failed": [block, other]}
+    before = table[block].tokens
+    assert table.grow_in_place(blocks.get(state, [block]), DEVICE, 7) == (not state)
+    assert (table[block].tokens, table[block].used) == ((7, 7) if not state else (before, 0))

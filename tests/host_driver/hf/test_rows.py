@@ -22,8 +22,9 @@ from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import UnsupportedModelError, placement
 from host_driver.kv_table import KvTable
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
-from kv_cache.iteration import TierAssignment
+from kv_cache.iteration import IterationRunner, TierAssignment
 from kv_cache.limits import TierLimits
+from kv_cache.transfer.policy_thread import PolicyThread
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, gpt2, llama, opt, qwen3, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
@@ -79,7 +80,8 @@ def check_tokens(tokens: dict[str, list[int]], wanted: dict[str, list[int]]) -> 
 
 def served(model, kv: KvTable, given: dict[str, list[int]], homes, chunk: int = 0) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]
     """Tokens of each: prompts one after the other, then all together."""
-    rows, placed = RowModel(model, kv), TierAssignment(homes)
+    rows = RowModel(model, kv)
+    placed = homes if isinstance(homes, TierAssignment) else TierAssignment(homes)
     tokens: dict[str, list[int]] = {}
     with in_rows(model):
         for request, prompt in given.items():
@@ -172,6 +174,28 @@ def test_row_in_two_tiers_is_attended_as_one(name, monkeypatch) -> None:
 def test_models_with_unsupported_rows_are_refused(make, reason) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         RowModel(make(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tier", [CSD, DEVICE])
+def test_step_in_which_no_block_moves_equals_the_program(monkeypatch, tier) -> None:
+    """The table has the same state, and requests the same tokens."""
+    model, inputs, states, programs = sharpen(llama()), prompts(3), [], []
+    start = PolicyThread.start
+    monkeypatch.setattr(PolicyThread, "start", lambda thread, run: programs.append(start(thread, run)))
+    placed = TierAssignment(lambda request, layer: (tier,), placed=inputs.keys(), only_tier=tier)
+    for in_place in (True, False):
+        if not in_place:
+            monkeypatch.setattr(IterationRunner, "decode_in_place", lambda runner, requests, tier: False)
+        kv = table(model)
+        programs.clear()
+        tokens = served(model, kv, inputs, placed)
+        entries = kv.runner.table.entries.items()
+        blocks = {block: (entry.tokens, entry.used, kv.runner.table.tiers_of(block)) for block, entry in entries}
+        states.append((tokens, blocks, kv.runner.table.used, kv.runner.table.peak, kv.runner.iterations))
+        assert len(programs) == len(inputs) + (0 if in_place else NEW - 1)
+        kv.close()
+    in_place, program = ([state if number != 3 else state[tier] for number, state in enumerate(one)] for one in states)
+    assert in_place == program
 
 
 def test_rows_without_drives_keep_dtype_of_model(tmp_path) -> None:
