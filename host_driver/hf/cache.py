@@ -6,7 +6,6 @@ the key tensor carries its `CsdLayer`, which tells `host_driver.hf.attention` th
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,39 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers.cache_utils import CacheLayerMixin
 
 from host_driver.batch import Batch, MicroBatch
 from host_driver.driver import Driver
-from host_driver.hf.external_cache import ExternalCache, NotCopyable
+from host_driver.hf.external_cache import ExternalCache, ExternalLayer
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import UnsupportedModelError
 
 IMPLEMENTATION = "csd"
 
 
-class CsdLayer(NotCopyable, CacheLayerMixin):
-    """One layer of a `CsdCache`: its length without its data.
-
-    Attributes:
-        index: Index among the model's layers.
-        number: Index among the layers in drives.
-        length: Positions seen, including padding.
-    """
-
-    is_croppable = True
+class CsdLayer(ExternalLayer["CsdCache"]):
+    """One layer of a `CsdCache`."""
 
     def __init__(self, cache: CsdCache, index: int, number: int) -> None:
-        super().__init__()
-        self._cache, self.index, self.number = weakref.ref(cache), index, number
-        self.length = 0
+        super().__init__(cache, index, number)
         self._latent: Latent | None = None
-
-    @property
-    def cache(self) -> CsdCache:
-        cache = self._cache()
-        assert cache is not None, "a layer outlived its cache"
-        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         shape = self.cache.driver.shape
@@ -84,41 +66,8 @@ class CsdLayer(NotCopyable, CacheLayerMixin):
             self._latent = Latent(module, rows)
         return self._latent
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def offload(self) -> None:
-        """No effect: the KV data is not on the model's device."""
-
-    def prefetch(self) -> None:
-        """No effect: the KV data is attended in the drives."""
-
-    def reset(self) -> None:
-        self.length = 0
-        self.is_initialized = False
-        self.cache.close()
-
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number")
-        if tokens_to_remove and self.is_initialized:
-            self.length = max(0, self.length + tokens_to_remove)
-            self.cache.crop_layer(self.number, self.length)
-
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self.cache.refuse("beam search moves sequences between rows, which drives do not support: use num_beams=1")
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.cache.refuse("drives do not copy sequences yet: repeat the prompt before the first forward")
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.cache.refuse("drives do not drop single sequences of a batch yet: start a new cache")
 
 
 class CsdCache(ExternalCache):
@@ -142,22 +91,17 @@ class CsdCache(ExternalCache):
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: CsdLayer | None = None
         self._seen: tuple[torch.Tensor | None, NDArray[np.bool_]] | None = None
-        self._release: weakref.finalize[..., Any] | None = None
 
     def open(self, count: int) -> None:
         """Create the sequences of all layers; no effect if they exist."""
         if self.batch is None:
             self.batch = self.driver.create(count, self.max_tokens)
             self.valid = np.zeros((count, 0), bool)
-            self._release = weakref.finalize(self, self.driver.access.drop, self.batch)
-            self._release.atexit = False
+            self.keep(self.driver.access, self.batch)
 
     def close(self) -> None:
-        """Free the sequences."""
-        if self._release is not None:
-            self._release()
-        self.batch = self._release = self.pending = None
-        self._torn = False
+        super().close()
+        self.batch = self.pending = None
 
     def detach(self) -> Batch:
         """Return the sequences and give up their ownership: dropping the cache no longer frees them."""
@@ -196,7 +140,6 @@ class CsdCache(ExternalCache):
         return inputs
 
     def crop_layer(self, layer: int, length: int) -> None:
-        """Keep the first `length` positions of one layer."""
         assert self.batch is not None
         with self.driver.access.hold():
             self.driver.crop(self.batch, layer, self.valid[:, :length].sum(axis=1).astype(np.int64))

@@ -1,17 +1,20 @@
-"""Base of our transformers caches, whose KV data is in drives or in tiers.
+"""Base of our transformers caches and of their layers, whose KV data is in drives or in tiers.
 
 A cache object of the user stays in use: its layers are replaced by ours, and it fills like any other cache.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
+import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticCache
 
+from host_driver.exclusive import Exclusive
 from host_driver.hf.shape import FULL, WINDOWS, UnsupportedModelError, decoder_layers
 
 C = TypeVar("C", bound="ExternalCache")
@@ -35,6 +38,7 @@ class ExternalCache(NotCopyable, Cache):
         super().__init__(layers=list(layers))
         self.owner = owner
         self._in_forward = self._torn = False
+        self._release: weakref.finalize[..., Any] | None = None
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -54,6 +58,26 @@ class ExternalCache(NotCopyable, Cache):
             names = ", ".join(map(str, lacking))
             raise UnsupportedModelError(f"layers {names} cache no keys and values: only attention layers are supported")
         self._torn = False
+
+    def keep(self, access: Exclusive[Any], data: Any) -> None:
+        """Own data, which is freed when this cache is closed or dropped."""
+        self._release = weakref.finalize(self, access.drop, data)
+        self._release.atexit = False
+
+    def free(self) -> None:
+        """Free the data, if there is any."""
+        if self._release is not None:
+            self._release()
+        self._release = None
+
+    def close(self) -> None:
+        """Free the data; the cache may be filled again."""
+        self.free()
+        self._torn = False
+
+    def crop_layer(self, layer: int, length: int) -> None:
+        """Keep the first `length` positions of one of our layers."""
+        raise NotImplementedError
 
     def end_forward(self) -> None:
         """Called at the end of the model's forward; raises if it left something out."""
@@ -82,6 +106,65 @@ class ExternalCache(NotCopyable, Cache):
         """Replace the layers of a user's cache by these."""
         if cache is not self:
             cache.layers, cache.csd_cache = self.layers, self
+
+
+class ExternalLayer(NotCopyable, CacheLayerMixin, Generic[C]):
+    """One layer of an `ExternalCache`: its length without its data.
+
+    Attributes:
+        index: Index among the model's layers.
+        number: Index among our layers.
+        length: Positions seen, including padding.
+    """
+
+    is_croppable = True
+
+    def __init__(self, cache: C, index: int, number: int) -> None:
+        super().__init__()
+        self._cache, self.index, self.number, self.length = weakref.ref(cache), index, number, 0
+
+    @property
+    def cache(self) -> C:
+        cache = self._cache()
+        assert cache is not None, "a layer outlived its cache"
+        return cache
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def offload(self) -> None:
+        """No effect: the KV data is not the model's."""
+
+    def prefetch(self) -> None:
+        """No effect: the KV data is not the model's."""
+
+    def reset(self) -> None:
+        self.length = 0
+        self.is_initialized = False
+        self.cache.close()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number")
+        self.cache.check_whole()
+        if tokens_to_remove and self.is_initialized:
+            self.length = max(0, self.length + tokens_to_remove)
+            self.cache.crop_layer(self.number, self.length)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        place = self.where.removeprefix("in ")
+        self.cache.refuse(f"{place} do not copy sequences yet: repeat the prompt before the first forward")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.cache.refuse(
+            f"{self.where.removeprefix('in ')} do not drop single sequences of a batch yet: start a new cache"
+        )
 
 
 def own_layers(model: PreTrainedModel, cache: Cache | None, kinds: Sequence[str]) -> Sequence[Any]:

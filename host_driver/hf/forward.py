@@ -64,14 +64,22 @@ def in_drives(
     """
     check_not_attached(model)
     register()
+    with use_attention_interface(model, IMPLEMENTATION, csd_attention):
+        if replay:
+            replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, micro_batches)
+        with with_forward(model, csd_forward(model, model.forward, placed, micro_batches, driver, replay)):
+            yield
+
+
+@contextmanager
+def with_forward(model: PreTrainedModel, forward: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Run a model uncompiled, by another forward (None: by its own), until the block ends; then restore it."""
     own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
     model._compiled_call_impl = None
+    if forward:
+        model.forward = forward
     try:
-        with use_attention_interface(model, IMPLEMENTATION, csd_attention):
-            if replay:
-                replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, micro_batches)
-            model.forward = csd_forward(model, model.forward, placed, micro_batches, driver, replay)
-            yield
+        yield
     finally:
         model.__dict__.pop("forward", None)
         if own is not None:

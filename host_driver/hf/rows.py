@@ -24,7 +24,7 @@ from host_driver.hf.attention import TERMS, check_asked, mask_of, set_logit_term
 from host_driver.hf.cache import IMPLEMENTATION as DRIVES
 from host_driver.hf.cache_argument import forward_on
 from host_driver.hf.device import apply_cap_and_bias, attend_on_device
-from host_driver.hf.forward import check_not_attached, use_attention_interface
+from host_driver.hf.forward import check_not_attached, use_attention_interface, with_forward
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.hf.staging import stage, unstage
@@ -160,13 +160,8 @@ def in_rows(model: PreTrainedModel) -> Iterator[None]:
     check_not_attached(model)
     AttentionInterface.register(IMPLEMENTATION, row_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, mask_of)  # for plain forwards: rows need no mask
-    compiled = model._compiled_call_impl
-    model._compiled_call_impl = None
-    try:
-        with use_attention_interface(model, IMPLEMENTATION, row_attention):
-            yield
-    finally:
-        model._compiled_call_impl = compiled
+    with with_forward(model), use_attention_interface(model, IMPLEMENTATION, row_attention):
+        yield
 
 
 def row_attention(

@@ -7,17 +7,16 @@ the model's device for the attention of that layer, which is the model's own.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from host_driver.hf.external_cache import ExternalCache, NotCopyable, own_layers
-from host_driver.hf.forward import AttachedForward, check_not_attached
+from host_driver.hf.external_cache import ExternalCache, ExternalLayer, own_layers
+from host_driver.hf.forward import AttachedForward, check_not_attached, with_forward
 from host_driver.hf.shape import FULL, UnsupportedModelError
 from host_driver.kv_table import KvTable, Shape
 from kv_cache.block_table import BlockKey, PolicyError
@@ -26,33 +25,14 @@ from kv_cache.hardware import DEVICE
 REORDERED_TOKENS = 64  # per chunk, to bound the memory of reordering
 
 
-class TieredObject(NotCopyable):
-    """Object whose data is in tiers."""
+class TieredLayer(ExternalLayer["TieredCache"]):
+    """One layer of a `TieredCache`."""
 
     where = "in tiers"
 
-
-class TieredLayer(TieredObject, CacheLayerMixin):
-    """One layer of a `TieredCache`: its length without its data.
-
-    Attributes:
-        index: Index among the model's layers.
-        number: Index among the layers in tiers.
-    """
-
-    is_croppable = True
-
     def __init__(self, cache: TieredCache, index: int, number: int) -> None:
-        super().__init__()
-        self._cache, self.index, self.number = weakref.ref(cache), index, number
-        self.length = 0
+        super().__init__(cache, index, number)
         self._order: torch.Tensor | None = None  # pending reordering of rows
-
-    @property
-    def cache(self) -> TieredCache:
-        cache = self._cache()
-        assert cache is not None, "a layer outlived its cache"
-        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         if key_states.shape[:3] != value_states.shape[:3] or key_states.dtype != value_states.dtype:
@@ -90,53 +70,21 @@ class TieredLayer(TieredObject, CacheLayerMixin):
         rows[self.length :] = states.detach().permute(2, 0, 1, 3)
         return rows.permute(1, 2, 0, 3)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def offload(self) -> None:
-        """No effect: the policy decides."""
-
-    def prefetch(self) -> None:
-        """No effect: the policy decides."""
-
-    def reset(self) -> None:
-        self.length = 0
-        self.is_initialized = False
-        self.cache.close()
-
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): pass the number of tokens to remove as a negative number")
-        self.cache.check_whole()
-        if tokens_to_remove and self.is_initialized:
-            self.length = max(0, self.length + tokens_to_remove)
-            self.cache.kv.crop(self.cache.request, self.number, self.length)
-
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Reorder rows the next time the layer is on the device."""
         if self.is_initialized:
             index = beam_idx.to(self.cache.kv.device)
             self._order = index if self._order is None else self._order.index_select(0, index)
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.cache.refuse("tiers do not copy sequences yet: repeat the prompt before the first forward")
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self.cache.refuse("tiers do not drop single sequences of a batch yet: start a new cache")
-
-
-class TieredCache(TieredObject, ExternalCache):
+class TieredCache(ExternalCache):
     """A transformers cache with KV data in tiers. Dropping it frees the data.
 
     Attributes:
         layers: Layers of the model's own cache; those in tiers are replaced by `TieredLayer`.
     """
+
+    where = "in tiers"
 
     def __init__(self, kv: KvTable, layers: Sequence[Any], in_tiers: Sequence[int]) -> None:
         if in_tiers[-1] >= len(layers):
@@ -148,7 +96,6 @@ class TieredCache(TieredObject, ExternalCache):
         self.kv = kv
         self.request, self._runs = -1, False
         self._states: tuple[Any, ...] = ()
-        self._release: weakref.finalize[..., Any] | None = None
 
     def open(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Allocate a batch shaped like these keys and values, (B, H, new, ...), once for all layers.
@@ -161,8 +108,7 @@ class TieredCache(TieredObject, ExternalCache):
             self._check_device(self.kv.tiers.max_tokens or 1)
             self.request = next(_numbers)
             self.kv.open(self.request, self._shape)
-            self._release = weakref.finalize(self, self.kv.access.drop, self.request)
-            self._release.atexit = False
+            self.keep(self.kv.access, self.request)
 
     def check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Raise Unsupported if keys and values, (B, H, new, ...), differ from the first ones in shape or dtype."""
@@ -205,15 +151,8 @@ class TieredCache(TieredObject, ExternalCache):
                 f"sequences, and the device has {limit:,}: raise its limit (TierLimits.device, --device-kv-mib)"
             )
 
-    def close(self) -> None:
-        """Free the KV data."""
-        self._free_request()
-        self._torn = False
-
-    def _free_request(self) -> None:
-        if self._release is not None:
-            self._release()
-        self._release = None
+    def crop_layer(self, layer: int, length: int) -> None:
+        self.kv.crop(self.request, layer, length)
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -223,7 +162,7 @@ class TieredCache(TieredObject, ExternalCache):
                     yield
             except BaseException:
                 self.kv.abandon()
-                self._free_request()  # data of an incomplete forward is invalid
+                self.free()  # data of an incomplete forward is invalid
                 raise
             finally:
                 self._runs = False
@@ -265,16 +204,8 @@ def in_tiers(model: PreTrainedModel, kv: KvTable, kinds: Sequence[str]) -> Itera
             arguments = arguments | {"attention_mask": _cut(mask, cache.get_seq_length())}
         return forward(**arguments)
 
-    own, compiled = model.__dict__.get("forward"), model._compiled_call_impl
-    model._compiled_call_impl = None
-    try:
-        model.forward = AttachedForward(model, model.forward, kv, make, run, "in tiers")
+    with with_forward(model, AttachedForward(model, model.forward, kv, make, run, "in tiers")):
         yield
-    finally:
-        model.__dict__.pop("forward", None)
-        if own is not None:
-            model.forward = own
-        model._compiled_call_impl = compiled
 
 
 def _cut(mask: Any, past: int) -> Any:

@@ -533,13 +533,12 @@ def test_auto_chooses_again_for_a_larger_batch(tmp_path) -> None:
 @pytest.mark.parametrize(("removed", "length"), [(0, 20), (-1, 19), (-20, 0), (-21, 0)])
 def test_crop_of_a_layer_takes_negative_numbers(removed, length) -> None:
     cropped = list[tuple[str, int]]()
-    kv = SimpleNamespace(crop=lambda request, layer, tokens: cropped.append((request, tokens)))
-    cache = SimpleNamespace(check_whole=lambda: None, kv=kv, request="r")
+    cache = SimpleNamespace(check_whole=lambda: None, crop_layer=lambda *arguments: cropped.append(arguments))
     layer = SimpleNamespace(cache=cache, is_initialized=True, length=20, number=0)
     for positive in (1, 20):
         with pytest.raises(ValueError, match="crop"):
             TieredLayer.crop(layer, positive)
     TieredLayer.crop(layer, removed)
     assert layer.length == length
-    assert cropped == ([("r", length)] if removed else [])
+    assert cropped == ([(0, length)] if removed else [])
     TieredLayer.crop(SimpleNamespace(cache=cache, is_initialized=False), -1)
