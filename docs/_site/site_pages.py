@@ -144,7 +144,7 @@ def structure(name: str, given: Mapping[str, Any]) -> Iterator[str]:
             kind_of(value),
             range_of(value),
             "required" if field in required else _code(_default(value)),
-            _cell(meanings.get(field, "")),
+            _cell(meanings.get(field, value.get("description", ""))),
         )
         for field, value in given["properties"].items()
     ]
