@@ -28,7 +28,7 @@ from tests.vcsd_cli.test_main import PROMPT, vcsd
 pytestmark = pytest.mark.usefixtures("own_run_dir")
 
 COMMAND = [sys.executable, "-c", "from vcsd_cli.main import main; main()"]
-RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--drives", "1", "-o", "json")
+RUN = ("run", "--prompt", PROMPT, "--max-new-tokens", "3", "--drives", "1", "--no-compare", "-o", "json")
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def test_drives_in_data_dir_have_logs(capsys, monkeypatch, tmp_path):
         PROMPT,
         "--max-new-tokens",
         "4",
+        "--no-compare",
         "--data-dir",
         str(tmp_path),
         "-o",

@@ -198,7 +198,7 @@ def test_flush_durability_host_syncs_records(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), original(fd)))
     counts = []
     for durability in ("process", "host"):
-        words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--data-dir", str(tmp_path / durability))
+        words = ("--prompt", PROMPT, "--max-new-tokens", "2", "--no-compare", "--data-dir", str(tmp_path / durability))
         assert vcsd(capsys, monkeypatch, "run", *words, "--durability", durability, "-o", "json")[0] == 0
         counts.append(len(synced))
     assert counts[1] > 2 * counts[0]  # `process` has those of the description alone
@@ -206,7 +206,7 @@ def test_flush_durability_host_syncs_records(capsys, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("medium", ["direct"])
 def test_medium_changes_no_figure(capsys, monkeypatch, tmp_path, medium):
-    words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "-o", "json")
+    words = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "--no-compare", "-o", "json")
     figures = []
     for more in ((), ("--medium", medium, "--data-dir", str(tmp_path), "--page-buffer-mib", "1")):
         code, out, _ = vcsd(capsys, monkeypatch, *words, *more)

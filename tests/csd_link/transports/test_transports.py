@@ -107,7 +107,7 @@ def test_unknown_transport_is_refused(text, reason):
 
 
 def test_custom_transport_is_class_and_entry_point(pigeon, capsys, monkeypatch):
-    args = ("run", "--prompt", PROMPT, "--max-new-tokens", "2", "-o", "json")
+    args = ("run", "--prompt", PROMPT, "--max-new-tokens", "2", "--no-compare", "-o", "json")
     results = []
     code, _, err = vcsd(capsys, monkeypatch, *args, "--transport", "pigeon:home")
     assert code and "there is no pigeon: buy one" in err
@@ -195,7 +195,19 @@ def test_mounted_drive_killed_in_decode_and_at_end(tmp_path):
 def test_served_drives_decode_equal_by_address(tmp_path, capsys, monkeypatch):
     port = free_port(2)
     listen = Listen("127.0.0.1", port, ("csd0", "csd1"))
-    args = ("run", "--prompt", PROMPT, "--max-new-tokens", "4", "--drives", "2", "-o", "json", "--transport")
+    args = (
+        "run",
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "4",
+        "--drives",
+        "2",
+        "--no-compare",
+        "-o",
+        "json",
+        "--transport",
+    )
 
     def run(transport):
         code, out, err = vcsd(capsys, monkeypatch, *args, transport)

@@ -103,7 +103,7 @@ def test_overlap_with_evaluation_text_is_found():
     assert not Overlap("the quick brown fox jumps over the lazy dog").with_text(text)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_corpus_contains_no_evaluation_text(data_dir):
     overlap = Overlap(load_corpus().decode(errors="replace"))
     files = [path for path in data_dir.iterdir() if path.suffix in (".json", ".txt")]

@@ -228,6 +228,7 @@ def test_report_command_evaluates_papers_writes_page(result, tmp_path, monkeypat
     assert ["plotly", version("plotly")] in shown.tables[-1]
 
 
+@pytest.mark.long
 def test_papers_in_processes_have_the_same_results(monkeypatch, capsys):
     monkeypatch.setattr(report, "PAPERS", ["tierkv", "tutti"])
     monkeypatch.setattr(progress, "PERIOD_S", 0.2)
