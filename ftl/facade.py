@@ -51,6 +51,7 @@ class Ftl:
         The objects refer to each other in cycles, so they would otherwise live until Python's garbage collector runs.
         """
         self.nand.page_store.close()
+        self.kv.invalidate_plans()
         self.store.reclaim = None
         self.store.referrers.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -17,10 +18,10 @@ class Exclusive(Generic[T]):
         """Create it open.
 
         Args:
-            free: Frees a dropped object; called with access.
+            free: Method that frees a dropped object, called with access. Its owner has this object, and is not kept.
             where: Location of the KV data, for messages.
         """
-        self._free, self._where = free, where
+        self._free, self._where = weakref.WeakMethod(free), where
         self._lock = threading.Lock()
         self._home = threading.get_ident()  # last thread with access
         self._holder: int | None = None
@@ -61,4 +62,6 @@ class Exclusive(Generic[T]):
 
     def _free_dropped(self) -> None:
         while self._dropped:
-            self._free(self._dropped.pop())
+            dropped, free = self._dropped.pop(), self._free()
+            if free is not None:
+                free(dropped)

@@ -8,7 +8,6 @@ is faster than reading the KV cache. Main entry point: `time_steps`.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -221,7 +220,6 @@ def _drives(
     Raises:
         ValueError: Not enough memory, or the layout does not support the method.
     """
-    gc.collect()  # free the address space of earlier drives
     shape, layers = recorded.recorded_shape, list(recorded.layers.values())
     method_table = load_methods(methods)
     if attention.kv_layout.attended:  # otherwise it is only read

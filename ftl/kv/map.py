@@ -67,12 +67,14 @@ class KvMap(Referrer):
         if plan is None:
             plan = LayerPlan([self.sequence(handle) for handle in handles], layer, self.banks)
             if len(self.plans) >= MAX_PLANS:
-                self.plans.clear()
+                self.invalidate_plans()
             self.plans[key] = plan
         return plan
 
     def invalidate_plans(self) -> None:
         """End the epoch before slots or buffers change, or sequences are created, freed or fail."""
+        for plan in self.plans.values():
+            plan.kept.clear()  # it refers to the plan, and the plan to all pages
         self.plans.clear()
 
     @property

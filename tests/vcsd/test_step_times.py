@@ -3,11 +3,14 @@
 partner of: vcsd/step_times.py, host_driver/first_steps.py
 """
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from csd_firmware import InProcessDrive
 from csd_link.driveset import DriveSetConfig
 from csd_spec import NAMED, AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
@@ -99,6 +102,22 @@ def test_first_step_large_model_records_some_layers(times, monkeypatch):
     done = time_steps(some, "sparf", SPARF)
     assert done.layers_measured == 2
     assert done.step_times_ns["dense"] == pytest.approx(times.step_times_ns["dense"], rel=0.1)
+
+
+def test_drives_are_freed_at_once(monkeypatch):
+    """A drive reserves 2 TB of address space: some sixty that wait for the garbage collector are all there is."""
+    pages, close = [], InProcessDrive.close
+    monkeypatch.setattr(
+        InProcessDrive,
+        "close",
+        lambda drive: pages.append(weakref.ref(drive.firmware.ftl.nand.page_store)) or close(drive),
+    )
+    gc.disable()
+    try:
+        time_steps(recorded(), "sparf", SPARF)
+        assert len(pages) == 2 * 4 * 5 and not any(page() for page in pages)
+    finally:
+        gc.enable()
 
 
 def test_first_steps_driver_keeps_the_first_ones(monkeypatch):
