@@ -64,19 +64,17 @@ class KvTable:
         layers: int,
         like: torch.Tensor,
         max_tokens: int,
-        cache_bytes: int = 0,
         kv_format: KVFormat | None = None,
         driver: Driver | None = None,
     ) -> None:
         """Create empty tiers.
 
         Args:
-            tiers: Limits.
+            tiers: Limits; a page cache of unknown size counts as none.
             policy: Moves blocks in each iteration.
             layers: Number of the model's layers in tiers.
             like: A parameter of the model, for its device.
             max_tokens: Maximum length of a request.
-            cache_bytes: Size of the page cache, bytes.
             kv_format: Format of sequences.
             driver: Driver of the drives, if there are any.
         """
@@ -93,7 +91,7 @@ class KvTable:
             held, self._capacity, self._policy_thread.attend_layer, bounce_buffer_factory(self.device)
         )
         self.runner = IterationRunner(
-            tiers.machine(cache_bytes, drives=driver is not None),
+            tiers.machine(tiers.page_cache or 0, drives=driver is not None),
             range(layers),
             policy.layers,
             self.real,
@@ -109,12 +107,11 @@ class KvTable:
         like: torch.Tensor,
         max_tokens: int,
         driver: Driver | None = None,
-        cache_bytes: int = 0,
         policy: Policy = Policy(),
     ) -> KvTable:
         """A table for sequences of a model, whose dtype is that of `like`."""
         kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
-        return cls(tiers, policy, shape.layers, like, max_tokens, cache_bytes, kv_format, driver)
+        return cls(tiers, policy, shape.layers, like, max_tokens, kv_format, driver)
 
     @property
     def format(self) -> KVFormat:

@@ -152,14 +152,15 @@ def serve(
     if max_tokens > context:
         raise ValueError(f"max_tokens = {max_tokens}: the model's context is {context}")
     tiers = serving.tiers
-    cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
+    if tiers.page_cache is None:
+        tiers = replace(tiers, page_cache=available_bytes(cgroup_of()))
     with HomeStack() as undo:
         driver = undo.enter_context(_driver(serving, shape, model.dtype)) if serving.count else None
         undo.enter_context(in_rows(model))
         like = next(model.parameters())
         kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
         engine = serving.engine(shape, kv_format.row_bytes, max_tokens, model.num_parameters())
-        kv = KvTable.for_requests(tiers, shape, like, max_tokens, driver, cache_bytes, engine.policy)
+        kv = KvTable.for_requests(tiers, shape, like, max_tokens, driver, engine.policy)
         server = Server(RowModel(model, kv), engine, max_tokens, serving.max_queued_requests, serving.replan_on_drift)
         undo.callback(server.close)
         if background:

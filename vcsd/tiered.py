@@ -75,9 +75,10 @@ class TierConfig:
         config = model.config.get_text_config(decoder=True)
         context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
         max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
-        cache_bytes = available_bytes(cgroup_of()) if tiers.page_cache is None else tiers.page_cache
+        if tiers.page_cache is None:
+            tiers = replace(tiers, page_cache=available_bytes(cgroup_of()))
         like = next(model.parameters())
-        kv = KvTable(tiers, policy, kinds.count(FULL), like, max_tokens, cache_bytes)
+        kv = KvTable(tiers, policy, kinds.count(FULL), like, max_tokens)
         if self.record:
             kv.runner.recorded = []
         with HomeStack() as undo:
