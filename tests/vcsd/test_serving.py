@@ -1,6 +1,6 @@
 """Models of all formats of KV data in a server with several requests: tokens of each request as alone.
 
-partner of: vcsd/serving.py
+partner of: vcsd/serving.py, host_driver/kv_table.py
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
+from vcsd.loading import CHECKPOINT, load
 from vcsd.serving import ServingConfig, serve
 
 NEW, LONGEST = 14, 72
@@ -181,3 +182,22 @@ def test_serve_layout_that_cannot_store_the_model_is_refused(tmp_path) -> None:
         pass
     with pytest.raises(vcsd.UnsupportedModelError, match="serves already"), serve(model := made("mimo")), serve(model):
         pass
+
+
+@pytest.mark.parametrize("method", ["dense", "sparf", "ours"])
+def test_served_steps_take_the_simulated_time_of_attached_ones(method) -> None:
+    """And the same commands: a request's prompt is stored in drives as it is computed, and freed as a whole."""
+    model, tokenizer = load(CHECKPOINT)
+    ids = tokenizer("Once upon a time there was a little dog. " * 3)["input_ids"]
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with vcsd.attach(model, drives=2, method=method) as csd:
+        out = model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+    serving = vcsd.ServingConfig(policy="in-storage", drives=2, attention=method)
+    with vcsd.serve(model, serving) as server:
+        assert list(server.submit(ids, 6)) == out
+        assert server.kv.drives
+        driver = server.kv.drives.driver
+    attached, served = csd.driver.traffic, driver.traffic
+    assert [step.ns for step in served.steps] == [step.ns for step in attached.steps]
+    assert (served.prefill_ns, served.link_bytes) == (attached.prefill_ns, attached.link_bytes)
+    assert driver.now_ns == csd.driver.now_ns
