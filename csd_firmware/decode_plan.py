@@ -16,12 +16,12 @@ _NONE: tuple[list[Any], int, Run | None] = [], 0, None
 
 def register(plan: LayerPlan, command: Attend, run: Run, reply_bytes: int) -> None:
     """Accept later commands with the signature of this checked one; completions of `run` have `reply_bytes`."""
-    plan.kept[command.method] = _signature(command), reply_bytes, run
+    plan.user_data[command.method] = _signature(command), reply_bytes, run
 
 
 def accepted(plan: LayerPlan, command: Attend, max_bytes: int) -> Run | None:
     """What carries out a command with the signature of a checked one; None if one more token is out of bounds."""
-    form, reply_bytes, run = plan.kept.get(command.method, _NONE)
+    form, reply_bytes, run = plan.user_data.get(command.method, _NONE)
     return run if _signature(command) == form != [] and reply_bytes <= max_bytes and plan.in_bounds() else None
 
 

@@ -166,7 +166,7 @@ class KvTable:
         """Whether no block moves in an iteration, so that it needs no program; it is accounted for then."""
         if self.policy.has_layers or not assignment.only_tier or set(new.values()) != {1}:
             return False
-        if not self._shapes.keys() <= set(assignment.placed):
+        if not self._shapes.keys() <= assignment.placed:
             return False
         return self.runner.decode_in_place(new.keys(), assignment.only_tier)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -40,7 +40,7 @@ class TierAssignment:
 
     tiers: Callable[[Hashable, int], Tiers]
     buffers: Callable[[Hashable], int] = lambda request: 2
-    placed: Collection[Hashable] = ()
+    placed: Set[Hashable] = frozenset()
     only_tier: str = ""
 
 
@@ -105,7 +105,8 @@ class IterationRunner:
         Returns:
             Whether it is one, to which the program of a placement would add nothing; if not, nothing has changed.
         """
-        if self.recorded is not None or not requests or not self.machine.tiers[tier].attends:
+        spec = self.machine.tiers.get(tier)  # the program says what is wrong with an unknown one
+        if self.recorded is not None or not requests or spec is None or not spec.attends:
             return False
         entries, parts = self.table.entries, self.parts
         if any(BlockKey(request, self.layers.start, parts[0], 1) in entries for request in requests):

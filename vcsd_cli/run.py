@@ -41,7 +41,6 @@ NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and 
 
 DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 SHOWN_CHARACTERS = 160  # of a prompt
-HOST_MEMORY_MIB = 512  # default DRAM for flash pages of all drives of a run
 
 
 class Processor(StrEnum):
@@ -123,11 +122,8 @@ def drive_set(options: DriveOptions, drives: str, drive_config: Path | None, spa
     if not drives.isdigit() and options.transport != "inproc":
         raise OptionError(f"--drives {drives} and --transport exclude each other")
     count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)
-    changes: dict[str, Any] = {"transport": transport, "spares": spares}
-    if options.medium == "direct" and options.page_buffer_mib is None:
-        changes["page_buffer_mib"] = max(1, HOST_MEMORY_MIB // (count + spares))
     spec = load_drive(drive_config) if drive_config else options.spec
-    return DriveSetConfig.of(options, count=count, spec=spec, **changes)
+    return DriveSetConfig.of(options, count=count, spec=spec, transport=transport, spares=spares)
 
 
 @frozen_value

@@ -29,7 +29,7 @@ class LayerPlan:
 
     Attributes:
         page_plans: Plans of all pages of a map, by its name.
-        kept: What a user of the plan keeps as long as it is valid.
+        user_data: What a user of the plan keeps as long as it is valid.
     """
 
     def __init__(self, seqs: Seq[Sequence], layer: int, banks: tuple[U16, U16]) -> None:
@@ -37,7 +37,7 @@ class LayerPlan:
         self.lengths = [seq.lengths for seq in seqs]
         self.page_plans: dict[str, PagePlan] = {}
         self.layout, self.heads = seqs[0].layout, seqs[0].heads
-        self.kept: dict[str, Any] = {}
+        self.user_data: dict[str, Any] = {}
 
     def stored(self) -> list[int]:
         """Tokens of each sequence."""

@@ -74,7 +74,7 @@ class KvMap(Referrer):
     def invalidate_plans(self) -> None:
         """End the epoch before slots or buffers change, or sequences are created, freed or fail."""
         for plan in self.plans.values():
-            plan.kept.clear()  # it refers to the plan, and the plan to all pages
+            plan.user_data.clear()  # it refers to the plan, and the plan to all pages
         self.plans.clear()
 
     @property

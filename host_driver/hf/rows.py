@@ -1,6 +1,7 @@
 """Forward of a transformers model over requests of different lengths with KV data in different tiers.
 
-Each row attends separately to its stored KV data, so the tokens of a request do not depend on the other rows.
+Each row attends separately to its stored KV data, so the tokens of a request do not depend on the other rows. Whole
+prompts attend to themselves as the model does; a server computes one at a time.
 """
 
 from __future__ import annotations

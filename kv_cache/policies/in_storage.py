@@ -16,8 +16,8 @@ class InStorage(Policy):
     strided = True
 
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-        here = Offload(s.cost.layers, in_drives=True)
-        return s.prefill(here) or s.output(s.sequences, [here] * len(s.sequences), filling=here)
+        in_drives = Offload(s.cost.layers, in_drives=True)
+        return s.prefill(in_drives) or s.output(s.sequences, [in_drives] * len(s.sequences), filling=in_drives)
 
 
 class InTwoPlaces(InStorage):

@@ -250,7 +250,7 @@ def test_run_needs_no_memory_for_served_drives(drives, tmp_path):
     served = drive_set(DriveOptions(transport="window:served"), str(drives), None)
     assert not served.overrides
     kept = drive_set(DriveOptions(data_dir=tmp_path, medium="direct"), str(drives), None)
-    assert kept.storage == Medium("direct", 512 // drives << 20)
+    assert kept.storage == Medium("direct", 256 << 20)
 
 
 def test_timeline_has_the_time_of_the_last_step(capsys, monkeypatch, tmp_path):
