@@ -56,15 +56,17 @@ def planned_run(state: DriveState, command: Command, max_bytes: int) -> Callable
         return None
 
 
-def attend(state: DriveState, command: Attend, watch: LatencyBreakdown) -> Completion:
+def plan_and_attend(state: DriveState, command: Attend, watch: LatencyBreakdown) -> Completion:
     """Create the plan of a fully checked step, and run it."""
     plan = state.ftl.kv.plan(command.seqs, command.layer)
-    run, verb = partial(_run, fused_step(state, plan, command)), VERBS[Attend]
+    run, verb = partial(_append_and_attend, fused_step(state, plan, command)), VERBS[Attend]
     register(plan, command, run, verb.reply_bytes(verb.sizes(command)))
     return run(state, command, watch)
 
 
-def _run(fused: FusedStep | None, state: DriveState, command: Attend, watch: LatencyBreakdown) -> Completion:
+def _append_and_attend(
+    fused: FusedStep | None, state: DriveState, command: Attend, watch: LatencyBreakdown
+) -> Completion:
     """Append the new token and attend over all tokens.
 
     The token stays in DRAM; if it completes a group, the group is programmed in the background.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from csd_firmware import logs, objects
-from csd_firmware.attend import attend, check_attend
+from csd_firmware.attend import check_attend, plan_and_attend
 from csd_firmware.check import InvalidFieldError, require
 from csd_firmware.latency import LatencyBreakdown
 from csd_firmware.objects import crop_layer
@@ -156,7 +156,7 @@ def flush(state: DriveState, command: Flush, watch: LatencyBreakdown) -> Complet
 HANDLERS: dict[type[Any], CommandHandler] = {
     SeqCreate: CommandHandler(create, check_create),
     KvAppend: CommandHandler(append),
-    Attend: CommandHandler(attend, check_attend),
+    Attend: CommandHandler(plan_and_attend, check_attend),
     KvRead: CommandHandler(read),
     KvGather: CommandHandler(objects.gather, objects.check_gather),
     KvCrop: CommandHandler(crop),

@@ -109,7 +109,7 @@ class Firmware:
         if isinstance(submit_ns, np.integer):
             submit_ns = int(submit_ns)
         try:
-            return self._carry_out(command, submit_ns, tenant, max_bytes)
+            return self._traced(command, submit_ns, tenant, max_bytes)
         except (InvalidFieldError, FtlError) as error:
             return self.refuse(name, status_of(error), str(error), submit_ns)
         except BaseException as error:
@@ -118,19 +118,19 @@ class Firmware:
                 raise
             return self.refuse(name, Status.INTERNAL_ERROR, self.ftl.nand.failed, submit_ns)
 
-    def _carry_out(self, command: Command, submit_ns: int, tenant: int, max_bytes: int) -> Completion:
+    def _traced(self, command: Command, submit_ns: int, tenant: int, max_bytes: int) -> Completion:
         if self.trace is None:
-            return self._run(command, LatencyBreakdown(submit_ns), tenant, max_bytes)
+            return self._execute(command, LatencyBreakdown(submit_ns), tenant, max_bytes)
         timing = self.ftl.timing
         with self.trace.command(command) as trace:
             timing.tracer = trace.flash.append
             try:
-                trace.completion = self._run(command, LatencyBreakdown(submit_ns, trace), tenant, max_bytes)
+                trace.completion = self._execute(command, LatencyBreakdown(submit_ns, trace), tenant, max_bytes)
             finally:
                 timing.tracer = None
         return trace.completion
 
-    def _run(self, command: Command, watch: LatencyBreakdown, tenant: int, max_bytes: int) -> Completion:
+    def _execute(self, command: Command, watch: LatencyBreakdown, tenant: int, max_bytes: int) -> Completion:
         check_time(watch.start_ns)
         self.state.tenant = tenant
         if self.ftl.nand.failed:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import numpy as np
 
 from csd_spec import DriveError
-from csd_spec.arrays import F16, F32
+from csd_spec.arrays import F16, F32, I64
 from host_driver.batch import Batch, MicroBatch
 from host_driver.driver import Driver
+from host_driver.first_steps import Rows
 from host_driver.kv_format import KVFormat
 from kv_cache.block_table import BlockKey
 
@@ -23,52 +24,107 @@ class DriveTier:
 
     A token's bytes are one row of the format. Drives store values with as many channels as keys: values are padded with
     zeros when they are written, and cut when they are read. One thread at a time uses the drives.
+
+    Attributes:
+        sequences: Batch and row of the sequence of each block of a request.
     """
 
     def __init__(self, driver: Driver, kv_format: KVFormat, max_tokens: int) -> None:
         self.driver, self.format, self.max_tokens = driver, kv_format, max_tokens
-        self.batches: dict[tuple[Hashable, int], Batch] = {}
+        self.sequences: dict[tuple[Hashable, int], tuple[Batch, int]] = {}
+        self._whole: dict[tuple[tuple[Hashable, ...], int], Batch] = {}  # by all requests of the batch, and block
         self.lock = threading.Lock()
-        self._step: MicroBatch | None = None
+
+    def create(self, requests: Sequence[Hashable], block: int = 0) -> Batch:
+        """Create the sequences of a block of several requests, together."""
+        batch = self.driver.create(len(requests), self.max_tokens)
+        self.sequences |= {(request, block): (batch, row) for row, request in enumerate(requests)}
+        self._whole[tuple(requests), block] = batch
+        return batch
+
+    def _sequence(self, request: Hashable, block: int) -> tuple[Batch, int]:
+        """Sequence of a block; created at the first use."""
+        if (request, block) not in self.sequences:
+            self.create([request], block)
+        return self.sequences[request, block]
+
+    @contextmanager
+    def together(self, requests: Sequence[Hashable], block: int = 0) -> Iterator[tuple[Batch, Rows]]:
+        """Sequences of a block of several requests as rows of one batch."""
+        if whole := self._whole.get((tuple(requests), block)):
+            yield whole, ALL
+            return
+        sequences = [self._sequence(request, block) for request in requests]
+        first = sequences[0][0]
+        if all(batch is first for batch, _ in sequences):
+            yield first, np.array([row for _, row in sequences])
+            return
+        joined = Batch(
+            [
+                np.array([handles[row] for handles, (_, row) in zip(of_drive, sequences, strict=True)])
+                for of_drive in zip(*(batch.handles for batch, _ in sequences), strict=True)
+            ],
+            np.stack([batch.lengths[row] for batch, row in sequences]),
+        )
+        yield joined, ALL
+        for (batch, row), lengths in zip(sequences, joined.lengths, strict=True):
+            batch.lengths[row] = lengths
 
     def frame(self, block: BlockKey, nbytes: int) -> DriveFrame:
         with self.lock:
-            return DriveFrame(self, block, self._batch(block.request, block.index))
-
-    def _batch(self, request: Hashable, block: int) -> Batch:
-        """Sequence of a block; created at the first use."""
-        if (request, block) not in self.batches:
-            self.batches[request, block] = self.driver.create(1, self.max_tokens)
-        return self.batches[request, block]
+            return DriveFrame(self, block, *self._sequence(block.request, block.index))
 
     def forget(self, request: Hashable) -> None:
-        for key in [key for key in self.batches if key[0] == request]:
-            with self.lock, suppress(DriveError):
-                self.driver.free(self.batches.pop(key))
+        self.free([request])
+
+    def free(self, requests: Collection[Hashable]) -> None:
+        """Free the sequences of requests on the drives that still respond."""
+        rows: dict[int, list[tuple[Batch, int]]] = {}
+        for key in [key for key in self.sequences if key[0] in requests]:
+            batch, row = self.sequences.pop(key)
+            rows.setdefault(id(batch), []).append((batch, row))
+        self._whole = {key: batch for key, batch in self._whole.items() if id(batch) not in rows}
+        with self.lock:
+            for freed in rows.values():
+                batch, numbers = freed[0][0], np.array([row for _, row in freed])
+                with suppress(Exception):  # of tokens in flight, in a forward that has failed
+                    self.driver.settle()
+                with suppress(DriveError):
+                    self.driver.free(Batch([handles[numbers] for handles in batch.handles], batch.lengths[numbers]))
 
     def close(self) -> None:
-        for request, _ in list(self.batches):
-            self.forget(request)
+        self.free({request for request, _ in self.sequences})
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """A decode step, whose layers follow each other in the drives' simulated time."""
+    def step(self, count: int = 1) -> Iterator[list[MicroBatch]]:
+        """A decode step in micro-batches, whose layers follow each other in the drives' simulated time."""
+        if count > 1:  # nothing is copied meanwhile
+            with self.lock, self.driver.step(count) as micro_batches:
+                yield micro_batches
+            return
         with ExitStack() as step:
             with self.lock:
-                (self._step,) = step.enter_context(self.driver.step(1))
-            try:
-                yield
-            finally:
-                self._step = None
+                micro_batches = step.enter_context(self.driver.step(1))
+            yield micro_batches
             with self.lock:  # a copy of another thread must not move the time at which the step ends
                 step.close()
 
-    def attend(self, requests: Sequence[Hashable], block: int, layer: int, q: F16, k: F16, v: F16) -> tuple[F16, F32]:
+    def append(
+        self, requests: Sequence[Hashable], layer: int, lengths: I64, load: Callable[[], tuple[F16, F16]]
+    ) -> None:
+        """Store new tokens of the first block of requests in the background, as `Driver.append` does."""
+        with self.lock, self.together(requests) as (batch, rows):
+            self.driver.append(batch, rows, layer, lengths, load)
+
+    def attend_block(
+        self, requests: Sequence[Hashable], block: int, micro_batch: MicroBatch, layer: int, q: F16, k: F16, v: F16
+    ) -> tuple[F16, F32]:
         """Store one token per request in this block and attend to the block, as `Driver.attend` does.
 
         Args:
             requests: Requests, R of them.
             block: Index of the block, the last one of each request.
+            micro_batch: Part of a decode step.
             layer: Layer index.
             q: Queries (R, q_heads, k_channels), as bits of the format's dtype.
             k: Keys (R, kv_heads, k_channels), likewise.
@@ -77,19 +133,32 @@ class DriveTier:
         Returns:
             Output (R, q_heads, v_channels), with latent attention k_channels; m and l of each head (R, q_heads, 2).
         """
-        assert self._step is not None, "outside of a step"
-        with self.lock:
-            batches = [self._batch(request, block) for request in requests]
-        together = Batch(
-            [np.concatenate(handles) for handles in zip(*(batch.handles for batch in batches), strict=True)],
-            np.concatenate([batch.lengths for batch in batches]),
-        )
-        with self.lock:
-            out, sums = self.driver.attend(together, ALL, self._step, layer, q, k, self.padded(v))
-        assert len(batches) == len(together.lengths) == len(requests)
-        for batch, lengths in zip(batches, together.lengths, strict=True):
-            batch.lengths[0] = lengths
+        lock = self.lock if micro_batch.order is None else nullcontext()  # else the step has it
+        with lock, self.together(requests, block) as (batch, rows):
+            out, sums = self.driver.attend(batch, rows, micro_batch, layer, q, k, self.padded(v))
         return (out if self.format.latent else out[..., : self.format.v_channels]), sums
+
+    def read(self, requests: Sequence[Hashable], layer: int) -> list[tuple[F16, F16]]:
+        """Read back keys and values of a layer of the first block of requests, (S, kv_heads, channels) of each."""
+        with self.lock, self.together(requests) as (batch, rows):
+            k, v = self.driver.read(batch, rows, layer)
+            ends = np.cumsum(batch.lengths[rows, layer])[:-1]
+        return list(zip(np.split(k, ends), np.split(v[..., : self.format.v_channels], ends), strict=True))
+
+    def crop(self, layer: int, tokens: Mapping[Hashable, int]) -> None:
+        """Keep the first tokens of a layer of requests whose sequence is longer."""
+        wanted = {
+            request: count
+            for request, count in tokens.items()
+            if (request, 0) in self.sequences and self._stored(request, layer) > count
+        }
+        if wanted:
+            with self.lock, self.together(list(wanted)) as (batch, rows):
+                self.driver.crop(batch, rows, layer, np.array(list(wanted.values()), np.int64))
+
+    def _stored(self, request: Hashable, layer: int) -> int:
+        batch, row = self.sequences[request, 0]
+        return int(batch.lengths[row, layer])
 
     def padded(self, v: F16) -> F16:
         """Pad values (tokens, kv_heads, v_channels) to the number of channels that drives store."""
@@ -101,18 +170,23 @@ class DriveTier:
 class DriveFrame:
     """A layer of a sequence in drives."""
 
-    def __init__(self, owner: DriveTier, block: BlockKey, batch: Batch) -> None:
-        self._owner, self._key, self._batch, self._layer = owner, (block.request, block.index), batch, block.layer
+    def __init__(self, owner: DriveTier, block: BlockKey, batch: Batch, row: int) -> None:
+        self._owner, self._key, self._layer = owner, (block.request, block.index), block.layer
+        self._batch, self._row, self._rows = batch, row, np.array([row])
         self._format, self._row_bytes = owner.format, owner.format.row_bytes
+
+    @property
+    def _tokens(self) -> int:
+        return int(self._batch.lengths[self._row, self._layer])
 
     def view(self, at: int, nbytes: int) -> None:
         return None
 
     def load(self, at: int, into: memoryview) -> None:
         first, tokens = self._range(at, into)
-        assert first + tokens <= self._batch.lengths[0, self._layer], "tokens that are not stored are read"
+        assert first + tokens <= self._tokens, "tokens that are not stored are read"
         with self._owner.lock:
-            stored = self._owner.driver.read(self._batch, ALL, self._layer, first, tokens)
+            stored = self._owner.driver.read(self._batch, self._rows, self._layer, first, tokens)
         for target, rows in zip(self._format.split(np.frombuffer(into, np.float16)), stored, strict=True):
             target[:] = rows[..., : target.shape[-1]]
 
@@ -120,19 +194,21 @@ class DriveFrame:
         first, tokens = self._range(at, data)
         k, v = self._format.split(np.frombuffer(data, np.float16))
         driver = self._owner.driver
-        assert first <= self._batch.lengths[0, self._layer], "tokens would be stored after a gap"
+        assert first <= self._tokens, "tokens would be stored after a gap"
         with self._owner.lock:
-            if first < self._batch.lengths[0, self._layer]:
-                driver.crop(self._batch, self._layer, np.array([first]))
-            driver.append(self._batch, ALL, self._layer, np.array([tokens]), lambda: (k, self._owner.padded(v)))
+            if first < self._tokens:
+                driver.crop(self._batch, self._rows, self._layer, np.array([first]))
+            driver.append(self._batch, self._rows, self._layer, np.array([tokens]), lambda: (k, self._owner.padded(v)))
             driver.await_append()
 
     def trim(self, nbytes: int) -> None:
+        tokens = -(-nbytes // self._row_bytes)
         with suppress(DriveError), self._owner.lock:
-            self._owner.driver.crop(self._batch, self._layer, np.array([-(-nbytes // self._row_bytes)]))
+            if self._tokens > tokens:
+                self._owner.driver.crop(self._batch, self._rows, self._layer, np.array([tokens]))
 
     def free(self) -> None:
-        if self._owner.batches.get(self._key) is self._batch:  # else its sequence is freed as a whole
+        if self._owner.sequences.get(self._key) == (self._batch, self._row):  # else its sequence is freed as a whole
             self.trim(0)
 
     def _range(self, at: int, data: memoryview) -> tuple[int, int]:

@@ -38,7 +38,6 @@ from csd_spec.model import FP16_BYTES
 from csd_spec.verbs import VERBS
 from host_driver.batch import Batch, MicroBatch, StepObserver
 from host_driver.command_order import CommandOrder
-from host_driver.exclusive import Exclusive
 from host_driver.first_steps import FirstSteps, Rows
 from host_driver.sharding import assign_heads
 from host_driver.traffic import Traffic
@@ -90,7 +89,6 @@ class Driver:
         self._shipper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefill")
         self._in_flight: deque[Future[list[Future[Completion]]]] = deque()
         self._closed = False
-        self.access = Exclusive(self.free, "in drives")
 
     def create(self, count: int, max_tokens: int) -> Batch:
         """Create `count` sequences on every drive."""
@@ -188,7 +186,7 @@ class Driver:
             told = None if terms is None else _heads(terms.reshape(1, -1, 4), share.q_heads).reshape(*grouped, 4)
             tensors = queries, _heads(k, heads), _heads(self._sent_values(v), heads)
             commands.append(Attend(seqs, layer, *tensors, method, *params, told))
-        began_ns, done = micro_batch.now_ns, self._carry_out(micro_batch, commands)
+        began_ns, done = micro_batch.now_ns, self._on_all_drives(micro_batch, commands)
         batch.lengths[rows, layer] = lengths
         self._account(micro_batch, done, lengths)
         if self.observer:
@@ -221,11 +219,11 @@ class Driver:
         k, v = zip(*(c.data for c in self._ended(submit_reads(reads, self.now_ns))), strict=True)
         return np.concatenate(k, axis=1), np.concatenate(v, axis=1)
 
-    def crop(self, batch: Batch, layer: int, lengths: I64) -> None:
-        """Keep the first lengths[b] tokens of a layer of every sequence."""
+    def crop(self, batch: Batch, rows: Rows, layer: int, lengths: I64) -> None:
+        """Keep the first lengths[b] tokens of a layer of each of these sequences."""
         self.settle()
-        self._wait([KvCrop(seqs, layer, lengths) for seqs in self._handles(batch, slice(None))])
-        batch.lengths[:, layer] = np.minimum(batch.lengths[:, layer], lengths)
+        self._wait([KvCrop(seqs, layer, lengths) for seqs in self._handles(batch, rows)])
+        batch.lengths[rows, layer] = np.minimum(batch.lengths[rows, layer], lengths)
 
     def free(self, batch: Batch) -> None:
         """Free sequences on the drives that still respond; no effect after `close`."""
@@ -243,8 +241,6 @@ class Driver:
     def close(self) -> None:
         """Wait for all commands in flight, ignoring their errors; refuse further work."""
         self._closed = True
-        with self.access.hold():
-            pass  # a forward of another thread has ended
         self._shipper.shutdown()
         self._abandon()
 
@@ -290,7 +286,7 @@ class Driver:
         """Submit one command to each of the first drives."""
         return [device.submit(command, submit_ns) for device, command in zip(self.devices, commands, strict=False)]
 
-    def _carry_out(self, micro_batch: MicroBatch, commands: Sequence[Command]) -> list[Completion]:
+    def _on_all_drives(self, micro_batch: MicroBatch, commands: Sequence[Command]) -> list[Completion]:
         """Run one command per drive; returns the completions.
 
         This thread executes the last drive's command itself if the drive allows it and no other micro-batch waits.

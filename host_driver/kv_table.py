@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from csd_spec import DriveError, ModelShape
+from host_driver.batch import MicroBatch
 from host_driver.device_memory import bounce_buffer_factory, first_bytes, round_to_blocks, stores
 from host_driver.drive_tier import DriveTier
 from host_driver.driver import Driver
@@ -28,34 +28,24 @@ from kv_cache.transfer.policy_thread import PolicyThread
 from kv_cache.transfer.real import RealTransfers
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
 
-SEPARATE, TOGETHER = ("k", "v"), ("kv",)  # parts of a token: keys and values move apart, or together
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape and dtype of one part of one token of a layer: (B, H, d) of a batch, or (values,) of a request."""
-
-    rows: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes per token."""
-        return math.prod(self.rows) * self.dtype.itemsize
+PARTS = ("kv",)  # keys and values of a token move together
 
 
 class KvTable:
     """A block table and a policy for all requests, and an iteration for each forward. One forward at a time.
 
-    A request is a batch that is kept together (`open`), or one sequence of the table's `format`. In that format every
-    tier stores the same bytes. With drives these are the drives' bytes, and attention on the device rounds as drives
-    do, so tokens do not depend on the tiers. Data of sliding-window layers stays on the device in the model's dtype,
-    outside of the tiers.
+    A request is one sequence. Its tokens are stored in the same format in every tier. With drives these are the drives'
+    bytes, and attention on the device rounds as drives do, so tokens do not depend on the tiers. Data of sliding-window
+    layers of a server stays on the device in the model's dtype, outside of the tiers.
 
     Attributes:
         drives: Drives as a tier; None: there are none.
+        only_drives: Whether an attached model's KV data is in drives and nowhere else.
         windows: Keys and values on the device, by request and index of the sliding-window layer.
+        where: Location of the KV data, for messages.
     """
+
+    part = PARTS[0]
 
     def __init__(
         self,
@@ -75,27 +65,31 @@ class KvTable:
             layers: Number of the model's layers in tiers.
             like: A parameter of the model, for its device.
             max_tokens: Maximum length of a request.
-            kv_format: Format of sequences.
+            kv_format: Format of requests; None: that of a model's own keys and values, told when they are opened.
             driver: Driver of the drives, if there are any.
         """
         self.tiers, self.policy, self.max_tokens, self.device = tiers, policy, max_tokens, like.device
-        self._format, self._shapes = kv_format, dict[Hashable, Shape]()
         self.drives = DriveTier(driver, kv_format, max_tokens) if driver and kv_format else None
+        self.only_drives, self.where = False, "in drives" if self.drives else "in tiers"
         self.windows: dict[tuple[Hashable, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self.access = Exclusive(self.free, "in tiers")
+        self.access = Exclusive(self.free, self.where)
+        self._format, self._formats = kv_format, dict[Hashable, KVFormat]()
         self._policy_thread = PolicyThread()
-        self._in_place: AttendCall | None = None  # of the forward, if no block moves in it
+        self._in_place = ""  # tier in which blocks stay and grow during this forward
         self.files = CachedFiles(tiers.folder)
         held = stores(tiers, self.device, self.files) | ({CSD: self.drives} if self.drives else {})
         self.real = RealTransfers(
-            held, self._capacity, self._policy_thread.attend_layer, bounce_buffer_factory(self.device)
+            held,
+            partial(_capacity, self._formats, max_tokens),
+            self._policy_thread.attend_layer,
+            bounce_buffer_factory(self.device),
         )
         self.runner = IterationRunner(
-            tiers.machine(tiers.page_cache or 0, drives=driver is not None),
+            tiers.machine(tiers.page_cache or 0, drives=self.drives is not None),
             range(layers),
             policy.layers,
             self.real,
-            parts=TOGETHER if kv_format else SEPARATE,
+            parts=PARTS,
             final_tokens=0 if kv_format else max_tokens,
         )
 
@@ -113,27 +107,40 @@ class KvTable:
         kv_format = KVFormat.of(shape, like.dtype, driver.attention if driver else None)
         return cls(tiers, policy, shape.layers, like, max_tokens, kv_format, driver)
 
+    @classmethod
+    def in_drives(cls, driver: Driver, like: torch.Tensor, max_tokens: int) -> KvTable:
+        """A table for an attached model whose KV data is in drives and nowhere else."""
+        table = cls.for_requests(TierLimits(), driver.shape, like, max_tokens, driver)
+        table.only_drives = True
+        return table
+
     @property
     def format(self) -> KVFormat:
-        """Format of sequences."""
-        assert self._format, "all requests of this table are batches"
+        """Format of requests that are not opened with their own."""
+        assert self._format, "the model's own format is known with its first keys"
         return self._format
 
-    def open(self, request: Hashable, shape: Shape) -> None:
-        """Add a batch of this shape."""
-        self._shapes[request] = shape
+    def open(self, requests: Sequence[Hashable], kv_format: KVFormat | None = None) -> None:
+        """Add requests that belong together. `kv_format`: their format, if it is not the table's."""
+        self._formats |= dict.fromkeys(requests, kv_format or self.format)
+        if self.drives:
+            with self.drives.lock:
+                self.drives.create(requests)
 
     @contextmanager
-    def iteration(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> Iterator[None]:
-        """Run the policy along with one forward of sequences; see `begin`."""
+    def iteration(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> Iterator[MicroBatch | None]:
+        """Run the policy along with one forward of sequences (see `begin`); yields the step in drives, if it is one."""
         decodes = self.drives is not None and set(new.values()) == {1}
         if decodes:
             self.real.settle(CSD)  # a step begins when the prompts before it are stored
         self.begin(new, assignment)
         try:
-            with self.drives.step() if self.drives and decodes else nullcontext():
-                yield
+            with self.drives.step() if self.drives and decodes else nullcontext([None]) as (micro_batch,):
+                yield micro_batch
+            shipped = self._in_place == CSD and not decodes
             self.finish()
+            if shipped:
+                self.settle(new)  # an error is that of these requests
         except BaseException:
             self.abandon()
             raise
@@ -149,37 +156,51 @@ class KvTable:
             PolicyError: A tier is too small; the stored data of these requests is then invalid.
         """
         for request, tokens in new.items():
-            if request not in self._shapes:
-                self.open(request, Shape((self.format.values,), self.format.value_dtype))
+            if request not in self._formats:
+                self._formats[request] = self.format
             if (length := self.tokens(request) + tokens) > self.max_tokens:
                 raise PolicyError(
                     f"{length} tokens: must be at most max_tokens = {self.max_tokens}: raise it with "
                     "TierLimits(max_tokens=...)"
                 )
-        if assignment and self._decodes_in_place(new, assignment):
-            self._in_place = AttendCall(0, tuple(new), (assignment.only_tier,), "dense", (), ())
+        row_bytes = {request: self._formats[request].row_bytes for request in new}
+        if (
+            assignment
+            and self._stays_in_place(new, assignment)
+            and self.runner.grow_in_place(new, row_bytes, assignment.only_tier)
+        ):
+            self._in_place = assignment.only_tier
             return
-        row_bytes = {request: self._shapes[request].row_bytes for request in new}
         self._run_policy(lambda: self._policy_thread.start(lambda: self.runner.run(new, row_bytes, assignment)))
 
-    def _decodes_in_place(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> bool:
-        """Whether no block moves in an iteration, so that it needs no program; it is accounted for then."""
-        if self.policy.has_layers or not assignment.only_tier or set(new.values()) != {1}:
+    def _stays_in_place(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> bool:
+        """Whether a placement moves no block, if all are in its tier already."""
+        if self.policy.has_layers or not self._formats.keys() <= assignment.placed | new.keys():
             return False
-        if not self._shapes.keys() <= assignment.placed:
-            return False
-        return self.runner.decode_in_place(new.keys(), assignment.only_tier)
+        return assignment.only_tier == CSD or (bool(assignment.only_tier) and set(new.values()) == {1})
+
+    def stay_in_drives(self) -> None:
+        """Begin a forward without a program, whose new tokens are stored in drives: see `store_in_drives`."""
+        self._in_place = CSD
+
+    def store_in_drives(self, new: Mapping[Hashable, int], layers: range) -> None:
+        """Account for tokens of requests that were stored in drives without a program, in these layers."""
+        row_bytes = {request: self._formats[request].row_bytes for request in new}
+        stored = not new or self.runner.grow_in_place(new, row_bytes, CSD, layers)
+        assert stored, "tokens were stored in drives where a block is elsewhere"
 
     def enter_layer(self, layer: int) -> AttendCall:
         """Called at a layer's attention: returns the policy's next call for it, when its data is ready."""
-        if self._in_place:
-            return replace(self._in_place, layer=layer)
         attention = self._run_policy(lambda: self._policy_thread.enter_layer(layer))
         assert isinstance(attention, AttendCall)
         return attention
 
-    def enter_rows(self, layer: int, rows: int) -> Iterator[AttendCall]:
-        """Called at a layer's attention: yields calls for the layer's `rows` requests when their data is ready."""
+    def enter_rows(self, layer: int, requests: Sequence[Hashable]) -> Iterator[AttendCall]:
+        """Called at a layer's attention: yields calls for these requests when their data is ready."""
+        if self._in_place:
+            yield AttendCall(layer, tuple(requests), (self._in_place,), "dense", (), ())
+            return
+        rows = len(requests)
         while rows:
             attention = self.enter_layer(layer)
             yield attention
@@ -190,32 +211,37 @@ class KvTable:
         """End a forward."""
         if not self._in_place:
             self._run_policy(self._policy_thread.finish)
-        self._in_place = None
+        self._in_place = ""
+
+    def settle(self, requests: Collection[Hashable]) -> None:
+        """Wait until the tokens of requests are stored in their tiers; raises the error of a failed copy or drive."""
+        self.real.settle()
+        if self.drives:
+            with self.drives.lock:
+                self.drives.driver.settle()
+        entries = (entry for block, entry in self.runner.table.entries.items() if block.request in requests)
+        self.real.wait(transfer for entry in entries for copy in entry.copies.values() for transfer in copy.arriving)
 
     def abandon(self) -> None:
         """End a failed forward."""
-        self._in_place = None
+        self._in_place = ""
         self.runner.abandon()
         self._policy_thread.abandon()
 
-    def device_rows(self, block: BlockKey, tokens: int) -> torch.Tensor:
-        """The first tokens of a block on the device, (tokens, *shape), as a writable view."""
-        shape = self._shapes[block.request]
-        flat = first_bytes(self.real.frame(block, DEVICE), tokens * shape.row_bytes)
-        return flat.view(shape.dtype).view(tokens, *shape.rows)
-
     def stored(self, block: BlockKey) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a sequence's block on the device, (tokens, kv_heads, channels) each, as writable views."""
-        return self.format.split(self.device_rows(block, self.runner.table[block].tokens))
+        """Keys and values of a block on the device, (tokens, kv_heads, channels) each, as writable views."""
+        kv_format, tokens = self._formats[block.request], self.runner.table[block].tokens
+        flat = first_bytes(self.real.frame(block, DEVICE), tokens * kv_format.row_bytes)
+        return kv_format.split(flat.view(kv_format.value_dtype))
 
     def tokens(self, request: Hashable, layer: int = 0) -> int:
         """Stored tokens of a request; during a forward, those of a layer that is attended."""
         return sum(self.runner.table[block].tokens for block in self.blocks(request, layer))
 
     def blocks(self, request: Hashable, layer: int) -> list[BlockKey]:
-        """Blocks of the first part of a layer of a request."""
+        """Blocks of a layer of a request."""
         entries, blocks = self.runner.table.entries, list[BlockKey]()
-        while (block := BlockKey(request, layer, self.runner.parts[0], len(blocks))) in entries:
+        while (block := BlockKey(request, layer, self.part, len(blocks))) in entries:
             blocks.append(block)
         return blocks
 
@@ -227,31 +253,33 @@ class KvTable:
         """Tell the policy that the rows of a block were reordered on the device."""
         self.runner.rewrite(block, DEVICE)
 
-    def crop(self, request: Hashable, layer: int, tokens: int) -> None:
-        """Keep the first tokens of a layer of a request, which is one block."""
-        with self.access.hold():
-            self.real.settle()
-            for part in self.runner.parts:
-                block = BlockKey(request, layer, part)
-                self.runner.crop(block, tokens)
-                self.real.crop(block, tokens * self._shapes[request].row_bytes)
-
-    def free(self, request: Hashable) -> None:
-        """Free a request; no effect after `close`, which has freed all."""
+    def crop(self, layer: int, tokens: Mapping[Hashable, int]) -> None:
+        """Keep the first tokens of a layer of requests, each of which is one block."""
         self.real.settle()
         if self.drives:
-            self.drives.forget(request)  # before its frames, which would crop each layer
-        self.runner.free(request)
-        self.real.forget(request)
-        self._shapes.pop(request, None)
-        for key in [key for key in self.windows if key[0] == request]:
+            self.drives.crop(layer, tokens)
+        for request, count in tokens.items():
+            for block in self.blocks(request, layer):
+                assert not block.index, "a request in several blocks is not cropped"
+                self.runner.crop(block, count)
+                self.real.crop(block, count * self._formats[request].row_bytes)
+
+    def free(self, requests: Collection[Hashable]) -> None:
+        """Free requests; no effect after `close`, which has freed all."""
+        self.real.settle()
+        if self.drives:
+            self.drives.free(requests)  # before their frames, which would crop each layer
+        for request in requests:
+            self.runner.free(request)
+            self.real.forget(request)
+            self._formats.pop(request, None)
+        for key in [key for key in self.windows if key[0] in requests]:
             del self.windows[key]
 
     def close(self) -> None:
         """Wait for transfers in flight and free everything."""
         with self.access.hold():
-            for request in self.requests():
-                self.free(request)
+            self.free(self.requests())
             self.real.close()
 
     def simulated_bytes(self) -> dict[str, int] | None:
@@ -264,9 +292,6 @@ class KvTable:
         modelled.settle()
         return dict(modelled.moved)
 
-    def _capacity(self, block: BlockKey) -> int:
-        return round_to_blocks(self.max_tokens * self._shapes[block.request].row_bytes)
-
     def _run_policy(self, call: Callable[[], Any]) -> Any:
         """Run the policy; any exception of its own becomes one PolicyError with its name."""
         try:
@@ -275,3 +300,8 @@ class KvTable:
             raise
         except Exception as error:
             raise PolicyError(f"policy {self.policy.name}: {type(error).__name__}: {error}") from error
+
+
+def _capacity(formats: Mapping[Hashable, KVFormat], max_tokens: int, block: BlockKey) -> int:
+    """Maximum size of a block, bytes."""
+    return round_to_blocks(max_tokens * formats[block.request].row_bytes)

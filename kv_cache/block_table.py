@@ -178,8 +178,13 @@ class BlockTable:
         entry.tokens += tokens
         return waits
 
-    def grow_in_place(self, blocks: Iterable[BlockKey], tier: str, iteration: int) -> bool:
-        """Append a token to each of these blocks and attend to them, in the tier of all blocks.
+    def grow_in_place(self, blocks: Mapping[BlockKey, tuple[int, int]], tier: str, iteration: int) -> bool:
+        """Append tokens to blocks, which may be new, and attend to them, in the tier of all blocks.
+
+        Args:
+            blocks: Number of new tokens and bytes per token of each block.
+            tier: The tier.
+            iteration: Number of the iteration.
 
         Returns:
             Whether this was possible without any transfer; if not, nothing has changed.
@@ -187,20 +192,22 @@ class BlockTable:
         leaving = [transfer for _, transfers in self._leaving[tier] for transfer in transfers]
         if _pending(leaving) or any(nbytes for name, nbytes in self.used.items() if name != tier):
             return False
-        copies = []
         for block in blocks:
-            entry = self.entries.get(block)
-            copy = entry.copies.get(tier) if entry and entry.tokens and not entry.attended else None
-            if entry is None or copy is None or copy.tokens != entry.tokens or _missing(copy.arriving):
+            if (entry := self.entries.get(block)) is None:
+                continue
+            copy = entry.copies.get(tier)
+            if entry.attended or copy is None or copy.tokens != entry.tokens or _missing(copy.arriving):
                 return False
-            copies.append((entry, copy))
-        nbytes = sum(entry.row_bytes for entry, _ in copies)
+        nbytes = sum(tokens * row_bytes for tokens, row_bytes in blocks.values())
         if nbytes > self.free_bytes(tier):
             return False
-        for entry, copy in copies:
+        for block, (tokens, row_bytes) in blocks.items():
+            if (entry := self.entries.get(block)) is None:
+                entry = self.entries[block] = Block(row_bytes, 0, {tier: BlockCopy(0)})
+            copy = entry.copies[tier]
             copy.arriving.clear()
-            copy.tokens += 1
-            entry.tokens += 1
+            copy.tokens += tokens
+            entry.tokens += tokens
             entry.used = iteration
         self.used[tier] += nbytes
         self.peak[tier] = max(self.peak[tier], self.used[tier])

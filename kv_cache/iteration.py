@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -99,19 +99,36 @@ class IterationRunner:
             iteration.over = True
         self.transfers.end()
 
-    def decode_in_place(self, requests: Collection[Hashable], tier: str) -> bool:
-        """Account for an iteration that adds a token to each request, all of whose blocks are and stay in a tier.
+    def grow_in_place(
+        self,
+        new: Mapping[Hashable, int],
+        row_bytes: Mapping[Hashable, int],
+        tier: str,
+        layers: Iterable[int] | None = None,
+    ) -> bool:
+        """Account for an iteration without a program, in which all blocks are, grow and stay in a tier.
+
+        Args:
+            new: New tokens of each request.
+            row_bytes: Bytes per token of one part, of each request.
+            tier: Tier of all blocks.
+            layers: Layers that grow; None: all.
 
         Returns:
             Whether it is one, to which the program of a placement would add nothing; if not, nothing has changed.
         """
         spec = self.machine.tiers.get(tier)  # the program says what is wrong with an unknown one
-        if self.recorded is not None or not requests or spec is None or not spec.attends:
+        if self.recorded is not None or not new or spec is None or not spec.attends:
             return False
-        entries, parts = self.table.entries, self.parts
-        if any(BlockKey(request, self.layers.start, parts[0], 1) in entries for request in requests):
+        if any(BlockKey(request, self.layers.start, self.parts[0], 1) in self.table.entries for request in new):
             return False  # a second block
-        blocks = (BlockKey(r, layer, part) for r in requests for layer in self.layers for part in parts)
+        layers = self.layers if layers is None else layers
+        blocks = {
+            BlockKey(request, layer, part): (tokens, row_bytes[request])
+            for request, tokens in new.items()
+            for layer in layers
+            for part in self.parts
+        }
         if not self.table.grow_in_place(blocks, tier, self.iterations):
             return False
         self.iterations += 1

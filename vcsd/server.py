@@ -231,7 +231,7 @@ class Server:
         if output is None:
             return False
         for number in output.preempted & self.kv.requests():
-            self.kv.free(number)  # recomputed when it is scheduled again
+            self.kv.free([number])  # recomputed when it is scheduled again
         emitted, took_s = list[RequestHandle](), None
         prompts, decoding = self._split(output)
         ran: set[int] = set()
@@ -369,7 +369,7 @@ class Server:
     def _finish_request(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:
         """Free all resources of a request and end it."""
         self._engine.remove(handle.number)
-        self.kv.free(handle.number)
+        self.kv.free([handle.number])
         self._end(handle, how, error)
 
     def _end(self, handle: RequestHandle, how: str, error: BaseException | None = None) -> None:

@@ -18,8 +18,9 @@ from csd_link.replication import COPIES
 from csd_spec import AttentionConfig, Drive, ModelShape, SparsityBudget
 from csd_spec.network import network_named
 from host_driver.driver import Driver
-from host_driver.hf.forward import check_not_attached, in_drives
+from host_driver.hf.forward import attached, check_not_attached
 from host_driver.hf.shape import LayerPlacement, placement, unwrapped
+from host_driver.kv_table import KvTable
 from host_driver.sharding import assign_heads
 from kv_cache.limits import TierLimits
 from kv_cache.policies import PolicyLike
@@ -28,7 +29,7 @@ from vcsd.capacity_check import check_drives
 from vcsd.home_stack import HomeStack
 from vcsd.redundancy import open_redundant
 from vcsd.report import Report, method_statistics
-from vcsd.tiered import TierConfig, TierSession
+from vcsd.tiered import MAX_TOKENS, TierConfig, TierSession
 from vcsd.transport import check_method, methods_of
 
 _P = ParamSpec("_P")
@@ -71,13 +72,17 @@ class InDrives:
         with HomeStack() as undo:
             devices, replay = undo.enter_context(open_redundant(self.drives, options.redundancy, network))
             driver = Driver(devices, placed.shape, place.attention, options.flush_interval_steps)
-            undo.callback(driver.close)
+            config = model.config.get_text_config(decoder=True)
+            context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
+            kv = KvTable.in_drives(driver, next(model.parameters()), context)
+            undo.callback(kv.close)
+            undo.callback(_close, kv, driver)
             if isinstance(self.drives, DriveSetConfig) and self.drives.data_dir:
                 undo.callback(driver.flush)
-            csd = DriveSession(driver, placed, place, methods)
+            csd = DriveSession(kv, driver, placed, place, methods)
             undo.callback(csd.save_statistics)
             micro_batches = options.micro_batches or (1 if model.device.type == "cpu" else 2)
-            undo.enter_context(in_drives(model, driver, placed, micro_batches, replay))
+            undo.enter_context(attached(model, kv, placed.kinds, micro_batches, replay))
             yield csd
 
     def stored(self, dtype: torch.dtype, latent: bool) -> InDrives:
@@ -130,11 +135,18 @@ class InDrives:
         return [name for name in names[0] if all(name in others for others in names)]
 
 
+def _close(kv: KvTable, driver: Driver) -> None:
+    """Close a driver before its table is closed, so that sequences stay in the drives."""
+    with kv.access.hold():  # a forward of another thread has ended
+        driver.close()
+
+
 class DriveSession:
     """A model with decode attention in drives."""
 
     def __init__(
         self,
+        kv: KvTable,
         driver: Driver,
         placed: LayerPlacement,
         place: InDrives,
@@ -143,12 +155,13 @@ class DriveSession:
         """Create a session.
 
         Args:
+            kv: KV data of all caches.
             driver: Ships attention to the drives.
             placed: Placement of the model's layers.
             place: Place of the KV cache.
             methods: Methods of the drives; None if unknown (drives refuse unknown methods).
         """
-        self.driver, self.placed, self.place, self._methods = driver, placed, place, methods
+        self.kv, self.driver, self.placed, self.place, self._methods = kv, driver, placed, place, methods
         self._attended: dict[str, float] | None = None
 
     def set_method(self, method: str, budget: SparsityBudget) -> None:

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from csd_io.cgroup import available_bytes, cgroup_of
 from csd_spec import ModelShape
+from host_driver.hf.forward import attached
 from host_driver.hf.shape import FULL, kinds_in_tiers, unwrapped
-from host_driver.hf.tiers import in_tiers
 from host_driver.kv_table import KvTable
 from kv_cache.hardware import DEVICE, PAGE_CACHE
 from kv_cache.limits import TierLimits
@@ -83,7 +83,7 @@ class TierConfig:
             kv.runner.recorded = []
         with HomeStack() as undo:
             undo.callback(kv.close)
-            undo.enter_context(in_tiers(model, kv, kinds))
+            undo.enter_context(attached(model, kv, kinds))
             yield TierSession(kv, self.name, kinds)
 
     def stored(self, dtype: torch.dtype, latent: bool) -> TierConfig:

@@ -36,7 +36,7 @@ class HostPrefill:
     def in_drives(self, csd: vcsd.DriveSession) -> Prefilled:
         """The same prompts in the drives that the model is attached to, with a forward where shipping cannot serve."""
         if can_fill(self.model, csd.placed):
-            return Prefilled(self.model, self.prompts, filled(self.model, csd.driver, csd.placed, self.caches))
+            return Prefilled(self.model, self.prompts, filled(self.model, csd.kv, csd.placed, self.caches))
         return Prefilled(self.model, self.prompts)
 
 

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, DynamicCache, QuantizedCache
 import vcsd
 from csd_firmware import InProcessDrive
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from host_driver.hf.cache import CsdCache
+from host_driver.hf.cache import KvCache
 from host_driver.hf.cache_argument import forward_on
 from host_driver.hf.staging import stage
 from vcsd.loading import CHECKPOINT
@@ -166,8 +166,10 @@ class DecodeBench:
             self.undo.callback(device.close)
         attached = self.undo.enter_context(vcsd.attach(model, drives=devices, method=fills))
         layers = attached.placed.in_drives
-        cache = CsdCache(attached.driver, model.config, model.config.max_position_embeddings, layers, layers)
+        cache = KvCache(attached.kv, model.config, layers, layers)
+        cache.create(self.batch)
         self._fill(lambda layer, k, v: _store(cache, layer, k, v), model.config)
+        attached.kv.store_in_drives(dict.fromkeys(cache.requests, self.tokens), range(len(layers)))
         cache.valid = np.ones((self.batch, self.tokens), bool)
         for name in names:
             config = vcsd.AttentionConfig.named(name)
@@ -225,15 +227,17 @@ def _update(cache: Cache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
     cache.update(k, v, layer)
 
 
-def _store(cache: CsdCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+def _store(cache: KvCache, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write a layer to the drives, as a prefill does."""
     batch, heads, tokens, d = k.shape
-    cache.open(batch)
-    assert cache.batch is not None
-    rows = stage(*(part.transpose(1, 2).reshape(batch * tokens, heads, d) for part in (k, v)), bf16=cache.driver.bf16)()
-    lengths = np.full(batch, tokens)
-    cache.driver.append(cache.batch, cache.rows, layer, lengths, lambda: (rows[0], rows[1]))
-    cache.driver.settle()
+    drives = cache.kv.drives
+    assert drives
+    staged = stage(
+        *(part.transpose(1, 2).reshape(batch * tokens, heads, d) for part in (k, v)), bf16=drives.driver.bf16
+    )
+    rows = staged()
+    drives.append(cache.requests, layer, np.full(batch, tokens), lambda: (rows[0], rows[1]))
+    drives.driver.settle()
     cache.layers[layer].length, cache.layers[layer].is_initialized = tokens, True
 
 

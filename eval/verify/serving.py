@@ -153,7 +153,7 @@ def run(
         kv = server.kv
         used, peak, moved = kv.runner.table.used, dict(kv.runner.table.peak), dict(kv.real.moved)
         limits = {place: spec.limit_bytes for place, spec in kv.runner.machine.tiers.items()}
-        left = used.total() + (len(kv.drives.batches) if kv.drives else 0)
+        left = used.total() + (len(kv.drives.sequences) if kv.drives else 0)
         longest = server.counters.longest_wait
     streams = answers.streams
     return {

@@ -14,9 +14,10 @@ from csd_spec.arrays import F16
 from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS
 from host_driver.hf.attention import check_range
-from host_driver.hf.cache import CsdCache
+from host_driver.hf.cache import KvCache
 from host_driver.hf.shape import LayerPlacement
 from host_driver.hf.staging import stage
+from host_driver.kv_table import KvTable
 
 
 def can_fill(model: PreTrainedModel, placed: LayerPlacement) -> bool:
@@ -26,12 +27,12 @@ def can_fill(model: PreTrainedModel, placed: LayerPlacement) -> bool:
 
 
 @torch.inference_mode()
-def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, caches: Sequence[Cache]) -> CsdCache:
+def filled(model: PreTrainedModel, kv: KvTable, placed: LayerPlacement, caches: Sequence[Cache]) -> KvCache:
     """Create a cache in drives and ship the keys and values of other caches into it.
 
     Args:
-        model: Attached to the drives of `driver`; `can_fill` is true for it.
-        driver: The attached drives' driver.
+        model: Attached to drives; `can_fill` is true for it.
+        kv: The KV data of the session.
         placed: Placement of the model's layers.
         caches: One for each sequence, each of one row without padding.
 
@@ -43,19 +44,18 @@ def filled(model: PreTrainedModel, driver: Driver, placed: LayerPlacement, cache
         DriveError: A drive refuses the rows.
     """
     config = model.config.get_text_config(decoder=True)
-    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True)  # sets logit terms
-    max_tokens = getattr(config, "max_position_embeddings", None) or 4096
-    cache = CsdCache(driver, config, max_tokens, placed.in_drives, placed.in_drives)
+    cache = KvCache(kv, config, placed.in_drives, placed.in_drives)
     lengths = np.array([source.get_seq_length() for source in caches], np.int64)
     longest = int(lengths.max())
-    cache.open(len(caches))
+    cache.create(len(caches))
     cache.valid = np.arange(longest) >= longest - lengths[:, None]
-    assert cache.batch is not None
+    assert kv.drives
     for layer in cache.own_layers:
-        load = _LayerRows(driver, layer.index, [source.layers[layer.index] for source in caches])
-        driver.append(cache.batch, cache.rows, layer.number, lengths, load)
+        load = _LayerRows(kv.drives.driver, layer.index, [source.layers[layer.index] for source in caches])
+        kv.drives.append(cache.requests, layer.number, lengths, load)
         layer.length, layer.is_initialized = longest, True
-    driver.settle()
+    kv.store_in_drives(dict(zip(cache.requests, lengths.tolist(), strict=True)), range(len(placed.in_drives)))
+    kv.settle(cache.requests)
     return cache
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -17,16 +17,17 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from host_driver.command_order import OrderBrokenError
-from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
-from host_driver.hf.attention import csd_attention, register
-from host_driver.hf.cache import IMPLEMENTATION, CsdCache
+from host_driver.hf.attention import kv_attention, register
+from host_driver.hf.cache import IMPLEMENTATION, KvCache
 from host_driver.hf.cache_argument import CACHE_ARGUMENTS, OLD_NAME, cache_argument
-from host_driver.hf.external_cache import C, ExternalCache, cache_for, own_layers
+from host_driver.hf.callers_cache import cache_for, own_layers
 from host_driver.hf.latent import in_latent_space
 from host_driver.hf.replay import Replay
-from host_driver.hf.shape import LayerPlacement, UnsupportedModelError
+from host_driver.hf.shape import FULL, UnsupportedModelError
+from host_driver.kv_table import KvTable
 
+SERVING = f"{IMPLEMENTATION}-rows"  # name of the attention of a model that serves
 _OTHERS = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")  # inputs of cross-attention
 
 
@@ -36,7 +37,7 @@ def check_not_attached(model: PreTrainedModel) -> None:
         raise UnsupportedModelError(
             f"this model is attached already, with the KV cache {attached.where}: close that session first"
         )
-    if model.config._attn_implementation == f"{IMPLEMENTATION}-rows":
+    if model.config._attn_implementation == SERVING:
         raise UnsupportedModelError("this model serves already: close its server first")
     if model.config._attn_implementation == IMPLEMENTATION:
         raise UnsupportedModelError(
@@ -50,25 +51,34 @@ def check_not_attached(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def in_drives(
-    model: PreTrainedModel, driver: Driver, placed: LayerPlacement, micro_batches: int, replay: Replay | None = None
+def attached(
+    model: PreTrainedModel, kv: KvTable, kinds: Sequence[str], micro_batches: int = 1, replay: Replay | None = None
 ) -> Iterator[None]:
-    """Run layers of a model in drives until the block ends, then restore the model.
+    """Keep a model's KV cache in a table until the block ends, then restore the model.
 
     Args:
         model: The model.
-        driver: Driver of the attached drives.
-        placed: Placement of the model's layers.
-        micro_batches: Micro-batches of a decode step.
+        kv: The table.
+        kinds: Kind of each layer; layers without full attention keep the model's own cache.
+        micro_batches: Micro-batches of a decode step in drives.
         replay: Records every forward, to recompute lost heads.
     """
     check_not_attached(model)
-    register()
-    with use_attention_interface(model, IMPLEMENTATION, csd_attention):
-        if replay:
-            replay.forward_on = functools.partial(csd_forward, model, model.forward, placed, micro_batches)
-        with with_forward(model, csd_forward(model, model.forward, placed, micro_batches, driver, replay)):
-            yield
+
+    def forward_on(kv: KvTable, replay: Replay | None = None) -> AttachedForward:
+        return attached_forward(model, own, kv, kinds, micro_batches, replay)
+
+    own = model.forward
+    if replay:
+        replay.forward_on = lambda driver: forward_on(
+            KvTable.in_drives(driver, next(model.parameters()), kv.max_tokens)
+        )
+    with ExitStack() as undo:
+        if kv.drives:
+            register(IMPLEMENTATION)
+            undo.enter_context(use_attention_interface(model, IMPLEMENTATION, kv_attention))
+        undo.enter_context(with_forward(model, forward_on(kv, replay)))
+        yield
 
 
 @contextmanager
@@ -105,30 +115,46 @@ def use_attention_interface(
         model.set_attn_implementation(before)
 
 
-def csd_forward(
+def attached_forward(
     model: PreTrainedModel,
     forward: Callable[..., Any],
-    placed: LayerPlacement,
+    kv: KvTable,
+    kinds: Sequence[str],
     micro_batches: int,
-    driver: Driver,
     replay: Replay | None = None,
 ) -> AttachedForward:
-    """`forward` of a model with a `CsdCache` instead of an empty cache. `replay`: see `in_drives`."""
+    """`forward` of a model with a `KvCache` instead of an empty cache; see `attached`."""
     config = model.config.get_text_config(decoder=True)
-    max_tokens = getattr(config, "max_position_embeddings", None) or 4096
-    if placed.is_mixed or any(hasattr(module, "rope_deltas") for module in model.modules()):
+    placed = [number for number, kind in enumerate(kinds) if kind == FULL]
+    if len(placed) < len(kinds) or any(hasattr(module, "rope_deltas") for module in model.modules()):
         micro_batches = 1  # the model keeps per-sequence state between forwards
 
-    def make(cache: Cache | None) -> CsdCache:
-        layers = own_layers(model, cache, placed.kinds)
-        return CsdCache(driver, config, max_tokens, layers, placed.in_drives)
+    def make(cache: Cache | None) -> KvCache:
+        return KvCache(kv, config, own_layers(model, cache, kinds), placed)
 
-    def run(forward: Callable[..., Any], cache: CsdCache, arguments: dict[str, Any]) -> Any:
-        arguments = cache.checked(arguments)
-        with replay.recorded(cache, arguments) if replay else nullcontext():
-            return _run(forward, driver, micro_batches, cache, arguments)
+    def run_attached(forward: Callable[..., Any], cache: KvCache, arguments: dict[str, Any]) -> Any:
+        if (mask := arguments.get("attention_mask")) is not None:
+            arguments = arguments | {"attention_mask": _cut(mask, cache)}
+        if cache.attends:
+            arguments = cache.checked(arguments)
+            with replay.recorded(cache, arguments) if replay else nullcontext():
+                return _run_in_drives(forward, micro_batches, cache, arguments)
+        if model.training:
+            raise UnsupportedModelError(
+                "a KV cache in tiers has no gradients (inference only): call model.eval() first"
+            )
+        return forward(**arguments)
 
-    return AttachedForward(model, forward, driver, make, run)
+    return AttachedForward(model, forward, kv, make, run_attached)
+
+
+def _cut(mask: Any, cache: KvCache) -> Any:
+    """Cut a static cache's mask, (B, 1, new, size), to the stored tokens; other masks are unchanged."""
+    if isinstance(mask, dict):
+        return {kind: _cut(layer_mask, cache) if kind == FULL else layer_mask for kind, layer_mask in mask.items()}
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 4:
+        return mask
+    return mask[..., : cache.get_seq_length() + mask.shape[2]]
 
 
 class AttachedForward:
@@ -145,23 +171,21 @@ class AttachedForward:
         self,
         model: PreTrainedModel,
         forward: Callable[..., Any],
-        owner: object,
-        make: Callable[[Cache | None], C],
-        run: Callable[[Callable[..., Any], C, dict[str, Any]], Any],
-        where: str = "in drives",
+        kv: KvTable,
+        make: Callable[[Cache | None], KvCache],
+        run: Callable[[Callable[..., Any], KvCache, dict[str, Any]], Any],
     ) -> None:
         """Wrap the forward of a model.
 
         Args:
             model: The model.
             forward: Its forward.
-            owner: The session that caches belong to.
+            kv: The KV data of the session.
             make: Creates our cache for a forward, given the caller's empty one.
             run: Runs the model's forward on our cache.
-            where: Location of the KV data, for messages.
         """
         functools.update_wrapper(self, forward)
-        self.where, self._owner, self._make, self._run = where, owner, make, run
+        self.where, self._kv, self._make, self._run = kv.where, kv, make, run
         self._signature, self._forward = inspect.signature(forward), torch.compiler.disable(forward)
         self._config, self._process = model.config.get_text_config(decoder=True), os.getpid()
         name = cache_argument(forward)
@@ -198,7 +222,7 @@ class AttachedForward:
             raise UnsupportedModelError(
                 f"{other[0]}: cross-attention is not supported, only attention to a model's own tokens"
             )
-        cache = cache_for(own, self._owner, self._make, self.where)
+        cache = cache_for(own, self._kv, self._make)
         with cache.forward():
             out = self._run(self._forward, cache, arguments | {self.cache_name: cache})
         if own is not None:
@@ -209,49 +233,56 @@ class AttachedForward:
 def _replace_cache(out: Any, name: str, cache: Cache, arguments: dict[str, Any]) -> Any:
     """Output of a forward with the caller's cache in it."""
     if isinstance(out, tuple):
-        return tuple(cache if isinstance(output, ExternalCache) else output for output in out)
+        return tuple(cache if isinstance(output, KvCache) else output for output in out)
     out[name] = cache
     return out.to_tuple() if arguments.get("return_dict") is False else out
 
 
-def _run(forward: Callable[..., Any], driver: Driver, most: int, cache: CsdCache, arguments: dict[str, Any]) -> Any:
+def _run_in_drives(forward: Callable[..., Any], most: int, cache: KvCache, arguments: dict[str, Any]) -> Any:
+    """Run a forward whose attention is in drives, in at most `most` micro-batches."""
     ids = arguments.get("input_ids") if arguments.get("input_ids") is not None else arguments.get("inputs_embeds")
-    assert ids is not None, "a forward has input_ids or inputs_embeds"
-    batch, new = ids.shape[:2]
-    past = cache.get_seq_length()
-    decode = new == 1 and past > 0
-    if not decode:
-        before = driver.traffic.link_bytes
+    assert ids is not None and cache.kv.drives, "a forward has input_ids or inputs_embeds"
+    drives, (batch, new), past = cache.kv.drives, ids.shape[:2], cache.get_seq_length()
+    traffic = drives.driver.traffic
+    if new > 1 or not past:
+        before = traffic.link_bytes
         out = forward(**arguments)
-        driver.settle()
+        cache.finish(past)
+        cache.kv.settle(cache.requests)
         if past:
-            driver.traffic.count_read_back(batch * new, driver.traffic.link_bytes - before)
+            traffic.count_read_back(batch * new, traffic.link_bytes - before)
         return out
     count = min(most, batch)
-    with driver.step(count) as micro_batches:
+    with drives.step(count) as micro_batches:
         if count == 1:
-            with cache.whole(micro_batches[0]):
+            (cache.micro_batch,) = micro_batches
+            try:
                 return forward(**arguments)
+            finally:
+                cache.micro_batch = None
         cuts = [number * batch // count for number in range(count + 1)]
         rows = [slice(first, end) for first, end in pairwise(cuts)]
         parts = [cache.part(row, micro_batch) for row, micro_batch in zip(rows, micro_batches, strict=True)]
-        outs = _run_micro_batches(forward, arguments, parts, batch)
+        arguments_of = [
+            {name: _rows(name, value, part, row, batch) for name, value in arguments.items()}
+            for part, row in zip(parts, rows, strict=True)
+        ]
+        outs = _run_micro_batches(forward, arguments_of, parts)
         cache.merge(parts)
     return _concatenate(outs)
 
 
 def _run_micro_batches(
-    forward: Callable[..., Any], arguments: dict[str, Any], parts: list[CsdCache], batch: int
+    forward: Callable[..., Any], arguments: list[dict[str, Any]], parts: list[KvCache]
 ) -> list[ModelOutput]:
     """Run each micro-batch in its own thread: while one waits for drives, another uses the model."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
-    def run(part: CsdCache) -> ModelOutput:
+    def run(part: KvCache, part_arguments: dict[str, Any]) -> ModelOutput:
         assert part.micro_batch is not None
         failed = True
         try:
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                part_arguments = {name: _rows(name, value, part, batch) for name, value in arguments.items()}
                 out = forward(**(part_arguments | {"return_dict": True}))
             failed = False
             return out
@@ -259,25 +290,25 @@ def _run_micro_batches(
             part.micro_batch.leave(failed)
 
     with ThreadPoolExecutor(len(parts), thread_name_prefix="micro-batch") as pool:
-        futures = [pool.submit(run, part) for part in parts]
+        futures = list(map(pool.submit, [run] * len(parts), parts, arguments))
         errors = [error for future in futures if (error := future.exception())]
     if errors:
         raise next((error for error in errors if not isinstance(error, OrderBrokenError)), errors[0])
     return [future.result() for future in futures]
 
 
-def _rows(name: str, value: Any, part: CsdCache, batch: int) -> Any:
+def _rows(name: str, value: Any, part: KvCache, rows: slice, batch: int) -> Any:
     """A micro-batch's part of an argument: tensors with a batch dimension are sliced, others are shared.
 
     The batch is the first dimension, except for positions along several axes, (axes, B, S).
     """
-    if isinstance(value, CsdCache):
+    if isinstance(value, KvCache):
         return part
     if not isinstance(value, torch.Tensor) or value.dim() < 2:
         return value
     if name == "position_ids" and value.dim() == 3:
-        return value[:, part.rows]
-    return value[part.rows] if value.shape[0] == batch else value
+        return value[:, rows]
+    return value[rows] if value.shape[0] == batch else value
 
 
 def _concatenate(outs: list[ModelOutput]) -> ModelOutput:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-MARKS = "csd_layer", "csd_rows"  # attributes of keys of our caches: in drives, in rows of requests
+MARK = "csd_layer"  # attribute of keys of our cache
 Expand = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -38,12 +38,11 @@ def in_latent_space(model: PreTrainedModel) -> Iterator[None]:
 
 def _expand(own: Expand, latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Join latents (B, 1, new, r) and rotary keys (B, 1, new, p) of our layers to rows (B, 1, new, r + p)."""
-    marks = [mark for mark in MARKS if hasattr(latent, mark)]
-    if not marks:
+    layer = getattr(latent, MARK, None)
+    if layer is None:
         return own(latent, rotary)
     rows = torch.cat([latent, rotary], dim=-1)
-    for mark in marks:
-        setattr(rows, mark, getattr(latent, mark))
+    setattr(rows, MARK, layer)
     return rows, rows
 
 

@@ -22,8 +22,10 @@ from csd_link.replica import Replica, stored_part
 from csd_link.replication import ReplicatedDrive
 from csd_link.splitting import Deferred
 from csd_spec import Attend, AttentionConfig, Command, Completion, Drive, DriveSpec, FlashCounters, KvAppend, SeqCreate
+from host_driver.batch import Batch
+from host_driver.drive_tier import DriveTier
 from host_driver.driver import Driver
-from host_driver.hf.cache import CsdCache
+from host_driver.hf.cache import KvCache
 from host_driver.hf.cache_argument import CACHE_ARGUMENTS
 
 _DROPPED = (*CACHE_ARGUMENTS, "use_cache", "return_dict", "labels")
@@ -137,7 +139,7 @@ class Replay:
             make: Creates a drive in this process.
         """
         self._groups, self._make = groups, make
-        self._logs: WeakKeyDictionary[CsdCache, list[Forward]] = WeakKeyDictionary()
+        self._logs: WeakKeyDictionary[KvCache, list[Forward]] = WeakKeyDictionary()
         self._computing = RLock()
         self._again: dict[int, Replica] = {}  # groups recomputed since the last forward, by index
         self.forward_on: Callable[[Driver], Any] | None = None
@@ -145,13 +147,13 @@ class Replay:
             group.rebuild = partial(self._rebuild, number)
 
     @contextmanager
-    def recorded(self, cache: CsdCache, arguments: dict[str, Any]) -> Iterator[None]:
+    def recorded(self, cache: KvCache, arguments: dict[str, Any]) -> Iterator[None]:
         """Run a forward on a cache; it is logged unless it raises."""
         self._forget()
         past = cache.get_seq_length()
         log = self._cropped(cache, past)
         yield
-        log.append(Forward.of(arguments, past, cache.get_seq_length() - past, cache.driver.attention))
+        log.append(Forward.of(arguments, past, cache.get_seq_length() - past, _drives_of(cache).driver.attention))
         self._forget()
 
     def _forget(self) -> None:
@@ -166,7 +168,7 @@ class Replay:
             replica.device.close()
         self._again.clear()
 
-    def _cropped(self, cache: CsdCache, length: int) -> list[Forward]:
+    def _cropped(self, cache: KvCache, length: int) -> list[Forward]:
         """Log of a cache, cut to the tokens that are still stored."""
         log = self._logs.setdefault(cache, [])
         while log and log[-1].past >= length:
@@ -189,12 +191,12 @@ class Replay:
         replicas = {number: Replica(device, is_temporary=True) for number, device in enumerate(devices)}
         if not self._logs:
             return replicas
-        owner = next(iter(self._logs)).driver
+        owner = _drives_of(next(iter(self._logs))).driver
         driver = Driver(devices, owner.shape, owner.attention)
         try:
             forward = self.forward_on(driver)
             for cache in list(self._logs):
-                if cache.batch is None:
+                if not cache.requests:
                     continue
                 again = mask = None
                 for logged in self._cropped(cache, cache.get_seq_length()):
@@ -202,11 +204,26 @@ class Replay:
                     arguments = logged.given | ({"attention_mask": mask} if logged.has_mask else {})
                     out = forward(**arguments, **{forward.cache_name: again}, use_cache=True, return_dict=True)
                     again = out[forward.cache_name]
-                batch = again.detach() if again else driver.create(len(cache.valid), cache.max_tokens)
-                for replica, ours, theirs in zip(replicas.values(), cache.batch.handles, batch.handles, strict=True):
+                lost = _batch_of(cache)
+                if again:
+                    again.detach()
+                batch = _batch_of(again) if again else driver.create(len(cache.valid), cache.kv.max_tokens)
+                for replica, ours, theirs in zip(replicas.values(), lost.handles, batch.handles, strict=True):
                     replica.handles |= dict(zip(ours.tolist(), theirs.tolist(), strict=True))
         finally:
             driver.close()
         for replica, device in zip(replicas.values(), devices, strict=True):
             replica.history = device.take_stored(replica.handles)
         return replicas
+
+
+def _drives_of(cache: KvCache) -> DriveTier:
+    drives = cache.kv.drives
+    assert drives, "lost heads are recomputed of data in drives"
+    return drives
+
+
+def _batch_of(cache: KvCache) -> Batch:
+    """Sequences of a cache, which were created together."""
+    with _drives_of(cache).together(cache.requests) as (batch, _):
+        return batch

@@ -27,7 +27,7 @@ def tier():
     tier = DriveTier(driver, KVFormat(torch.float16, SHAPE.kv_heads, SHAPE.head_dim, V_CHANNELS), 32)
     yield tier
     tier.close()
-    assert not tier.batches
+    assert not tier.sequences
     for device in driver.devices:
         assert not device.firmware.ftl.sequences
     driver.close()
@@ -64,7 +64,7 @@ def test_a_cut_or_freed_layer_keeps_the_tokens_before(tier):
     frame.trim(4 * tier.format.row_bytes)
     assert np.array_equal(read(tier, frame, 0, 4), rows[: 4 * len(rows) // 9])
     frame.trim(3 * tier.format.row_bytes + 1)  # a part of a token stays as a whole
-    batch = tier.batches["a", 0]
+    batch, _ = tier.sequences["a", 0]
     assert batch.lengths[0].tolist() == [9, 4]
     frame.free()
     assert batch.lengths[0].tolist() == [9, 0]
@@ -87,7 +87,7 @@ def test_a_forgotten_request_leaves_others(tier):
         tier.frame(BlockKey(request, LAYER, "kv", 0), 0)
         tier.frame(BlockKey(request, LAYER, "kv", 1), 0)
     tier.forget("a")
-    assert set(tier.batches) == {("b", 0), ("b", 1)}
+    assert set(tier.sequences) == {("b", 0), ("b", 1)}
     assert all(len(device.firmware.ftl.sequences) == 2 for device in tier.driver.devices)
 
 
@@ -98,7 +98,27 @@ def test_values_are_padded_to_the_channels_of_keys(tier):
     assert (padded[..., :V_CHANNELS] == 1).all() and not padded[..., V_CHANNELS:].any()
 
 
-def test_attention_is_of_a_step(tier):
-    empty = np.zeros((1, SHAPE.q_heads, SHAPE.head_dim), np.float16)
-    with pytest.raises(AssertionError, match="outside of a step"):
-        tier.attend(["a"], 0, LAYER, empty, empty[:, :2], empty[:, :2, :V_CHANNELS])
+def test_requests_attend_together_whether_created_together_or_not(tier):
+    """The rows of one batch, some of them, and rows of several batches."""
+    tier.create(["a", "b", "c"])
+    generator = np.random.default_rng(0)
+    q, k, v = (
+        generator.standard_normal((4, heads, channels)).astype(np.float16)
+        for heads, channels in ((4, SHAPE.head_dim), (2, SHAPE.head_dim), (2, V_CHANNELS))
+    )
+    for requests in (["a", "b", "c"], ["c", "b"], ["b", "other"]):
+        rows = [["a", "b", "c", "other"].index(request) for request in requests]
+        with tier.together(requests) as (batch, numbers):
+            assert (batch is tier.sequences["b", 0][0]) == ("other" not in requests)
+            before = batch.lengths[numbers, LAYER].copy()
+        with tier.step() as (micro_batch,):
+            out, sums = tier.attend_block(requests, 0, micro_batch, LAYER, q[rows], k[rows], v[rows])
+        assert out.shape == (len(requests), SHAPE.q_heads, V_CHANNELS) and sums.shape == (*out.shape[:2], 2)
+        for row, (keys, values), length in zip(rows, tier.read(requests, LAYER), before, strict=True):
+            assert np.array_equal(keys, np.stack([k[row]] * (length + 1)))
+            assert np.array_equal(values, np.stack([v[row]] * (length + 1)))
+    tier.crop(LAYER, {"a": 5, "b": 1, "c": 0})
+    assert [len(keys) for keys, _ in tier.read(["a", "b", "c"], LAYER)] == [1, 1, 0]
+    tier.free(["a", "c"])
+    assert set(tier.sequences) == {("b", 0), ("other", 0)}
+    assert all(len(device.firmware.ftl.sequences) == 2 for device in tier.driver.devices)

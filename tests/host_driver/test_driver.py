@@ -107,7 +107,7 @@ def test_a_refusal_names_the_drive():
 
 def test_cropped_or_freed_rows_are_gone():
     talk = Talk(2)
-    talk.driver.crop(talk.batch, 0, np.array([10, 30]))
+    talk.driver.crop(talk.batch, slice(None), 0, np.array([10, 30]))
     assert talk.batch.lengths[:, 0].tolist() == [10, 21]
     assert talk.driver.read(talk.batch, slice(None), 0)[0].shape == (31, 4, 16)
     buffers = [device.firmware.ftl.buffers for device in talk.driver.devices]

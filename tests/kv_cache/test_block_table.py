@@ -86,18 +86,23 @@ class Rules(RuleBasedStateMachine):
         copies[tier] += tokens
         self.really_fits(tier, waits)
 
-    @rule(blocks=st.sets(st.sampled_from(EXTENTS), min_size=1), tier=st.sampled_from(list(LIMITS)))
-    def grow_in_place(self, blocks: set[BlockKey], tier: str) -> None:
-        held = [self.blocks_at.get(block, {}) for block in blocks]
-        whole = all(copies and 0 < copies.get(tier, -1) == max(copies.values()) for copies in held)
+    @rule(
+        blocks=st.dictionaries(st.sampled_from(EXTENTS), st.integers(1, 3), min_size=1),
+        tier=st.sampled_from(list(LIMITS)),
+    )
+    def grow_in_place(self, blocks: dict[BlockKey, int], tier: str) -> None:
+        held = [copies for block in blocks if (copies := self.blocks_at.get(block))]
+        whole = all(copies.get(tier, -1) == max(copies.values()) for copies in held)
         moves = any(self.arriving(block, tier) for block in blocks) or any(
             where == tier and self.blocks(whose, []) for where, _, whose in self.leaving
         )
         elsewhere = any(self.used(name) for name in LIMITS if name != tier)
-        possible = whole and not (moves or elsewhere or blocks & self.attended) and self.fits(tier, len(blocks))
-        assert self.table.grow_in_place(blocks, tier, 7) == possible
-        for copies in held if possible else ():
-            copies[tier] += 1
+        fits = self.fits(tier, sum(blocks.values()))
+        possible = whole and not (moves or elsewhere or blocks.keys() & self.attended) and fits
+        assert self.table.grow_in_place({block: (n, ROW) for block, n in blocks.items()}, tier, 7) == possible
+        for block, tokens in blocks.items() if possible else ():
+            copies = self.blocks_at.setdefault(block, {tier: 0})
+            copies[tier] += tokens
 
     @rule(block=st.sampled_from(EXTENTS), source=st.sampled_from(list(LIMITS)), to=st.sampled_from(list(LIMITS)))
     def copy(self, block: BlockKey, source: str, to: str) -> None:
@@ -369,7 +374,7 @@ def test_exactly_free_space_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
-    "state", ["", "elsewhere", "arrives", "failed", "leaves", "attended", "partial", "none", "full"]
+    "state", ["", "new", "elsewhere", "arrives", "failed", "leaves", "attended", "partial", "full"]
 )
 def test_blocks_grow_in_place_only_if_nothing_moves(state: str) -> None:
     table = BlockTable({name: Tier(name, 8 * ROW, attends=True) for name in (DEVICE, HOST)})
@@ -396,7 +401,10 @@ def test_blocks_grow_in_place_only_if_nothing_moves(state: str) -> None:
             table.start_copy(copy_range, Copying(copy_range, done=True))
             table.grow(block, HOST, 1)
             table.used[HOST] = 0
-    blocks = {"none": [EXTENTS[7]], "full": [block] * 3, "arrives": [block, other], "failed": [block, other]}
-    before = table[block].tokens
-    assert table.grow_in_place(blocks.get(state, [block]), DEVICE, 7) == (not state)
-    assert (table[block].tokens, table[block].used) == ((7, 7) if not state else (before, 0))
+    blocks = {block: (3 if state == "full" else 1, ROW)}
+    blocks |= {other: (1, ROW)} if state in ("new", "arrives", "failed") else {}
+    before, possible = table[block].tokens, state in ("", "new")
+    assert table.grow_in_place(blocks, DEVICE, 7) == possible
+    assert (table[block].tokens, table[block].used) == ((7, 7) if possible else (before, 0))
+    if state == "new":
+        assert (table[other].tokens, table.tiers_of(other), table.used[DEVICE]) == (1, (DEVICE,), 8 * ROW)

@@ -119,7 +119,7 @@ def test_type_checker_knows_all_public_names() -> None:
 def test_a_gpu_computes_one_half_of_a_batch_while_drives_attend_to_the_other(monkeypatch, device, asked, count) -> None:
     counts = []
     monkeypatch.setattr(
-        "vcsd.session.in_drives", lambda model, driver, placed, count, replay: nullcontext(counts.append(count))
+        "vcsd.session.attached", lambda model, kv, kinds, count, replay: nullcontext(counts.append(count))
     )
     model = llama()
     monkeypatch.setattr(type(model), "device", SimpleNamespace(type=device))

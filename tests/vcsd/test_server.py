@@ -104,7 +104,7 @@ def test_server_tokens_equal_each_request_alone(model, prompts, alone, policy, c
         assert kv.runner.table.used.total() == 0 and not kv.requests() and not kv.real.frames
         for tier, spec in kv.runner.machine.tiers.items():
             assert spec.limit_bytes is None or kv.runner.table.peak[tier] <= spec.limit_bytes
-        assert not kv.drives or not kv.drives.batches
+        assert not kv.drives or not kv.drives.sequences
         text = server.counters.text()
     assert gone.finish_reason == "cancelled" and gone.tokens == alone[4][: len(gone.tokens)]
     for number, (stream, wanted) in enumerate(zip(streams, alone, strict=True)):
@@ -199,7 +199,7 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     with serve(model, setting("in-storage", drives=[drive], max_batch_size=3), background=False) as server:
         streams = ask_all(server, prompts)
         server.run()
-        assert not server.kv.requests() and not server.kv.drives.batches
+        assert not server.kv.requests() and not server.kv.drives.sequences
     failed = [stream for stream in streams if stream.finish_reason == "failed"]
     assert 1 <= len(failed) <= 3
     with pytest.raises(vcsd.DriveError, match="lost"):

@@ -18,7 +18,7 @@ import vcsd
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
-from kv_cache import CSD, DEVICE, DIRECT, HOST
+from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
@@ -109,7 +109,7 @@ def together(model: PreTrainedModel, asked: ServingConfig) -> tuple[list[list[in
         streams = [server.submit(prompt, NEW) for prompt in prompts()]
         server.run()
         assert {stream.finish_reason for stream in streams} == {"length"}
-        assert not server.kv.requests() and not (server.kv.drives and server.kv.drives.batches)
+        assert not server.kv.requests() and not (server.kv.drives and server.kv.drives.sequences)
         return [stream.tokens for stream in streams], dict(server.kv.real.moved)
 
 
@@ -201,3 +201,30 @@ def test_served_steps_take_the_simulated_time_of_attached_ones(method) -> None:
     assert [step.ns for step in served.steps] == [step.ns for step in attached.steps]
     assert (served.prefill_ns, served.link_bytes) == (attached.prefill_ns, attached.link_bytes)
     assert driver.now_ns == csd.driver.now_ns
+
+
+class HalfInHost(Policy):
+    def layers(self, it: Iteration) -> None:
+        for layer in it.layers:
+            for block in it.blocks(layer):
+                it.copy(block, DEVICE)
+            it.attend(layer)
+            for block in it.blocks(layer) if layer % 2 else ():
+                it.move(block, HOST)
+
+
+@pytest.mark.parametrize("policy", ["flexgen", "dual-blade", "tutti", "preload", HalfInHost])  # `split` measures time
+def test_served_bytes_of_each_route_are_those_of_an_attached_model(tmp_path, policy) -> None:
+    model, new = made("llama, bf16"), 6
+    ids = torch.randint(3, VOCABULARY, (1, 60))
+    tiers = TierLimits(host=1 << 20, page_cache=1 << 20, files=tmp_path, max_tokens=60 + new)
+    with torch.inference_mode(), vcsd.attach(model, policy=policy, tiers=tiers) as run:
+        out = model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, 60:].tolist()
+        attached = {route["name"]: (route["copies"], route["bytes"]) for route in run.report().routes}
+    serving = ServingConfig(policy=policy, tiers=replace(tiers, max_tokens=None), max_tokens=60 + new)
+    with serve(model, serving) as server:
+        assert list(server.submit(ids[0].tolist(), new)) == out
+        server.kv.real.settle()
+        moved = server.kv.real.moved
+        served = {name: (counts.copies, moved[name]) for name, counts in server.kv.runner.traffic.items()}
+    assert served == attached and sum(nbytes for _, nbytes in served.values()) > 0

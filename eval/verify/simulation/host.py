@@ -161,7 +161,7 @@ class SimHost:
     def _crop(self, held: Held) -> None:
         for layer, (k, v) in enumerate(held.layers):
             length = self.draw.randrange(k.shape[1] + 1)
-            self.driver.crop(held.batch, layer, np.full(len(k), length))
+            self.driver.crop(held.batch, slice(None), layer, np.full(len(k), length))
             held.layers[layer] = k[:, :length], v[:, :length]
             self._forget([key for key, (whose, tokens) in self.named.items() if whose is held and tokens > length])
 

@@ -3,7 +3,7 @@
 Each feature runs with each family of models in drives, in tiers and, where a server can be asked for it, in a server.
 `REFUSED` has the features that are refused, and where; docs/models.md has the same table.
 
-partner of: host_driver/hf/forward.py, host_driver/hf/external_cache.py, host_driver/hf/cache_argument.py,
+partner of: host_driver/hf/forward.py, host_driver/hf/callers_cache.py, host_driver/hf/cache_argument.py,
 host_driver/exclusive.py, vcsd/home_stack.py
 """
 

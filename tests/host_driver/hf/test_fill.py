@@ -6,6 +6,7 @@ import torch
 from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM
 
 import vcsd
+from host_driver.hf import attention
 from host_driver.hf.fill import can_fill, filled
 from host_driver.hf.shape import UnsupportedModelError, placement
 from tests.host_driver.hf.architectures.tiny import build
@@ -48,15 +49,20 @@ def next_logits(model, cache, token=1):
     return model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache).logits[:, -1]
 
 
+def read(cache, layer):
+    with cache.kv.drives.together(cache.requests) as (batch, rows):
+        return cache.kv.drives.driver.read(batch, rows, layer)
+
+
 def test_fill_stores_same_bytes_as_prefill(shipped):
     caches = [cached(shipped, prompt) for prompt in PROMPTS]
     with vcsd.attach(shipped, drives=2, method="dense", compression=1) as csd:
-        cache = filled(shipped, csd.driver, csd.placed, caches)
+        cache = filled(shipped, csd.kv, csd.placed, caches)
         assert cache.valid.sum(1).tolist() == [len(prompt) for prompt in PROMPTS]
         alone = [cached(shipped, prompt).csd_cache for prompt in PROMPTS]
         for layer in range(4):
-            result = csd.driver.read(cache.batch, cache.rows, layer)
-            wanted = [csd.driver.read(each.batch, each.rows, layer) for each in alone]
+            result = read(cache, layer)
+            wanted = [read(each, layer) for each in alone]
             for mine, theirs in zip(result, zip(*wanted, strict=True), strict=True):
                 assert np.array_equal(mine, np.concatenate(theirs))
 
@@ -66,7 +72,7 @@ def test_filled_padded_sequences_decode_as_alone(shipped):
     with torch.inference_mode():
         wanted = torch.cat([shipped(input_ids=torch.tensor([[*prompt, 1]])).logits[:, -1] for prompt in PROMPTS])
     with vcsd.attach(shipped, drives=2, method="dense", compression=1) as csd:
-        cache = filled(shipped, csd.driver, csd.placed, caches)
+        cache = filled(shipped, csd.kv, csd.placed, caches)
         first = next_logits(shipped, cache)
         cache.crop(-1)
         again = next_logits(shipped, cache)
@@ -75,7 +81,7 @@ def test_filled_padded_sequences_decode_as_alone(shipped):
     assert torch.equal(first.argmax(-1), wanted.argmax(-1))
 
 
-def test_fill_passes_terms_of_logits():
+def test_fill_passes_terms_of_logits(monkeypatch):
     """Without the sinks the output would be another."""
     model = with_terms()
     caches = [cached(model, [5, 6, 7, 8] * 5)]
@@ -83,11 +89,12 @@ def test_fill_passes_terms_of_logits():
         wanted = model(input_ids=torch.tensor([[5, 6, 7, 8] * 5 + [1]])).logits[:, -1]
     with vcsd.attach(model, drives=1, method="dense", compression=1) as csd:
         assert can_fill(model, csd.placed)
-        cache = filled(model, csd.driver, csd.placed, caches)
-        assert len(csd.driver.terms) == 2
+        cache = filled(model, csd.kv, csd.placed, caches)
         right = next_logits(model, cache)
+        assert len(csd.driver.terms) == 2
         cache.crop(-1)
         csd.driver.terms.clear()
+        monkeypatch.setattr(attention, "set_logit_terms", lambda *_: None)
         wrong = next_logits(model, cache)
     assert (right - wanted).abs().max() < 2e-3
     assert (wrong - wanted).abs().max() > 5 * (right - wanted).abs().max()
@@ -106,4 +113,4 @@ def test_values_beyond_fp16_are_refused(shipped):
         vcsd.attach(shipped, drives=1, method="dense", compression=1) as csd,
         pytest.raises(UnsupportedModelError, match="layer 1 has 1,000,000 in q, K or V"),
     ):
-        filled(shipped, csd.driver, csd.placed, [cache])
+        filled(shipped, csd.kv, csd.placed, [cache])

@@ -16,7 +16,7 @@ from csd_firmware import InProcessDrive
 from csd_spec import AttentionConfig
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from host_driver.hf import rows
+from host_driver.hf import attention
 from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import UnsupportedModelError, placement
@@ -127,7 +127,7 @@ def test_logit_terms_and_windows_work_in_every_tier(tmp_path, name, chunk) -> No
     windows = getattr(model.config, "layer_types", []).count("sliding_attention")
     assert len(kv.windows) == len(given) * windows
     for request in given:
-        kv.free(request)
+        kv.free([request])
     assert not kv.windows
     kv.close()
     assert {request: alone(model, prompt) for request, prompt in given.items()} == wanted  # the model is as it was
@@ -137,28 +137,31 @@ def test_logit_terms_and_windows_work_in_every_tier(tmp_path, name, chunk) -> No
 def test_row_in_two_tiers_is_attended_as_one(name, monkeypatch) -> None:
     """For tokens on the device and others in drives: in double precision, a sink counted once, distances over both."""
     kept, seen = [], []
-    merge = rows.merge
+    merge = attention.merge
 
     def noted(outputs, weights):
         kept.append(merge(outputs, weights)[0])
         return merge(outputs, weights)
 
-    monkeypatch.setattr(rows, "merge", noted)
-    whole = rows._in_tiers
+    monkeypatch.setattr(attention, "merge", noted)
+    whole = attention._Attention.stored_rows
 
-    def compared(layer, module, query, k, v, asked):
-        out = whole(layer, module, query, k, v, asked)
+    def compared(self, query, key, value):
+        asked = self.terms
+        out = whole(self, query, key, value)
         if query.shape[2] == 1:
-            kv = layer.cache.kv
-            stored = [kv.stored(e) for e in kv.blocks("r0", layer.number)[:-1]]
-            stored.append(kv.drives.driver.read(kv.drives.batches["r0", 1], slice(None), layer.number))
+            kv, layer = self.kv, self.layer.number
+            stored = [kv.stored(e) for e in kv.blocks("r0", layer)[:-1]]
+            with kv.drives.together(["r0"], 1) as (batch, numbers):
+                stored.append(kv.drives.driver.read(batch, numbers, layer))
             each = (torch.cat([torch.as_tensor(rows) for rows in part]).double() for part in zip(*stored, strict=True))
             keys, values = (rows.transpose(0, 1)[None] for rows in each)
-            exact = attend_on_device(module, query.half().double(), keys, values, None, asked | {"is_causal": True})
+            terms = asked | {"is_causal": True}
+            exact = attend_on_device(self.module, query.half().double(), keys, values, None, terms)
             seen.append(float((out.transpose(1, 2) - exact).abs().max() / exact.abs().max()))
         return out
 
-    monkeypatch.setattr(rows, "_in_tiers", compared)
+    monkeypatch.setattr(attention._Attention, "stored_rows", compared)
     model = sharpen(TERMS[name]())
     kv = table(model)
     served(model, kv, prompts(1), lambda request, layer: (DEVICE, CSD))
@@ -185,14 +188,14 @@ def test_step_in_which_no_block_moves_equals_the_program(monkeypatch, tier) -> N
     placed = TierAssignment(lambda request, layer: (tier,), placed=inputs.keys(), only_tier=tier)
     for in_place in (True, False):
         if not in_place:
-            monkeypatch.setattr(IterationRunner, "decode_in_place", lambda runner, requests, tier: False)
+            monkeypatch.setattr(IterationRunner, "grow_in_place", lambda *_: False)
         kv = table(model)
         programs.clear()
         tokens = served(model, kv, inputs, placed)
         entries = kv.runner.table.entries.items()
         blocks = {block: (entry.tokens, entry.used, kv.runner.table.tiers_of(block)) for block, entry in entries}
         states.append((tokens, blocks, kv.runner.table.used, kv.runner.table.peak, kv.runner.iterations))
-        assert len(programs) == len(inputs) + (0 if in_place else NEW - 1)
+        assert len(programs) == (0 if in_place and tier == CSD else len(inputs)) + (0 if in_place else NEW - 1)
         kv.close()
     in_place, program = ([state if number != 3 else state[tier] for number, state in enumerate(one)] for one in states)
     assert in_place == program
@@ -241,7 +244,7 @@ def test_failed_forward_leaves_other_requests() -> None:
         first = rows.forward({"a": prompt}, in_host)
         with pytest.raises(PolicyError, match="device is full"):
             rows.forward({"b": [1] * 50}, in_host)
-        kv.free("b")
+        kv.free(["b"])
         with pytest.raises(PolicyError, match="65 tokens: must be at most max_tokens = 64"):
             rows.forward({"a": [1] * (65 - len(prompt))}, in_host)
         tokens = [int(first.argmax())]

@@ -1,6 +1,6 @@
 """Real transformers models with their KV cache in tiers: the same bits as without, or refused with the reason.
 
-partner of: host_driver/hf/tiers.py, host_driver/device_memory.py, host_driver/hf/external_cache.py, vcsd/tiered.py
+partner of: host_driver/hf/cache.py, host_driver/device_memory.py, host_driver/hf/callers_cache.py, vcsd/tiered.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import DynamicCache, StaticCache
 
 import vcsd
 from host_driver.device_memory import DeviceFrame
-from host_driver.hf.tiers import TieredLayer
+from host_driver.hf.cache import KvLayer
 from kv_cache import Iteration, Policy
 from kv_cache.policies import policy_of
 from tests.host_driver.hf.test_adapters import MADE
@@ -148,14 +148,14 @@ def test_windows_of_a_cache_of_fixed_size(tmp_path, make) -> None:
 
 
 def test_keys_and_values_may_differ_in_channels(tmp_path) -> None:
-    """The cache of latent attention: 512 channels and 64. Both get the space of the larger."""
+    """The cache of latent attention: 512 channels and 64."""
     model, inputs = sharpen(deepseek_v3()), prompt(2)
     tokens, logits = generate(model, inputs)
     with vcsd.attach(model, policy="reactive", tiers=TierLimits(1 << 21, 0, files=tmp_path, max_tokens=52)) as run:
         result, theirs = generate(model, inputs)
         peak = run.report().tiers[0]["peak_bytes"]
     assert torch.equal(result, tokens) and torch.equal(theirs, logits)
-    assert peak >= 2 * 2 * 51 * 512 * 4
+    assert peak >= 2 * 51 * (512 + 64) * 4
 
 
 def test_cache_after_failed_batch_selection_is_refused(tmp_path) -> None:
@@ -403,13 +403,13 @@ def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
         run.kv.real.settle()
         cache = DynamicCache()
         model(**inputs, cache=cache)
-        request = cache.csd_cache.request
-        dropped = threading.Thread(target=run.kv.access.drop, args=(request,))
+        requests = cache.csd_cache.requests
+        dropped = threading.Thread(target=run.kv.access.drop, args=(requests,))
         dropped.start()
         dropped.join()
         assert run.kv.runner.table.entries  # not by that thread
         model(**inputs)
-        assert request not in {block.request for block in run.kv.runner.table.entries}
+        assert not run.kv.requests() & set(requests)
 
 
 def test_failed_forward_releases_memory_at_once(tmp_path) -> None:
@@ -489,7 +489,7 @@ class Clumsy(Policy):
     ("policy", "reason"),
     [
         (Exits, "policy Exits: RuntimeError: the policy ended with SystemExit"),
-        (LeavesAllOut, "the policy attends to no request of the batch"),
+        (LeavesAllOut, "the policy attends to 0 of 1 requests of the batch"),
         (Sparse, "the policy attends with method 'sparf': in tiers only 'dense' works"),
         (Clumsy, "policy Clumsy: ValueError: not this way"),
     ],
@@ -537,8 +537,8 @@ def test_crop_of_a_layer_takes_negative_numbers(removed, length) -> None:
     layer = SimpleNamespace(cache=cache, is_initialized=True, length=20, number=0)
     for positive in (1, 20):
         with pytest.raises(ValueError, match="crop"):
-            TieredLayer.crop(layer, positive)
-    TieredLayer.crop(layer, removed)
+            KvLayer.crop(layer, positive)
+    KvLayer.crop(layer, removed)
     assert layer.length == length
     assert cropped == ([(0, length)] if removed else [])
-    TieredLayer.crop(SimpleNamespace(cache=cache, is_initialized=False), -1)
+    KvLayer.crop(SimpleNamespace(cache=cache, is_initialized=False), -1)

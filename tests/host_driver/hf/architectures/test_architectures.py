@@ -8,7 +8,7 @@ import transformers
 
 import vcsd
 from host_driver.hf import attention
-from host_driver.hf.tiers import TieredLayer
+from host_driver.hf.cache import KvLayer
 from kv_cache.limits import TierLimits
 from tests.host_driver.hf.architectures import comparison, page
 from tests.host_driver.hf.architectures.comparison import try_family
@@ -64,15 +64,15 @@ def test_served_family_in_tiers_is_bit_exact(name, policy):
 
 
 def test_lost_bit_in_tiers_is_detected(monkeypatch):
-    store = TieredLayer._stored
+    on_device = KvLayer._on_device
 
-    def flipped(layer, part, states):
-        rows = store(layer, part, states)
+    def flipped(layer, keys, values):
+        k, v = on_device(layer, keys, values)
         if layer.index == 1 and layer.length > 42:
-            rows[0, 0, 3, 0] *= 1 + 2.0**-12
-        return rows
+            k[0, 0, 3, 0] *= 1 + 2.0**-12
+        return k, v
 
-    monkeypatch.setattr(TieredLayer, "_stored", flipped)
+    monkeypatch.setattr(KvLayer, "_on_device", flipped)
     row = try_family("llama", "dual-blade")
     assert row.outcome == "wrong" and "logits differ" in row.reason
 
@@ -128,12 +128,12 @@ def test_served_model_confirms_no_refusal_reason(reason):
 
 
 def test_slightly_wrong_attention_is_detected(monkeypatch):
-    decode = attention._decode
+    decode = attention._Attention._in_drives
 
-    def scaled(layer, q, k, v, admitted):
-        return decode(layer, 0.9 * q, k, v, admitted)
+    def scaled(self, call, query, key, value):
+        return decode(self, call, 0.9 * query, key, value)
 
-    monkeypatch.setattr(attention, "_decode", scaled)
+    monkeypatch.setattr(attention._Attention, "_in_drives", scaled)
     row = try_family("llama")
     assert row.outcome == "wrong" and "logits differ" in row.reason
 

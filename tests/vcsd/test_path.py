@@ -1,0 +1,64 @@
+"""From a request to a token: the files and functions on the way of q, through both doors.
+
+partner of: host_driver/hf/forward.py, host_driver/hf/rows.py
+"""
+
+import sys
+import threading
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+import vcsd
+from csd_firmware import fused
+from tests.host_driver.hf.test_cache import VOCABULARY, llama
+
+ROOT, MOST = Path(__file__).parents[2], 10
+PRODUCT = ("csd_firmware", "host_driver", "vcsd", "kv_cache", "csd_link", "csd_spec", "ftl", "attention_engine")
+
+
+def way(run, monkeypatch):
+    """Files and functions of the product on the stack of the kernel of a decode step, outermost first."""
+    calls, kernel = [], fused._store_and_attend
+
+    def noted(*arguments):
+        if not calls and threading.current_thread() is threading.main_thread():
+            frame = sys._getframe(1)
+            while frame is not None:
+                file, code = Path(frame.f_code.co_filename), frame.f_code
+                if file.is_relative_to(ROOT) and file.relative_to(ROOT).parts[0] in PRODUCT:
+                    calls.append((str(file.relative_to(ROOT)), code.co_name))
+                frame = frame.f_back
+        return kernel(*arguments)
+
+    monkeypatch.setattr(fused, "_store_and_attend", noted)
+    run()
+    return calls[::-1]
+
+
+def attached():
+    model = llama().eval()
+    with torch.inference_mode(), vcsd.attach(model, method="dense"):
+        model.generate(torch.randint(3, VOCABULARY, (1, 9)), max_new_tokens=4, do_sample=False, pad_token_id=0)
+
+
+def served():
+    setting = vcsd.ServingConfig(policy="in-storage", drives=1)
+    with vcsd.serve(llama().eval(), setting, background=False) as server:
+        server.submit(list(range(3, 12)), 4).result()
+
+
+@pytest.mark.parametrize(("run", "begins"), [(attached, "host_driver/hf/forward.py"), (served, "vcsd/server.py")])
+def test_at_most_ten_files_from_request_to_token(run, begins, monkeypatch):
+    calls = way(run, monkeypatch)
+    files = list(dict.fromkeys(file for file, _ in calls))
+    assert files[0] == begins and files[-1] == "csd_firmware/fused.py"
+    assert "host_driver/hf/attention.py" in files and "host_driver/driver.py" in files
+    assert len(files) <= MOST, files
+    packages = [package for package, _ in groupby(file.partition("/")[0] for file in files)]
+    assert len(packages) == len(set(packages)), packages  # none is entered twice
+    names = Counter(name for _, name in calls if not name.startswith("<"))
+    assert max(names.values()) == 1, names
