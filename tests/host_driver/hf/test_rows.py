@@ -255,6 +255,27 @@ def test_failed_forward_leaves_other_requests() -> None:
     kv.close()
 
 
+def test_a_request_is_freed_in_drives_as_a_whole(monkeypatch) -> None:
+    """And not by a cut of each layer of each block, which would take a command each."""
+    model, sent = sharpen(llama()), list[str]()
+    kv = table(model)
+    with in_rows(model):
+        RowModel(model, kv).forward(prompts(1), TierAssignment(lambda request, layer: (CSD,)))
+    kv.real.settle()
+    assert len(kv.real.frames) == len(kv.runner.layers) and kv.drives
+    submit = Driver._submit
+    monkeypatch.setattr(
+        Driver, "_submit", lambda self, commands, ns: sent.extend(map(kind, commands)) or submit(self, commands, ns)
+    )
+    kv.free(["r0"])
+    assert sent == ["KvFree"] * len(kv.drives.driver.devices) and not kv.drives.sequences
+    kv.close()
+
+
+def kind(command: object) -> str:
+    return type(command).__name__
+
+
 def test_a_model_without_positions_is_refused() -> None:
     model = llama()
     model.forward = lambda input_ids, cache=None: None

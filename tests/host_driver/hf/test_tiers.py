@@ -412,6 +412,17 @@ def test_cache_dropped_by_copy_thread_no_deadlock(tmp_path) -> None:
         assert not run.kv.requests() & set(requests)
 
 
+def test_model_that_skips_its_first_attention_is_refused(tmp_path, monkeypatch) -> None:
+    model, inputs = sharpen(llama()), prompt(1)
+    attention = model.model.layers[0].self_attn
+    monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (torch.zeros_like(hidden_states), None))
+    with (
+        vcsd.attach(model, policy="flexgen", tiers=TierLimits(files=tmp_path)),
+        pytest.raises(ValueError, match="first attention in a forward is in layer 1: must be layer 0"),
+    ):
+        model(**inputs)
+
+
 def test_failed_forward_releases_memory_at_once(tmp_path) -> None:
     model, inputs = sharpen(llama()), prompt(1)
     one = layer_bytes(model, 1, 52)
