@@ -110,3 +110,8 @@ def test_a_window_on_a_namespace_is_read_and_written_in_parts(monkeypatch, tmp_p
     assert parts == [(WRITE, at, 4096) for at in (8192, 12288, 16384)]
     assert bytes(medium.read(1, 3)) == data.ljust(3 * 4096, b"\0")
     medium.close()
+    wide = PassthroughMedium(tmp_path / "ng0n1", offset_bytes=4096, max_bytes=8192)
+    parts.clear()
+    wide.write(1, data)
+    assert parts == [(WRITE, 8192, 8192), (WRITE, 16384, 4096)]  # the last one is as long as what is left
+    wide.close()

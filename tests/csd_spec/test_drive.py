@@ -15,6 +15,9 @@ def test_sizes_of_conventional_ssds(ssd):
     assert ssd.luns == ssd.channels * ssd.luns_per_channel // ssd.partitions
     assert ssd.units_per_page * ssd.mapping_bytes == ssd.flash_page_bytes
     assert ssd.line_units == ssd.luns * ssd.flash_pages_per_block * ssd.units_per_page
+    spare = ssd.partitions * ssd.blocks_per_lun * ssd.line_units / ssd.logical_units - 1
+    assert spare == pytest.approx(ssd.overprovision_percent / 100, abs=1e-4)
+    assert ssd.logical_units % ssd.partitions == 0
 
 
 @pytest.mark.parametrize(("field", "value"), [("partitions", 3), ("partitions", 16), ("mapping_bytes", 5000)])

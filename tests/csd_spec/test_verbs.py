@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from csd_spec.commands import Flush, KvCrop, KvFree
+from csd_spec.commands import Flush, KvCrop, KvFree, KvRead
 from csd_spec.verbs import ROWS, VERBS, ArrayType, CommandSpec, Scalar, SequenceAccess, verb_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -86,3 +86,9 @@ def test_wide_payload_items_are_encoded_first():
         widths = [array.kind.value.itemsize for array in row.arrays if array.kind is not ArrayType.TEXT]
         assert widths == sorted(widths, reverse=True)
     assert KvCrop.__slots__ == ("seqs", "layer", "lengths")
+
+
+def test_tokens_of_a_read_end_with_the_sequence():
+    for first, tokens, wanted in ((0, 0, (0, 9)), (4, 3, (4, 7)), (4, 30, (4, 9)), (9, 1, (9, 9)), (12, 0, (9, 9))):
+        found = KvRead.of(9, first, tokens)
+        assert (found.start, found.stop) == wanted

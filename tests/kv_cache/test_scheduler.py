@@ -19,6 +19,7 @@ from kv_cache.policies import POLICIES, policy_of
 from kv_cache.policies.in_storage import InTwoPlaces
 from kv_cache.policies.orbitflow import OrbitFlow, PlacementPolicy
 from kv_cache.policies.time_slices import TimeSlices
+from kv_cache.request import SequenceState
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from kv_cache.trace import Request
 from kv_cache.transfer.sequences import Levels, SequenceStore
@@ -224,3 +225,10 @@ def test_a_policy_is_an_object_or_its_class() -> None:
             Policy.of(other)
     with pytest.raises(ValueError, match="policy = 'best': must be one of reactive"):
         policy_of("best")
+
+
+@pytest.mark.parametrize(("missing", "outputs", "prefills"), [(1, 0, True), (1, 1, False), (2, 1, True), (3, 4, True)])
+def test_a_sequence_prefills_until_only_its_next_token_is_missing(missing, outputs, prefills) -> None:
+    request = Request(number=1, arrival=0.0, input_tokens=8, output_tokens=9)
+    sequence = SequenceState(request, 0.0, num_output_tokens=outputs, num_computed_tokens=8 + outputs - missing)
+    assert (sequence.num_missing_tokens, sequence.prefills) == (missing, prefills)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nvmevirt_config.module import Reservation, check, load
+from nvmevirt_config.module import Reservation, _run, check, load
 
 
 def machine(tmp_path, command_line="quiet", isolated="", online="0-3", module=None):
@@ -26,6 +26,7 @@ def test_reservation_gives_kernel_and_module_arguments():
     assert reservation.kernel_argument == "memmap=1024M$4096M"
     assert reservation.isolation_argument == "isolcpus=2,3"
     assert reservation.module_options == ("memmap_start=4096M", "memmap_size=1024M", "cpus=2,3")
+    assert reservation.end_bytes == 5 << 30
     assert reservation.storage_start_bytes == (4 << 30) + (1 << 20)
 
 
@@ -68,3 +69,9 @@ def test_memory_reserved_elsewhere_is_a_finding(tmp_path):
 def test_load_of_missing_module_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nevermore\.ko"):
         load(tmp_path / "nevermore.ko", Reservation())
+
+
+def test_command_that_fails_is_an_error():
+    _run("true")
+    with pytest.raises(OSError, match=r"false: 1"):
+        _run("false")

@@ -14,7 +14,12 @@ import pytest
 from csd_link.driveset import DriveSetConfig
 from csd_link.run_dir import run_dir
 from csd_spec import LogPage
+from kv_cache.hardware import HOST, PAGE_CACHE
 from kv_cache.policies import POLICIES, moves_blocks
+from kv_cache.policies.auto import Auto
+from kv_cache.policies.flexgen import FlexGen
+from kv_cache.policies.reactive import Reactive
+from kv_cache.policies.split import Split
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import read_log
 from vcsd.transport import open_drives
@@ -143,3 +148,11 @@ def test_mounted_drive_works_as_direct_tier(capsys, monkeypatch) -> None:
         assert moved["direct>device"] > moved["device>direct"] > 0
         smart = read_log(drive, LogPage.SMART)
         assert min(smart["host_read_commands"], smart["host_write_commands"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("total", "policy", "home"), [(4, Reactive, None), (6, FlexGen, HOST), (8, FlexGen, PAGE_CACHE), (9, Split, None)]
+)
+def test_auto_takes_the_first_tier_that_just_holds_it(total, policy, home) -> None:
+    chosen, _ = Auto()._choose(total, device=4, host=6, page_cache=8)
+    assert isinstance(chosen, policy) and getattr(chosen, "home", None) == home

@@ -17,6 +17,7 @@ from csd_io.medium import BLOCK
 from csd_spec import LAYOUTS, Attend, Flush, KvAppend, KvCrop, KvRead, SeqCreate, Status
 from csd_spec.view import in_flash
 from ftl import Ftl, Medium, Nand, UncorrectableReadError
+from ftl.flash.content import DirectPageStore
 from ftl.flash.files import CONTENT, NandFiles
 from ftl.kv.values import is_value
 from vcsd_eval.verify.random_host import DRIVE, RandomHost
@@ -240,3 +241,17 @@ def test_invalid_medium_is_refused(small_drive, tmp_path):
     odd = replace(small_drive, geometry=replace(small_drive.geometry, page_bytes=6000 // 16 * 16))
     with pytest.raises(ValueError, match="do not fill blocks of 4096: take memory"):
         InProcessDrive(odd, tmp_path / "odd", medium=Medium("direct"))
+
+
+def test_long_ranges_are_read_in_parts(tmp_path):
+    """More than 256 KiB in a row, and short ranges among them."""
+    path = tmp_path / "pages"
+    geometry = replace(DRIVE.geometry, blocks_per_plane=1024)
+    pages = np.random.default_rng(0).integers(0, 256, (geometry.pages, geometry.page_bytes), np.uint8)
+    path.write_bytes(pages.tobytes())
+    store, count = DirectPageStore(geometry, path, 0), (600 << 10) // geometry.page_bytes
+    assert count + 202 < geometry.pages
+    wanted = np.concatenate([np.arange(3, 3 + count), [count + 200, count + 201]]).astype(np.uint32)
+    assert store.page_in(wanted).size == 0
+    assert np.array_equal(store.pages[wanted], pages[wanted])
+    store.close()

@@ -3,9 +3,12 @@
 partner of: ftl/flash/plan.py, ftl/flash/references.py, ftl/flash/collect.py, ftl/flash/wear.py
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from csd_spec import Geometry
 from ftl import FaultPlan, Nand, OutOfSpaceError, UncorrectableReadError
 from ftl.flash import tag
 from ftl.flash.collect import GarbageCollector
@@ -186,3 +189,18 @@ def test_references_hold_and_move_pages_with_and_without_places(places):
     reference.move(pages, np.array([80, 81, 82], np.uint32))
     assert table.tolist() == [7, 80, 9, 82]
     assert not reference.holds(pages).any()
+
+
+@pytest.mark.parametrize(("blocks_per_plane", "reserved"), [(64, 12), (8, 4)])
+def test_a_small_array_reserves_an_eighth(small_drive, blocks_per_plane, reserved):
+    """And a larger one an extent of a block a channel, for each of three writers."""
+    geometry = Geometry(
+        channels=4,
+        dies_per_channel=1,
+        planes_per_die=1,
+        blocks_per_plane=blocks_per_plane,
+        pages_per_block=16,
+        page_bytes=4096,
+    )
+    store = FlashStore(replace(small_drive, geometry=geometry))
+    assert (geometry.blocks, store.reserve) == (4 * blocks_per_plane, reserved)

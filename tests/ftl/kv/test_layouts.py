@@ -14,6 +14,7 @@ from ftl import Ftl, maps_of, round_to_codec
 from ftl.flash.tag import PageKind
 from ftl.kv.layouts.embedding import EmbeddingMap
 from ftl.kv.layouts.group_map import POISON, PackedMap
+from ftl.kv.layouts.packing import pack_channels, pack_channels_blocked
 from ftl.kv.layouts.token import TokenMap
 
 H, D = 2, 16
@@ -219,3 +220,18 @@ def test_pages_of_each_width_have_their_own_kind():
         ("values", 2): {PageKind.VALUES},
         ("values", 4): {PageKind.VALUES + 1},
     }
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8, 21])
+@pytest.mark.parametrize("position", [0, 1, 3, 4, 6])
+def test_rows_are_packed_in_words_as_one_by_one(tokens, position):
+    """Few rows, and rows that begin inside of a word, among them fewer rows than are left of it."""
+    m, T, heads, d = 4, 16, 2, 8
+    rows = np.random.default_rng(tokens).integers(1, 1 << 16, (tokens, heads, d), np.uint16)
+    groups = -(-(position + tokens) // T)
+    at = np.arange(heads * (d // m) * groups).reshape(heads * (d // m), groups)
+    packed = [np.zeros((at.size, m * T), np.uint16) for _ in range(2)]
+    for pack, pages in zip((pack_channels, pack_channels_blocked), packed, strict=True):
+        pack(pages, at, m, T, position, rows)
+    assert np.count_nonzero(packed[0]) == rows.size
+    assert np.array_equal(*packed)
