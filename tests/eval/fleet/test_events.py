@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from csd_spec.network import network_named
+from kv_cache.admission import AdmissionConfig
+from kv_cache.cost import CostModel, DriveModel, ServingCost
+from kv_cache.engine import Engine
+from kv_cache.planner.problem import Offload
+from kv_cache.policies.in_storage import InStorage
+from kv_cache.trace import Request
 from vcsd_eval.fleet.drive_model import DriveRates
-from vcsd_eval.fleet.events import IDLE, KV_HEADS, NETWORK, TPOT, TTFT
-from vcsd_eval.fleet.machine import Scheme
+from vcsd_eval.fleet.events import IDLE, KV_HEADS, NETWORK, NO_PREFIXES, TPOT, TTFT, Costs, DriveStep
+from vcsd_eval.fleet.machine import PREFILL_GRID, Scheme
 from vcsd_eval.fleet.simulation import _Simulation, serve
 from vcsd_eval.fleet.workload import Arrivals, backlog, periods
 
@@ -200,3 +206,86 @@ def test_late_kv_uses_less_network_time(machine):
     request = lone(8000, 101)
     each_layer, late = (run(replace(machine, scheme=Scheme(late_kv=each)), request, 1, 200) for each in (False, True))
     assert late.spent_s[0, NETWORK] < each_layer.spent_s[0, NETWORK]
+
+
+class TakesTurns(InStorage):
+    """A prompt, then a step of all requests, as hosts of a rack do; keeps the requests that it has seen."""
+
+    def __init__(self):
+        self.decoded, self.seen = True, {}
+
+    def schedule(self, s):
+        self.seen |= {sequence.number: sequence for sequence in (*s.sequences, *filter(None, [s.filling]))}
+        in_drives = Offload(s.cost.layers, in_drives=True)
+        self.decoded = not (s.filling and (self.decoded or not s.sequences))
+        return s.output(s.sequences, [in_drives] * len(s.sequences)) if self.decoded else s.prefill(in_drives)
+
+
+def engines_serve(cost, arrivals, hosts, slots, horizon_s):
+    """The requests on an `Engine` for each host, behind the rack's router; seconds to first tokens, and tokens made."""
+    engines = [Engine(TakesTurns(), cost, admission=AdmissionConfig(max_batch_size=slots)) for _ in range(hosts)]
+    load, of_host = np.zeros(hosts, np.int64), {}
+
+    def advance(host, until_s):
+        engine = engines[host]
+        while engine.now_s < until_s:
+            running = {sequence.number: sequence for sequence in engine._admitted()}
+            if not engine.step():
+                engine.now_s = until_s
+            load[host] -= sum(s.request.input_tokens for s in running.values() if s.finished)
+
+    columns = zip(arrivals.arrival_s, arrivals.input_tokens, arrivals.output_tokens, strict=True)
+    for number, (arrival_s, inputs, outputs) in enumerate(columns):
+        for host in range(hosts):
+            advance(host, arrival_s)
+        host = int(np.argmin(load))
+        load[host] += inputs
+        of_host[number] = host
+        engines[host].add(Request(number=number, arrival=0.0, input_tokens=int(inputs), output_tokens=int(outputs)))
+    for host in range(hosts):
+        advance(host, horizon_s)
+    times = {
+        number: np.concatenate([ends for ends, _ in engines[host].policy.seen[number].bursts])
+        for number, host in of_host.items()
+        if number in engines[host].policy.seen and engines[host].policy.seen[number].bursts
+    }
+    first_s = [times[number][0] - arrival_s for number, arrival_s in enumerate(arrivals.arrival_s) if number in times]
+    return np.array(first_s), sum(int((ends <= horizon_s).sum()) for ends in times.values())
+
+
+@pytest.mark.parametrize("gap_s", [0.2, 1.0, 4.0])
+def test_a_rack_takes_the_time_of_the_serving_engine(gap_s):
+    """Of four hosts under the same costs: too many requests, about as many as they can serve, and few."""
+    layers, hosts, slots, generator = 32, 4, 6, np.random.default_rng(0)
+    step_s, token_s, call_s, prompt_s = 4e-3, 2e-7, 2e-5, 1e-4
+    compute = CostModel.fitted(layers, step_s=step_s, token_s=0.0, prefill_tokens_per_s=1 / prompt_s)
+    drives = DriveModel(bytes_per_s=1e9, token_bytes=1e9 * token_s, call_s=call_s)
+    cost = ServingCost(name="rack", compute=compute, fetch_s=0.0, fetch_token_s=0.0, room_blocks=1 << 20, drives=drives)
+    grid = np.arange(0, 1 << 13, PREFILL_GRID)
+    costs = Costs(
+        by_batch=np.array([[step_s + layers * token_s * batch, 0, 0] for batch in range(slots + 1)]),  # with new tokens
+        drive=DriveStep(part_s=layers * call_s, flash_s=0.0, engine_s=layers * token_s, tail_s=0.0),
+        slowest=1.0,
+        micro_batches=1,
+        layers=layers,
+        prefill_grid=PREFILL_GRID,
+        new_s=prompt_s * grid,
+        seen_s=np.zeros(grid.size),
+        write_s=np.zeros(2),
+        read_s=np.zeros(2),
+        copy_s=np.zeros(2),
+        prefixes=NO_PREFIXES,
+    )
+    count = int(200 / gap_s)
+    arrivals = Arrivals.without_prefixes(
+        np.cumsum(generator.exponential(gap_s, count)),
+        generator.integers(200, 6000, count),
+        generator.integers(2, 400, count),
+    )
+    horizon_s = float(arrivals.arrival_s[-1])
+    served = serve([arrivals], costs, hosts, 1, slots, horizon_s)
+    first_s, tokens = engines_serve(cost, arrivals, hosts, slots, horizon_s)
+    assert served.made.sum() == pytest.approx(tokens, rel=0.005)
+    for percent in (10, 50, 90, 99):
+        wanted_s = np.percentile(first_s, percent, method="inverted_cdf")
+        assert served.percentile_s(TTFT, percent) == pytest.approx(wanted_s, rel=0.005)
