@@ -15,10 +15,11 @@ from csd_firmware import InProcessDrive
 from csd_link.driveset import DriveSetConfig
 from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
+from ftl.flash.timing.model import FlashOperation
 from host_driver.driver import Driver
 from host_driver.random_decode import SHIPPED_SHAPE, random_decode
 from vcsd import tracks as module
-from vcsd.timeline import StepRecorder, check_timeline_path
+from vcsd.timeline import StepRecorder, _flash_tracks, check_timeline_path
 from vcsd.tracks import Slice, joined
 from vcsd.transport import open_drives
 
@@ -149,3 +150,19 @@ def test_joined_slices_keep_pages_bytes_and_ends():
     track = [Slice("a", 0, 4, 1, 10), Slice("a", 2, 5, 1, 10), Slice("b", 4, 9), Slice("b", 11, 12)]
     assert list(joined(track)) == [Slice("a", 0, 5, 2, 20), Slice("b", 5, 9), Slice("b", 11, 12)]
     assert list(joined(track, 2)) == [Slice("a", 0, 5, 2, 20), Slice("b", 5, 12)]
+
+
+@pytest.mark.parametrize(("waits_ns", "begins_ns"), [(0, 0), (7_000, 7_000), (-500, 0)])
+def test_a_page_is_sensed_by_its_die_and_then_moved_over_its_channel(waits_ns, begins_ns):
+    """Its transfer ends with the read, and begins when the page has been sensed, or later if the channel is busy."""
+    spec, zero = SPECS["serial"], 1_000
+    sensed, nbytes = 5_000 + spec.timing.read_ns, spec.geometry.page_bytes
+    took_ns = -(-nbytes * 10**9 // spec.channel_timing.channel_bytes_per_s)
+    end, lane = sensed + took_ns + waits_ns, spec.geometry.channels + 3
+    operations = [FlashOperation("read", lane, nbytes, 5_000, end), FlashOperation("erase", 0, 0, 9_000, 12_000)]
+    tracks = _flash_tracks(operations, spec, zero)
+    assert tracks == {
+        "channel 00, lane 00": [Slice("erase", 8_000, 11_000, 1, 0)],
+        "channel 03": [Slice("transfer", sensed + begins_ns - zero, end - zero, 1, nbytes)],
+        "channel 03, lane 01": [Slice("sense", 4_000, sensed - zero, 1, nbytes)],
+    }
