@@ -21,7 +21,7 @@ from host_driver.hf.device import attend_on_device
 from host_driver.hf.rows import RowModel, in_rows
 from host_driver.hf.shape import UnsupportedModelError, placement
 from host_driver.kv_table import KvTable
-from kv_cache import CSD, DEVICE, DIRECT, HOST, PolicyError
+from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration, Policy, PolicyError
 from kv_cache.iteration import IterationRunner, TierAssignment
 from kv_cache.limits import TierLimits
 from kv_cache.transfer.policy_thread import PolicyThread
@@ -269,6 +269,20 @@ def test_a_request_is_freed_in_drives_as_a_whole(monkeypatch) -> None:
     )
     kv.free(["r0"])
     assert sent == ["KvFree"] * len(kv.drives.driver.devices) and not kv.drives.sequences
+    kv.close()
+
+
+class Broken(Policy):
+    def layers(self, it: Iteration) -> None:
+        raise KeyError("mine")
+
+
+def test_error_of_a_policy_has_its_name() -> None:
+    model = sharpen(llama())
+    shape, like = placement(model).shape, next(model.parameters())
+    kv = KvTable.for_requests(TierLimits(), shape, like, LONGEST, policy=Broken())
+    with in_rows(model), pytest.raises(PolicyError, match="policy Broken: KeyError: 'mine'"):
+        RowModel(model, kv).forward(prompts(1), TierAssignment(lambda request, layer: (DEVICE,)))
     kv.close()
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kv_cache import CSD, DEVICE, DIRECT, HOST, PAGE_CACHE, POLICIES, IterationRunner, Machine, Route, SharedLink, Tier
 from kv_cache.policies import moves_blocks, policy_of
+from kv_cache.policies.flexgen import FlexGen
 from kv_cache.policies.reactive import make_room
 from kv_cache.policies.split import Split, _spread
 from kv_cache.transfer.simulated import LayerTime, SimulatedTransfers
@@ -157,3 +158,20 @@ def test_unknown_policy_of_a_file_names_those_that_the_file_has(tmp_path):
     with pytest.raises(ValueError, match=f"policy = .*{file}") as refused:
         policy_of(f"{file}:other")
     assert "stay-here" in str(refused.value) and "flexgen" not in str(refused.value)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_layers_are_loaded_that_many_ahead(ahead: int) -> None:
+    one = machine(64 * LAYER, 64 * LAYER, 0)
+    policy, transfers = FlexGen(HOST, ahead), SimulatedTransfers(one, lambda call: LayerTime(1e6))
+    run = IterationRunner(one, range(6), policy.layers, transfers, recorded=[])
+    for new in (PROMPT, 1):
+        run.run({"r": new}, {"r": ROW})
+    assert run.recorded is not None
+    loaded, acts = set[int](), run.recorded[-1].acts
+    for act in acts:
+        if act.kind == "copy" and act.tier == DEVICE and act.block:
+            loaded.add(act.block.layer)
+        if act.kind == "attend":
+            assert loaded == set(range(min(act.layer + ahead + 1, 6)))
+    assert sum(act.kind == "attend" for act in acts) == 6
