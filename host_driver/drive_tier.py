@@ -32,14 +32,12 @@ class DriveTier:
     def __init__(self, driver: Driver, kv_format: KVFormat, max_tokens: int) -> None:
         self.driver, self.format, self.max_tokens = driver, kv_format, max_tokens
         self.sequences: dict[tuple[Hashable, int], tuple[Batch, int]] = {}
-        self._whole: dict[tuple[tuple[Hashable, ...], int], Batch] = {}  # by all requests of the batch, and block
         self.lock = threading.Lock()
 
     def create(self, requests: Sequence[Hashable], block: int = 0) -> Batch:
         """Create the sequences of a block of several requests, together."""
         batch = self.driver.create(len(requests), self.max_tokens)
         self.sequences |= {(request, block): (batch, row) for row, request in enumerate(requests)}
-        self._whole[tuple(requests), block] = batch
         return batch
 
     def _sequence(self, request: Hashable, block: int) -> tuple[Batch, int]:
@@ -51,13 +49,11 @@ class DriveTier:
     @contextmanager
     def together(self, requests: Sequence[Hashable], block: int = 0) -> Iterator[tuple[Batch, Rows]]:
         """Sequences of a block of several requests as rows of one batch."""
-        if whole := self._whole.get((tuple(requests), block)):
-            yield whole, ALL
-            return
         sequences = [self._sequence(request, block) for request in requests]
         first = sequences[0][0]
         if all(batch is first for batch, _ in sequences):
-            yield first, np.array([row for _, row in sequences])
+            rows = [row for _, row in sequences]
+            yield first, ALL if rows == list(range(len(first.lengths))) else np.array(rows)
             return
         joined = Batch(
             [
@@ -67,6 +63,7 @@ class DriveTier:
             np.stack([batch.lengths[row] for batch, row in sequences]),
         )
         yield joined, ALL
+        # the driver counts tokens in the batch that it is given
         for (batch, row), lengths in zip(sequences, joined.lengths, strict=True):
             batch.lengths[row] = lengths
 
@@ -83,7 +80,6 @@ class DriveTier:
         for key in [key for key in self.sequences if key[0] in requests]:
             batch, row = self.sequences.pop(key)
             rows.setdefault(id(batch), []).append((batch, row))
-        self._whole = {key: batch for key, batch in self._whole.items() if id(batch) not in rows}
         with self.lock:
             for freed in rows.values():
                 batch, numbers = freed[0][0], np.array([row for _, row in freed])

@@ -175,9 +175,11 @@ class KvTable:
 
     def _stays_in_place(self, new: Mapping[Hashable, int], assignment: TierAssignment) -> bool:
         """Whether a placement moves no block, if all are in its tier already."""
-        if self.policy.has_layers or not self._formats.keys() <= assignment.placed | new.keys():
+        if self.policy.has_layers or not assignment.only_tier:
             return False
-        return assignment.only_tier == CSD or (bool(assignment.only_tier) and set(new.values()) == {1})
+        if assignment.only_tier == CSD:
+            return True  # requests that pause stay there as well
+        return set(new.values()) == {1} and self._formats.keys() <= assignment.placed
 
     def stay_in_drives(self) -> None:
         """Begin a forward without a program, whose new tokens are stored in drives: see `store_in_drives`."""

@@ -202,8 +202,9 @@ class BlockTable:
         if nbytes > self.free_bytes(tier):
             return False
         for block, (tokens, row_bytes) in blocks.items():
-            if (entry := self.entries.get(block)) is None:
-                entry = self.entries[block] = Block(row_bytes, 0, {tier: BlockCopy(0)})
+            if block not in self.entries:
+                self.add(block, row_bytes, tier)
+            entry = self.entries[block]
             copy = entry.copies[tier]
             copy.arriving.clear()
             copy.tokens += tokens

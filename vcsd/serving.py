@@ -34,7 +34,7 @@ from kv_cache.transfer.sequences import SequenceStore
 from vcsd.home_stack import HomeStack
 from vcsd.options import ServingLimits
 from vcsd.server import Server
-from vcsd.tiered import MAX_TOKENS
+from vcsd.tiered import MAX_TOKENS, context_of
 from vcsd.transport import check_method, methods_of, open_drives
 
 # Assumed cost model without a measured one: an H100, a PCIe 4 x16 link, and these drives
@@ -147,7 +147,7 @@ def serve(
     """
     model = unwrapped(model)
     shape = placement(model).shape
-    context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
+    context = context_of(model)
     max_tokens = serving.max_tokens or min(context, MAX_TOKENS)
     if max_tokens > context:
         raise ValueError(f"max_tokens = {max_tokens}: the model's context is {context}")

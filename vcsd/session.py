@@ -29,7 +29,7 @@ from vcsd.capacity_check import check_drives
 from vcsd.home_stack import HomeStack
 from vcsd.redundancy import open_redundant
 from vcsd.report import Report, method_statistics
-from vcsd.tiered import MAX_TOKENS, TierConfig, TierSession
+from vcsd.tiered import TierConfig, TierSession, context_of
 from vcsd.transport import check_method, methods_of
 
 _P = ParamSpec("_P")
@@ -72,9 +72,7 @@ class InDrives:
         with HomeStack() as undo:
             devices, replay = undo.enter_context(open_redundant(self.drives, options.redundancy, network))
             driver = Driver(devices, placed.shape, place.attention, options.flush_interval_steps)
-            config = model.config.get_text_config(decoder=True)
-            context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
-            kv = KvTable.in_drives(driver, next(model.parameters()), context)
+            kv = KvTable.in_drives(driver, next(model.parameters()), context_of(model))
             undo.callback(kv.close)
             undo.callback(_close, kv, driver)
             if isinstance(self.drives, DriveSetConfig) and self.drives.data_dir:

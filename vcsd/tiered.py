@@ -27,6 +27,11 @@ from vcsd.tables import table
 MAX_TOKENS = 4096  # default maximum length of a sequence
 
 
+def context_of(model: PreTrainedModel) -> int:
+    """Longest sequence of a model, tokens; the default if it does not say."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
     """Configuration of `attach` with tiers.
@@ -72,9 +77,7 @@ class TierConfig:
         model = unwrapped(model)
         kinds = kinds_in_tiers(model)
         tiers, policy = self.tiers, self.made()
-        config = model.config.get_text_config(decoder=True)
-        context = getattr(config, "max_position_embeddings", None) or MAX_TOKENS
-        max_tokens = tiers.max_tokens or min(context, MAX_TOKENS)
+        max_tokens = tiers.max_tokens or min(context_of(model), MAX_TOKENS)
         if tiers.page_cache is None:
             tiers = replace(tiers, page_cache=available_bytes(cgroup_of()))
         like = next(model.parameters())

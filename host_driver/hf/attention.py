@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -26,18 +25,18 @@ from csd_spec.arrays import F16, F32
 from host_driver.drive_tier import DriveTier
 from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS
-from host_driver.hf.cache import KvCache, KvLayer
+from host_driver.hf.cache import KvLayer, Rows
 from host_driver.hf.device import apply_cap_and_bias, attend_on_device
 from host_driver.hf.latent import MARK
 from host_driver.hf.shape import UnsupportedModelError
 from host_driver.hf.staging import stage, unstage
 from host_driver.kv_table import KvTable
+from kv_cache.block_table import PolicyError
 from kv_cache.hardware import CSD
 from kv_cache.transfer.engine import AttendCall
 
 ROUNDING = 1e-9  # tolerance of a scale in double precision, far below the precision of q
 TERMS = ("softcap", "s_aux", "slopes")  # logit terms, see `csd_spec.Attend`
-UNSERVED = (*TERMS, "position_bias", "sliding_window")
 
 Terms = dict[str, Any]  # scaling and logit terms of a model's layer
 
@@ -85,7 +84,7 @@ def kv_attention(
     return out, None
 
 
-def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Sequence[str] = UNSERVED) -> None:
+def check_asked(module: torch.nn.Module, kwargs: dict[str, Any], unserved: Sequence[str]) -> None:
     """Raise Unsupported if a model's attention needs something that drives do not support."""
     for name in unserved:
         if kwargs.get(name) is not None:
@@ -111,54 +110,7 @@ def mask_of(*args: Any, config: Any = None, **kwargs: Any) -> torch.Tensor | Non
     return mask
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows that attend in a forward, the same in every layer.
-
-    Attributes:
-        cache: Their cache.
-        requests: Those that have new tokens.
-        new: Which new positions are tokens rather than padding, (B, new) bool; None: all.
-        numbers: Row of each request in the batch.
-        mask: Mask (B or 1, 1, new, positions), True where a query sees a token; None: causal.
-    """
-
-    cache: KvCache
-    requests: list[Hashable]
-    new: NDArray[np.bool_] | None
-    numbers: dict[Hashable, int]
-    mask: torch.Tensor | None
-
-    def tokens(self, states: torch.Tensor, request: Hashable) -> torch.Tensor:
-        """New tokens of a request, (heads, tokens, channels), from states (B, heads, new, channels)."""
-        row = states[self.numbers[request]]
-        return row if self.new is None else row[:, self.positions(request).to(row.device)]
-
-    def positions(self, request: Hashable) -> torch.Tensor:
-        """Which new positions of a request are tokens, (new,) bool, if not all are."""
-        assert self.new is not None
-        return torch.from_numpy(self.new[self.numbers[request]])
-
-    def stored(self, request: Hashable, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """New keys and values of a request, (tokens, kv_heads, channels) each, as every tier stores them."""
-        k, v = (self.tokens(states, request).transpose(0, 1) for states in (key, value))
-        kv_format = self.cache.kv.format
-        return kv_format.stored(k), kv_format.stored(v[..., : kv_format.v_channels])
-
-    def mask_of(self, request: Hashable) -> torch.Tensor | None:
-        """Mask of a request's new tokens over its stored ones, (1, 1, new, tokens); None: causal."""
-        if self.mask is None:
-            return None
-        row = self.numbers[request]
-        of_row = self.mask[min(row, len(self.mask) - 1), 0]
-        if self.new is not None:
-            of_row = of_row[self.positions(request).to(of_row.device)]
-        return of_row[:, torch.from_numpy(self.cache.valid[row]).to(of_row.device)][None, None]
-
-
-def _enter(
-    layer: KvLayer, module: torch.nn.Module, key: torch.Tensor, mask: torch.Tensor | None, terms: Terms
-) -> _Rows:
+def _enter(layer: KvLayer, module: torch.nn.Module, key: torch.Tensor, mask: torch.Tensor | None, terms: Terms) -> Rows:
     """Begin a layer's attention to new keys (B, kv_heads, new, ...); at the first layer, an iteration."""
     cache, (batch, _, new, _), past = layer.cache, key.shape, layer.length
     if cache.pending is not layer:
@@ -166,24 +118,22 @@ def _enter(
             f"{type(module).__name__} attends twice to keys that it caches once, which drives do not support"
         )
     cache.pending = None
-    if cache.rows is not None and cache.rows[:2] == (past, new) and cache.rows[2] is mask:
-        rows: _Rows = cache.rows[3]
-        return rows
+    if cache.rows and cache.rows.are_of(past, new, mask):
+        return cache.rows
     numbers = {request: row for row, request in enumerate(cache.requests)}
-    if cache.ragged:
-        rows = _Rows(cache, cache.requests, None, numbers, None)
-    else:
-        admitted = cache.admit(mask, batch, past, new)
-        if terms["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
-            raise UnsupportedModelError(
-                "padding after tokens: ALiBi distances would depend on the model's implementation: pad on the left"
-            )
-        counts = admitted.sum(axis=1).tolist()
-        tokens = {request: count for request, count in zip(cache.requests, counts, strict=True) if count}
-        rows = _Rows(cache, list(tokens), None if admitted.all() else admitted, numbers, mask)
-        cache.begin(tokens)
-    cache.rows = past, new, mask, rows
-    return rows
+    if cache.ragged:  # all are tokens, and the server has begun the iteration
+        cache.rows = Rows(cache, past, mask, cache.requests, np.ones((batch, new), bool), True, numbers)
+        return cache.rows
+    admitted = cache.admit(mask, batch, past, new)
+    if terms["slopes"] is not None and (cache.valid[:, :-1] & ~cache.valid[:, 1:]).any():
+        raise UnsupportedModelError(
+            "padding after tokens: ALiBi distances would depend on the model's implementation: pad on the left"
+        )
+    counts = admitted.sum(axis=1).tolist()
+    tokens = {request: count for request, count in zip(cache.requests, counts, strict=True) if count}
+    cache.begin(tokens)
+    cache.rows = Rows(cache, past, mask, list(tokens), admitted, bool(admitted.all()), numbers)
+    return cache.rows
 
 
 def _in_windows(
@@ -244,7 +194,7 @@ class _Attention:
 
     layer: KvLayer
     module: torch.nn.Module
-    rows: _Rows
+    rows: Rows
     kv: KvTable
     terms: Terms
 
@@ -273,7 +223,8 @@ class _Attention:
             set_logit_terms(self.drives.driver, self.layer.number, query, self.terms)
         latent = self.layer.latent_space(self.module, key)
         keys, values = (key, value) if latent is None else latent.expand(key)
-        return attend_on_device(self.module, query, keys, values, self.rows.mask, self.terms)
+        mask = None if self.rows.cache.ragged else self.rows.mask
+        return attend_on_device(self.module, query, keys, values, mask, self.terms)
 
     def stored_rows(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Store new tokens and attend each row in its tier, to its KV data as stored there.
@@ -292,11 +243,11 @@ class _Attention:
         for call in self.kv.enter_rows(self.layer.number, rows.requests):
             in_drives = CSD in call.tiers and query.shape[2] == 1
             outputs = (self._in_drives if in_drives else self._on_device)(call, query, key, value)
-            if rows.new is None and call.rows == tuple(rows.numbers):
+            if rows.whole and call.rows == tuple(rows.numbers):
                 return (outputs if isinstance(outputs, torch.Tensor) else torch.stack(outputs)).to(dtype)
             out = query.new_zeros(*query.shape[:3], outputs[0].shape[-1], dtype=dtype) if out is None else out
             for request, output in zip(call.rows, outputs, strict=True):
-                positions = slice(None) if rows.new is None else rows.positions(request).to(out.device)
+                positions = slice(None) if rows.whole else rows.positions(request).to(out.device)
                 out[rows.numbers[request]][:, positions] = output.to(dtype)
         return query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype) if out is None else out
 
@@ -314,15 +265,15 @@ class _Attention:
         """Ship the tokens of new k and v to the drives in the background."""
         rows, index, drives = self.rows, self.layer.index, self.drives
         staged, numbers = stage(key, value, bf16=drives.driver.bf16), [rows.numbers[request] for request in call.rows]
-        new = np.ones((len(key), key.shape[2]), bool) if rows.new is None else rows.new
+        new = rows.new[numbers]
 
         def load() -> tuple[F16, F16]:  # may run after the cache is dropped
-            k, v = (part[numbers].transpose(0, 2, 1, 3)[new[numbers]] for part in staged())
+            k, v = (part[numbers].transpose(0, 2, 1, 3)[new] for part in staged())
             check_range(drives.driver, index, key, k)
             check_range(drives.driver, index, value, v)
             return k, drives.padded(v)
 
-        drives.append(call.rows, self.layer.number, new[numbers].sum(axis=1).astype(np.int64), load)
+        drives.append(call.rows, self.layer.number, new.sum(axis=1).astype(np.int64), load)
 
     def _append(
         self, call: AttendCall, request: Hashable, key: torch.Tensor, value: torch.Tensor
@@ -346,6 +297,8 @@ class _Attention:
         Returns:
             Keys and values of all tokens of each request, (S, kv_heads, ...) each.
         """
+        if len(call.tiers) > 1:
+            raise PolicyError("several new tokens are attended in drives after other blocks: attend on the device")
         joined, before = dict[Hashable, tuple[torch.Tensor, torch.Tensor]](), self.drives.read(call.rows, call.layer)
         self._ship(call, key, value)
         for request, stored in zip(call.rows, before, strict=True):

@@ -11,6 +11,7 @@ import itertools
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -169,6 +170,57 @@ class KvLayer(NotCopyable, CacheLayerMixin):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows that attend in a forward, the same in every layer.
+
+    Attributes:
+        cache: Their cache.
+        past: Positions before the forward.
+        mask: Mask (B or 1, 1, new, positions), True where a query sees a token; None: causal.
+        requests: Those that have new tokens.
+        new: Which new positions are tokens rather than padding, (B, new) bool.
+        whole: Whether all are.
+        numbers: Row of each request in the batch.
+    """
+
+    cache: KvCache
+    past: int
+    mask: torch.Tensor | None
+    requests: list[Hashable]
+    new: NDArray[np.bool_]
+    whole: bool
+    numbers: dict[Hashable, int]
+
+    def are_of(self, past: int, new: int, mask: torch.Tensor | None) -> bool:
+        """Whether a layer with `new` positions after `past`, and this mask, has these rows."""
+        return (self.past, self.new.shape[1]) == (past, new) and self.mask is mask
+
+    def tokens(self, states: torch.Tensor, request: Hashable) -> torch.Tensor:
+        """New tokens of a request, (heads, tokens, channels), from states (B, heads, new, channels)."""
+        row = states[self.numbers[request]]
+        return row if self.whole else row[:, self.positions(request).to(row.device)]
+
+    def positions(self, request: Hashable) -> torch.Tensor:
+        """Which new positions of a request are tokens, (new,) bool."""
+        return torch.from_numpy(self.new[self.numbers[request]])
+
+    def stored(self, request: Hashable, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """New keys and values of a request, (tokens, kv_heads, channels) each, as every tier stores them."""
+        k, v = (self.tokens(states, request).transpose(0, 1) for states in (key, value))
+        kv_format = self.cache.kv.format
+        return kv_format.stored(k), kv_format.stored(v[..., : kv_format.v_channels])
+
+    def mask_of(self, request: Hashable) -> torch.Tensor | None:
+        """Mask of a request's new tokens over its stored ones, (1, 1, new, tokens); None: causal."""
+        if self.mask is None or self.cache.ragged:
+            return None
+        row = self.numbers[request]
+        of_row = self.mask[min(row, len(self.mask) - 1), 0]  # a mask of one row is that of all
+        of_row = of_row[self.positions(request).to(of_row.device)]
+        return of_row[:, torch.from_numpy(self.cache.valid[row]).to(of_row.device)][None, None]
+
+
 class KvCache(NotCopyable, Cache):
     """A transformers cache with KV data in a table. Dropping it frees the data.
 
@@ -179,7 +231,7 @@ class KvCache(NotCopyable, Cache):
         valid: Which positions are stored, (B, positions) bool; padding is not. Only used if `attends`.
         pending: The layer whose keys were returned by `update` and not attended yet.
         micro_batch: Part of a decode step in drives that runs now.
-        rows: The rows of this forward, for `host_driver.hf.attention`, with past and new positions and mask.
+        rows: The rows of this forward, once its first layer is attended.
         latents: Latent conversions by attention module.
     """
 
@@ -206,7 +258,7 @@ class KvCache(NotCopyable, Cache):
         self.valid: NDArray[np.bool_] = np.zeros((0, 0), bool)
         self.pending: KvLayer | None = None
         self.micro_batch: MicroBatch | None = None
-        self.rows: tuple[int, int, torch.Tensor | None, Any] | None = None
+        self.rows: Rows | None = None
         self.latents: dict[torch.nn.Module, Latent | None] = {}
         self._in_forward = self._torn = self._runs = False
         self._format: KVFormat | None = None
@@ -232,7 +284,7 @@ class KvCache(NotCopyable, Cache):
         assert not self.requests, "the rows of a cache are created once"
         number = next(_numbers)
         requests: list[Hashable] = [(number, row) for row in range(count)]
-        self.kv.open(requests, self._format)
+        self.kv.open(requests, self._format)  # first: a drive lost meanwhile recomputes caches that have requests
         self.requests, self.valid = requests, np.zeros((count, 0), bool)
         self._release = weakref.finalize(self, self.kv.access.drop, tuple(self.requests))
         self._release.atexit = False
@@ -288,7 +340,7 @@ class KvCache(NotCopyable, Cache):
         if self._runs:
             self._runs = False
             self.kv.finish()
-            if self.kv.only_drives:
+            if self.kv.only_drives:  # only now are the tokens of all micro-batches known
                 self.kv.store_in_drives(self._new_tokens(past), range(len(self.own_layers)))
 
     def _new_tokens(self, past: int) -> dict[Hashable, int]:
@@ -321,8 +373,10 @@ class KvCache(NotCopyable, Cache):
                 f"the policy attends at {', '.join(attention.tiers)}: without drives only the device can attend"
             )
         if set(attention.rows) != set(self.requests):
-            some = f"{len(attention.rows)} of {len(self.requests)} requests"
-            raise PolicyError(f"the policy attends to {some} of the batch: attend to all of them at once")
+            raise PolicyError(
+                f"the policy attends to {len(attention.rows)} of {len(self.requests)} requests of the batch: attend to "
+                "all of them at once"
+            )
         if attention.method != "dense":
             raise PolicyError(f"the policy attends with method {attention.method!r}: in tiers only 'dense' works")
 
@@ -490,7 +544,7 @@ class RowCache(KvCache):
         for index, window in enumerate(windows):
             if window:
                 self.layers[index] = KvLayer(self, index, next(bounded), window)
-        self.requests, self.attends, self._runs = list(requests), True, True
+        self.requests, self.attends = list(requests), True
         longest = max(map(kv.tokens, requests))
         for layer in self.own_layers:
             layer.length, layer.is_initialized = longest, True

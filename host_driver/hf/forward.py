@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from host_driver.command_order import OrderBrokenError
+from host_driver.driver import Driver
 from host_driver.hf.adapters import ADAPTERS, adapted
 from host_driver.hf.attention import kv_attention, register
 from host_driver.hf.cache import IMPLEMENTATION, KvCache
@@ -64,20 +65,16 @@ def attached(
         replay: Records every forward, to recompute lost heads.
     """
     check_not_attached(model)
-
-    def forward_on(kv: KvTable, replay: Replay | None = None) -> AttachedForward:
-        return attached_forward(model, own, kv, kinds, micro_batches, replay)
-
     own = model.forward
     if replay:
-        replay.forward_on = lambda driver: forward_on(
-            KvTable.in_drives(driver, next(model.parameters()), kv.max_tokens)
-        )
-    with ExitStack() as undo:
-        if kv.drives:
-            register(IMPLEMENTATION)
-            undo.enter_context(use_attention_interface(model, IMPLEMENTATION, kv_attention))
-        undo.enter_context(with_forward(model, forward_on(kv, replay)))
+
+        def forward_on(driver: Driver) -> AttachedForward:
+            lost = KvTable.in_drives(driver, next(model.parameters()), kv.max_tokens)
+            return attached_forward(model, own, lost, kinds, micro_batches)
+
+        replay.forward_on = forward_on
+    forward = attached_forward(model, own, kv, kinds, micro_batches, replay)
+    with use_attention(model, IMPLEMENTATION) if kv.drives else nullcontext(), with_forward(model, forward):
         yield
 
 
@@ -98,12 +95,11 @@ def with_forward(model: PreTrainedModel, forward: Callable[..., Any] | None = No
 
 
 @contextmanager
-def use_attention_interface(
-    model: PreTrainedModel, implementation: str, interface: Callable[..., Any]
-) -> Iterator[None]:
-    """Make a model use our attention until the block ends, by its name in AttentionInterface."""
+def use_attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Make a model use our attention until the block ends, by this name in AttentionInterface."""
+    register(implementation)
     if model.config.get_text_config(decoder=True).model_type in ADAPTERS:
-        with adapted(model, implementation, interface):
+        with adapted(model, implementation, kv_attention):
             yield
         return
     before = model.config._attn_implementation

@@ -11,10 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from host_driver.hf.adapters import ADAPTERS
-from host_driver.hf.attention import kv_attention, register
 from host_driver.hf.cache import RowCache
 from host_driver.hf.cache_argument import forward_on
-from host_driver.hf.forward import SERVING, check_not_attached, use_attention_interface, with_forward
+from host_driver.hf.forward import SERVING, check_not_attached, use_attention, with_forward
 from host_driver.hf.latent import Latent
 from host_driver.hf.shape import FULL, SLIDING, UnsupportedModelError, placement
 from host_driver.kv_table import KvTable
@@ -83,6 +82,5 @@ def _kinds_of_rope(config: Any) -> str:
 def in_rows(model: PreTrainedModel) -> Iterator[None]:
     """Make a model attend by rows until the block ends, then restore it."""
     check_not_attached(model)
-    register(SERVING)
-    with with_forward(model), use_attention_interface(model, SERVING, kv_attention):
+    with with_forward(model), use_attention(model, SERVING):
         yield

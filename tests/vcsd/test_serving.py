@@ -21,6 +21,7 @@ from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration
 from kv_cache.limits import TierLimits
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
+from kv_cache.transfer.policy_thread import PolicyThread
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
@@ -228,3 +229,20 @@ def test_served_bytes_of_each_route_are_those_of_an_attached_model(tmp_path, pol
         moved = server.kv.real.moved
         served = {name: (counts.copies, moved[name]) for name, counts in server.kv.runner.traffic.items()}
     assert served == attached and sum(nbytes for _, nbytes in served.values()) > 0
+
+
+def test_no_prompt_or_step_in_drives_needs_a_program(monkeypatch) -> None:
+    """Whatever else is served, in whole prompts and in chunks; tokens are those of each request alone."""
+    model, asked, programs = made("qwen3, bf16"), prompts(3), []
+    start = PolicyThread.start
+    monkeypatch.setattr(PolicyThread, "start", lambda thread, run: programs.append(start(thread, run)))
+    answers = []
+    for chunk in (0, 5):
+        serving = ServingConfig(policy="in-storage", drives=2, prefill_chunk_tokens=chunk, max_tokens=LONGEST)
+        with serve(model, serving, background=False) as server:
+            handles = [server.submit(prompt, NEW) for prompt in asked]
+            answers.append([handle.result() for handle in handles])
+            assert server.kv.real.moved.total() == 0
+    assert not programs and answers[0] == answers[1]
+    with serve(model, ServingConfig(policy="in-storage", drives=2, max_batch_size=1, max_tokens=LONGEST)) as server:
+        assert [server.submit(prompt, NEW).result() for prompt in asked] == answers[0]
