@@ -16,8 +16,7 @@ from vcsd.loading import CHECKPOINT, load
 def main() -> str:
     """Print an answer as it is generated, and return it."""
     model, tokenizer = load(CHECKPOINT)
-    serving = vcsd.ServingConfig(policy="in-storage", drives=2)
-    with vcsd.serve(model, serving) as server, listen("127.0.0.1", 0) as listening:
+    with vcsd.serve(model, policy="in-storage", drives=2) as server, listen("127.0.0.1", 0) as listening:
         http = http_server(ModelEndpoint(server, tokenizer, EndpointConfig(name="bundled")))
         thread = Thread(target=http.run, kwargs={"sockets": [listening]})
         thread.start()

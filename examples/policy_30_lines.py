@@ -2,7 +2,7 @@
 
 Simulated time:         vcsd eval policies --policy examples/policy_30_lines.py:half
 Real bytes:             vcsd run --policy examples/policy_30_lines.py:half
-Several requests:       vcsd.serve(model, ServingConfig(policy="examples/policy_30_lines.py:half"))
+Several requests:       vcsd.serve(model, policy="examples/policy_30_lines.py:half")
 """
 
 from kv_cache import DEVICE, HOST, Iteration, Policy

@@ -38,10 +38,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 METHODS = "dense", "sparf", "ours"
 LIMITS = vcsd.TierLimits if "TierLimits" in vcsd.__all__ else vcsd.Tiers  # older revisions have other names
-if "DriveSetConfig" in vcsd.__all__:
-    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSetConfig, vcsd.ServingConfig, "method", "max_batch_size"
+DRIVES: Any = 2
+if "Session" in vcsd.__all__:
+    SERVING, METHOD, BATCH = vcsd.ServingConfig, "method", "max_batch_size"
+elif "DriveSetConfig" in vcsd.__all__:
+    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSetConfig(count=2), vcsd.ServingConfig, "method", "max_batch_size"
 else:
-    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSet, vcsd.Serving, "attention", "slots"
+    DRIVES, SERVING, METHOD, BATCH = vcsd.DriveSet(count=2), vcsd.Serving, "attention", "slots"
 POLICIES = "ours", "orbitflow", "tierkv"
 
 
@@ -68,7 +71,7 @@ def tokens_of(make: Callable[[], Any]) -> dict[str, Any]:
         attached[method] = {"tokens": out.sequences.tolist(), "logits": hashlib.sha256(logits).hexdigest()}
     for policy in POLICIES:
         tiers = LIMITS(device=1 << 20, host=4 << 20)
-        serving = SERVING(policy=policy, tiers=tiers, drives=DRIVES(count=2), max_tokens=256, **{BATCH: 2})
+        serving = SERVING(policy=policy, tiers=tiers, drives=DRIVES, max_tokens=256, **{BATCH: 2})
         with vcsd.serve(model, serving, background=False) as server:
             streams = [server.submit(row.tolist(), max_new_tokens=NEW_TOKENS) for row in ids]
             served[policy] = [list(stream) for stream in streams]

@@ -21,8 +21,8 @@ from kv_cache.trace import Request
 from kv_cache.transfer.engine import IterationRecord
 from tests.host_driver.hf.test_cache import llama, sharpen
 from tests.vcsd_cli.test_main import vcsd
-from vcsd.serving import ServingConfig, serve
-from vcsd.tiered import TierConfig
+from vcsd.serving import serve
+from vcsd.session import attach
 from vcsd_eval.serving.policies import PolicyOptions, experiment
 
 FILE = Path("examples/policy_30_lines.py")
@@ -50,7 +50,7 @@ def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:
     options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     expected = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
 
-    with TierConfig(policy=POLICY, tiers=TierLimits(files=tmp_path), record=True).attach(model) as run:
+    with attach(model, policy=POLICY, tiers=TierLimits(files=tmp_path), record=True) as run:
         with_bytes = model.generate(ids, **options, output_logits=True, return_dict_in_generate=True)
         run.kv.real.settle()
         moved, real = dict(run.kv.real.moved), decisions(run.kv.runner.recorded or [])
@@ -58,7 +58,7 @@ def test_policy_decisions_equal_simulated_real_served(tmp_path: Path) -> None:
     assert torch.equal(with_bytes.sequences, expected.sequences)
     assert all(torch.equal(a, b) for a, b in zip(with_bytes.logits, expected.logits, strict=True))
 
-    with serve(model, ServingConfig(policy=POLICY, tiers=TierLimits(files=tmp_path)), background=False) as server:
+    with serve(model, policy=POLICY, tiers=TierLimits(files=tmp_path), background=False) as server:
         server.kv.runner.recorded = []
         assert server.submit(PROMPT, NEW).result() == expected.sequences[0, len(PROMPT) :].tolist()
         served = decisions(server.kv.runner.recorded)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # isort: off
         DecodeStep as DecodeStep,
         load_methods as load_methods,
     )
-    from csd_link.driveset import DriveSetConfig as DriveSetConfig
     from csd_spec import (
         LAYOUTS as LAYOUTS,
         AttentionConfig as AttentionConfig,
@@ -39,9 +38,13 @@ if TYPE_CHECKING:  # isort: off
     )
     from host_driver.hf.shape import UnsupportedModelError as UnsupportedModelError
     from kv_cache.limits import TierLimits as TierLimits
-    from vcsd.attach_options import AttachConfig as AttachConfig
+    from vcsd.config import (
+        AttachConfig as AttachConfig,
+        ServingConfig as ServingConfig,
+    )
+    from vcsd.drive_report import DriveReport as DriveReport
     from vcsd.session import (
-        DriveSession as DriveSession,
+        Session as Session,
         attach as attach,
     )
     from vcsd.report import Report as Report
@@ -51,29 +54,20 @@ if TYPE_CHECKING:  # isort: off
         Server as Server,
         RequestHandle as RequestHandle,
     )
-    from vcsd.serving import (
-        ServingConfig as ServingConfig,
-        serve as serve,
-    )
-    from vcsd.tiered import (
-        TierSession as TierSession,
-        TierReport as TierReport,
-        TierConfig as TierConfig,
-    )
+    from vcsd.serving import serve as serve
     from vcsd.timeline import StepRecorder as StepRecorder
 
 _PLACES = {
-    "vcsd.session": ("DriveSession", "attach"),
-    "vcsd.attach_options": ("AttachConfig",),
+    "vcsd.session": ("Session", "attach"),
+    "vcsd.config": ("AttachConfig", "ServingConfig"),
+    "vcsd.drive_report": ("DriveReport",),
     "vcsd.report": ("Report",),
-    "vcsd.tiered": ("TierReport", "TierConfig", "TierSession"),
-    "vcsd.serving": ("ServingConfig", "serve"),
+    "vcsd.serving": ("serve",),
     "vcsd.server": ("RequestRejectedError", "Server", "RequestHandle"),
     "vcsd.timeline": ("StepRecorder",),
     "vcsd.sampling": ("SamplingParams",),
     "kv_cache.limits": ("TierLimits",),
     "host_driver.hf.shape": ("UnsupportedModelError",),
-    "csd_link.driveset": ("DriveSetConfig",),
     "csd_spec": (
         "AttentionConfig",
         "SparsityBudget",
@@ -94,7 +88,7 @@ _PLACES = {
 }
 _PLACE = {name: place for place, names in _PLACES.items() for name in names}
 
-__all__ = ["DriveSession", "attach", *(name for name in _PLACE if name not in ("DriveSession", "attach"))]
+__all__ = list(_PLACE)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,13 @@ import shutil
 
 from csd_io.cgroup import available_bytes, cgroup_of
 from csd_link.driveset import DriveSetConfig
+from csd_link.replication import COPIES
 from csd_spec import AttentionConfig, DriveSpec, ModelShape
 from ftl import maps_of
 from ftl.flash.spare import SPARE
+from host_driver.sharding import assign_heads
+from vcsd.config import AttachConfig
+from vcsd.redundancy import check_count
 
 OURS = ("inproc", "process", "fuse")  # transports whose drives are created for the run on this machine
 MIB = 1 << 20
@@ -57,6 +61,25 @@ def check_drives(
                 f"{_of(rows, tokens)} take {_mib(needed)} on the disk of {drives.data_dir}, and there are "
                 f"{_mib(free)}: free some, or name a folder on another disk (--data-dir)"
             )
+
+
+def check_attached(config: AttachConfig, attention: AttentionConfig, shape: ModelShape, rows: int, tokens: int) -> None:
+    """Raise ValueError if a run's drives do not support a model, or have no room for `rows` sequences of `tokens`.
+
+    Args:
+        config: Configuration of the run.
+        attention: Its method and layout for this model.
+        shape: Shape of the model.
+        rows: Number of sequences.
+        tokens: Tokens per sequence.
+    """
+    drives = config.drive_set()
+    count = drives.count if isinstance(drives, DriveSetConfig) else len(drives)
+    check_count(config.redundancy, count)
+    assign_heads(shape, count)
+    attention.at(1, shape.head_dim)
+    if isinstance(drives, DriveSetConfig):
+        check_drives(drives, attention, shape, rows, tokens, COPIES[config.redundancy])
 
 
 def check_cache(shape: ModelShape, value_bytes: int, rows: int, tokens: int) -> None:

@@ -4,51 +4,25 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from csd_spec import ModelShape
 from host_driver.driver import Driver
 from host_driver.hf.cache_argument import forward_on
+from vcsd.config import AttachConfig
 from vcsd.loading import continuation
-from vcsd.session import DriveSession
+from vcsd.report import Report
+from vcsd.session import attach
 
 Inputs = dict[str, torch.Tensor]  # input_ids and attention_mask, each (B, tokens)
 OnToken = Callable[[torch.Tensor], None]  # called with each step's new token ids, (B,)
-
-
-class Attachable(Protocol):
-    """Configuration of a place for the KV cache: drives or tiers."""
-
-    def attach(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
-        """Attach a model; the context's value has a `report()`."""
-        ...
-
-    def stored(self, dtype: torch.dtype, latent: bool) -> Attachable:
-        """Copy with the stored data type of a model that computes in `dtype`; `latent`: V is a part of K."""
-        ...
-
-    def check(self, shape: ModelShape) -> None:
-        """Raise ValueError if a model is not supported."""
-        ...
-
-    def check_capacity(self, shape: ModelShape, rows: int, max_tokens: int) -> Attachable:
-        """Copy for `rows` sequences of up to `max_tokens`; raises ValueError if they do not fit."""
-        ...
-
-    def describe(self, stored: int, head_dim: int) -> dict[str, Any]:
-        """Method and parameters at `stored` tokens, for JSON output."""
-        ...
-
-    def without_data_dir(self) -> AbstractContextManager[Attachable]:
-        """Copy with temporary drives."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +47,7 @@ class Continuation:
     text: str
     tokens: list[int]
     stored: int
-    report: Any
+    report: Report
     wall_s: float
     rows: torch.Tensor
     logits: torch.Tensor
@@ -85,17 +59,17 @@ def continue_text(
     tokenizer: PreTrainedTokenizerBase,
     inputs: Inputs,
     new_tokens: int,
-    setting: Attachable,
+    config: AttachConfig,
     on_token: OnToken | None = None,
     on_driver: Callable[[Driver], None] | None = None,
 ) -> Continuation:
     """Decode greedily in drives or tiers; `on_driver` is called before the prefill if there are drives."""
     began = time.perf_counter()
-    with setting.attach(model) as elsewhere:
-        if on_driver and isinstance(elsewhere, DriveSession):
-            on_driver(elsewhere.driver)
+    with attach(model, config) as session:
+        if on_driver and config.in_drives:
+            on_driver(session.driver)
         tokens, logits = generate(model, inputs, new_tokens, on_token)
-        report = elsewhere.report()
+        report = session.report()
         wall_s = time.perf_counter() - began
     prompt, new = inputs["input_ids"][0].tolist(), tokens[0].tolist()
     stored = len(prompt) + tokens.shape[1] - 1
@@ -108,7 +82,7 @@ def agreement(
     model: PreTrainedModel,
     inputs: Inputs,
     new_tokens: int,
-    setting: Attachable,
+    config: AttachConfig,
     done: Continuation,
     on_token: OnToken | None = None,
 ) -> ReferenceMatch:
@@ -116,13 +90,26 @@ def agreement(
     expected, wanted = generate(model, inputs, new_tokens, on_token)
     equal, logits = torch.equal(done.rows, expected), done.logits
     if not equal:
-        with setting.without_data_dir() as again, again.attach(model):
+        with _without_data_dir(config) as again, attach(model, again):
             logits = _force(model, inputs, expected)
     return ReferenceMatch(
         tokens_equal=equal,
         max_abs_logit_diff=float((logits - wanted).abs().max()),
         top1_match_rate=float((logits.argmax(-1) == wanted.argmax(-1)).float().mean()),
     )
+
+
+@contextmanager
+def _without_data_dir(config: AttachConfig) -> Iterator[AttachConfig]:
+    """Configuration with temporary drives; their files, if any, are created next to the kept folder."""
+    if not config.data_dir:
+        yield config
+    elif config.storage.kind == "memory":
+        yield replace(config, data_dir=None)
+    else:
+        kept = config.data_dir.absolute()
+        with TemporaryDirectory(prefix=f"{kept.name}-", dir=kept.parent) as folder:
+            yield replace(config, data_dir=Path(folder))
 
 
 class _Streamer(transformers.generation.streamers.BaseStreamer):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import Field
 
-from csd_spec.checked import Whole, frozen_value
+from csd_spec.checked import Whole, frozen_part
 from vcsd.models import find_model
 
 MAX_SEED = (1 << 32) - 1  # limit of all random number generators used
@@ -44,7 +44,7 @@ MethodsFile = Annotated[
 ]
 
 
-@frozen_value
+@frozen_part
 class ServingLimits:
     """Batches and queue of a server."""
 

@@ -31,6 +31,12 @@ def _mirror_partner(drives: Sequence[Drive], number: int) -> Drive:
     return next((drive for drive in later if node and getattr(drive, "node", None) != node), later[0])
 
 
+def check_count(redundancy: Redundancy, count: int) -> None:
+    """Raise ValueError for too few drives."""
+    if redundancy == "mirror" and count < 2:
+        raise ValueError("redundancy = 'mirror': at least 2 drives are needed")
+
+
 def _identity(device: Drive) -> Drive:
     return device
 
@@ -70,6 +76,7 @@ def open_redundant(
     """
     with ExitStack() as undo:
         count = drives.count if isinstance(drives, DriveSetConfig) else len(drives)
+        check_count(redundancy, count)
         if isinstance(drives, DriveSetConfig):
             recovery_s = RECOVERY_S.get(redundancy, drives.recovery_s)
             drives = replace(drives, recovery_s=recovery_s)

@@ -14,8 +14,10 @@ from host_driver.hf.rows import RowModel
 from kv_cache.engine import Engine
 from kv_cache.scheduler import SchedulerOutput
 from kv_cache.trace import Request
+from vcsd.config import ServingConfig
 from vcsd.counters import counters_of
 from vcsd.sampling import Sampler, SamplingParams, TokenLogprob
+from vcsd.session import Session
 
 
 class RequestRejectedError(ValueError):
@@ -84,28 +86,29 @@ class RequestHandle:
 
 
 class Server:
-    """A model that serves requests. `vcsd.serve` creates one, and runs its iterations in a thread."""
+    """A model that serves requests. `vcsd.serve` creates one, and runs its iterations in a thread.
+
+    Attributes:
+        report: Returns the `Report` of the work so far.
+        kv: KV data of its requests.
+        counters: Requests, tokens and times.
+    """
 
     def __init__(
-        self,
-        rows: RowModel,
-        engine: Engine,
-        max_tokens: int,
-        max_waiting: int = 128,
-        measured: bool = False,
+        self, session: Session, rows: RowModel, engine: Engine, max_tokens: int, config: ServingConfig
     ) -> None:
         """Create a server.
 
         Args:
-            rows: The model, and its requests' KV caches.
+            session: KV data of its requests.
+            rows: The model.
             engine: Schedules iterations in simulated time.
             max_tokens: Maximum length of a request, tokens.
-            max_waiting: Maximum number of requests without a first token.
-            measured: Whether the engine is corrected by measured times of decode steps.
+            config: Its queue, and whether the engine is corrected by measured times of decode steps.
         """
-        self._rows, self._engine, self._measured = rows, engine, measured
+        self.report, self._rows, self._engine, self._measured = session.report, rows, engine, config.replan_on_drift
         self._layers = len(rows.kv.runner.layers)
-        self.max_tokens, self.max_waiting = max_tokens, max_waiting
+        self.max_tokens, self.max_waiting = max_tokens, config.max_queued_requests
         self.kv = rows.kv
         self.counters = counters_of(rows.kv)
         self.handles: dict[int, RequestHandle] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -49,3 +49,22 @@ def flat_table(title: str, result: dict[str, Any]) -> Table:
     """Table of a flat dictionary."""
     rows = ((name, f"{figure:,.4g}" if isinstance(figure, float) else str(figure)) for name, figure in result.items())
     return table(title, ("what", "figure"), rows)
+
+
+class Printable:
+    """A result whose text is its tables, at most 80 characters wide."""
+
+    __slots__ = ()
+
+    def tables(self) -> Group:
+        """The tables."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Group:
+        return self.tables()
+
+    def __str__(self) -> str:
+        console = Console(width=80, no_color=True, emoji=False)
+        with console.capture() as capture:
+            console.print(self.tables())
+        return capture.get().rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -19,26 +19,28 @@ from csd_spec import AttentionConfig, CompressionBudget, FixedBudget, SparFParam
 from csd_spec.checked import frozen_part, frozen_value
 from csd_spec.network import network_named
 from host_driver.first_steps import FirstSteps
+from kv_cache.policies import POLICIES, moves_blocks
 from nvmevirt_config import load_drive
-from vcsd.attach_options import METHOD, AttachConfig, AttentionOptions
+from vcsd.config import IN_STORAGE, AttachConfig, AttentionOptions
 from vcsd.options import MAX_SEED, ModelFolder, OptionError
 from vcsd.progress import progress, status
 from vcsd.tables import table
 from vcsd.timeline import StepRecords, check_timeline_path
 from vcsd.transport import check_drives, check_method, fleet_or_count, methods_of
 from vcsd_cli.shared import Output, OutputOption, importing, print_json, stdout
-from vcsd_cli.tiers import TierOptions
+from vcsd_cli.tiers import TierLimitOptions, check_limits
 
 if TYPE_CHECKING:
     import torch
 
-    from vcsd.generate import Attachable, Continuation, OnToken, ReferenceMatch
-    from vcsd.session import InDrives
+    from vcsd.generate import Continuation, OnToken, ReferenceMatch
     from vcsd.step_times import StepTimes
 
 
-NOTHING_MOVES: dict[str, Any] = {"tiers": [], "routes": []}  # only q, k, v and the output move: `link_bytes`
-
+POLICY_HELP = (
+    f"placement policy: {', '.join(filter(moves_blocks, POLICIES))}, or FILE:NAME (default: {IN_STORAGE}, in drives)"
+)
+DRIVES = "2"  # default
 DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 SHOWN_CHARACTERS = 160  # of a prompt
 
@@ -86,13 +88,13 @@ class MethodOptions(AttentionOptions):
         int | None, typer.Option(min=0, max=1 << 20, help="most recent tokens among them (default: k / 4)")
     ] = None
 
-    def attention(self, default: str = METHOD) -> AttentionConfig:
+    def attention(self) -> AttentionConfig:
         """Method, budget and layout of the options. Dense attention uses all KV data."""
         r, k, recent = self.sparf_channels, self.sparf_tokens, self.sparf_recent
         outright = [value is not None for value in (r, k, recent)]
         if any(outright) and self.compression is not None:
             raise OptionError("--compression and --sparf-channels, --sparf-tokens, --sparf-recent exclude each other")
-        attention = AttentionOptions.attention(self, default)
+        attention = AttentionOptions.attention(self)
         if attention.method == "dense":
             return replace(attention, budget=CompressionBudget(1))
         if not any(outright):
@@ -111,14 +113,12 @@ def parse_drives(text: object) -> str:
     return words
 
 
-DrivesOption = Annotated[
-    str, typer.Option(parser=parse_drives, metavar=DRIVES_METAVAR, help="drives that share the KV heads, or a fleet's")
-]
 DriveFile = Annotated[Path | None, typer.Option(help="YAML description of the drives (default: the paper's)")]
 
 
-def drive_set(options: DriveOptions, drives: str, drive_config: Path | None, spares: int = 0) -> DriveSetConfig:
+def drive_set(options: DriveOptions, drives: str | None, drive_config: Path | None, spares: int = 0) -> DriveSetConfig:
     """The set of drives of the options, and `spares` more that replace lost ones."""
+    drives = drives or DRIVES
     if not drives.isdigit() and options.transport != "inproc":
         raise OptionError(f"--drives {drives} and --transport exclude each other")
     count, transport = fleet_or_count(int(drives) if drives.isdigit() else drives, options.transport)
@@ -126,47 +126,65 @@ def drive_set(options: DriveOptions, drives: str, drive_config: Path | None, spa
     return DriveSetConfig.of(options, count=count, spec=spec, transport=transport, spares=spares)
 
 
+@frozen_part
+class CreatedDriveOptions(MethodOptions):
+    """Drives; of the commands that run models."""
+
+    drives: Annotated[
+        str | None,
+        typer.Option(
+            parser=parse_drives,
+            metavar=DRIVES_METAVAR,
+            help=f"drives that share the KV heads, or a fleet's (default: {DRIVES}, or none if the policy uses none)",
+        ),
+    ] = None
+    drive_config: DriveFile = None
+
+
 @frozen_value
-class RunOptions(MethodOptions, AttachConfig):
+class RunOptions(CreatedDriveOptions, AttachConfig):
     """Drives; of `vcsd run`."""
 
-    drives: DrivesOption = "2"
-    drive_config: DriveFile = None
+    policy: Annotated[str | None, typer.Option(help=POLICY_HELP)] = None
     timeline: Annotated[
         Path | None,
         typer.Option(help="file for the last decode step in simulated time: .json for Perfetto, .svg or .png"),
     ] = None
 
+    def drive_set(self) -> DriveSetConfig:
+        return drive_set(self, self.drives, self.drive_config, self.spares)
+
 
 def run(
     text: PromptOptions,
     options: RunOptions,
-    tiers: TierOptions,
+    tiers: TierLimitOptions,
     model: ModelFolder = None,
     device: Annotated[Processor, typer.Option(help="device of the model")] = Processor.CPU,
     output: OutputOption = Output.NORMAL,
 ) -> None:
     """Generate text with the KV cache in drives or in tiers; compare with sdpa."""
     prompt = text.read()
-    configured = _checked(options, tiers)
+    options = _checked(options, tiers)
     with status("loading the model"):
         with importing():
             from host_driver.hf.shape import placement
-            from vcsd.capacity_check import check_cache
+            from vcsd.capacity_check import check_attached, check_cache
             from vcsd.generate import agreement, continue_text
             from vcsd.loading import CHECKPOINT, encode, load
-            from vcsd.session import InDrives
+            from vcsd.session import attention_of
             from vcsd.step_times import time_steps
 
-        setting: Attachable = configured()
         path = model or CHECKPOINT
         loaded, tokenizer = load(path, device)
         shape = placement(loaded).shape
-        setting = setting.stored(loaded.dtype, shape.latent)
-        setting.check(shape)
+        attention = attention_of(options, loaded, shape)
         inputs = encode(loaded, tokenizer, prompt, text.batch, text.max_new_tokens, text.seed)
         rows, longest = inputs["input_ids"].shape[0], inputs["input_ids"].shape[1] + text.max_new_tokens
-        setting = setting.check_capacity(shape, rows, longest)
+        if options.tiers:
+            options = replace(options, tiers=replace(options.tiers, max_tokens=longest))
+        else:
+            check_attached(options, attention, shape, rows, longest)
         if text.compare and device is Processor.CPU:
             check_cache(shape, loaded.dtype.itemsize, rows, longest)
     records = StepRecords(FirstSteps() if text.compare else None, options.timeline)
@@ -175,23 +193,20 @@ def run(
         _show_prompt(prompt, inputs["input_ids"].shape[1], parameters)
     stream = _TextStream(tokenizer, inputs["input_ids"][0].tolist())
     with _show_progress(stream, output, text.max_new_tokens) as on_token:
-        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, setting, on_token, records.watch)
+        done = continue_text(loaded, tokenizer, inputs, text.max_new_tokens, options, on_token, records.watch)
     if output is Output.NORMAL:
         stream.end(done.text)
     agreed, times = None, None
     if text.compare:
         with progress("ordinary attention", text.max_new_tokens) as tick:
-            agreed = agreement(loaded, inputs, text.max_new_tokens, setting, done, tick)
-    setup = setting.describe(done.stored, shape.head_dim) | records.write()
-    if tiers.policy and isinstance(setting, InDrives):
-        setup["kv_cache"] = {"policy": tiers.policy, "why": "", "iterations": done.report.steps + 1} | NOTHING_MOVES
+            agreed = agreement(loaded, inputs, text.max_new_tokens, options, done, tick)
+    setup = _attention_figures(options, attention, done.stored, shape.head_dim) | records.write()
     recorded = records.first if records.first and records.first.steps else None
     if output is Output.NORMAL:
         _show(done, setup, agreed, "the bundled checkpoint" if path == CHECKPOINT else path.name, bool(recorded))
-    if recorded and isinstance(setting, InDrives):  # only a driver records
+    if recorded and options.in_drives:  # only a driver records
         with status("timing other methods"):
-            method = options.method or setting.attention.method
-            times = time_steps(recorded, method, setting.attention, options.methods_file)
+            times = time_steps(recorded, options.method or attention.method, attention, options.methods_file)
     if output is Output.JSON:
         figures = {key: value for key, value in asdict(shape).items() if key != "name"}
         print_json({"model": {"name": path.name, **figures}, **setup, **_figures(done, agreed, times)})
@@ -199,33 +214,35 @@ def run(
         stdout().print(times)
 
 
-def _checked(options: RunOptions, tiers: TierOptions) -> Callable[[], Attachable]:
-    """Options that are checked before the model is loaded; the function makes the place, which needs torch.
-
-    The default method with --policy in-storage is dense.
-    """
-    in_tiers = tiers.value()
-    drives_only = ("timeline", *(field.name for field in fields(MethodOptions)))
-    if in_tiers and (names := [name for name in drives_only if getattr(options, name) is not None]):
-        name = f"--{names[0].replace('_', '-')}"
-        raise OptionError(f"{name} is a drive option, and with --policy {tiers.policy} the model attends itself")
+def _checked(options: RunOptions, tiers: TierLimitOptions) -> RunOptions:
+    """Options that are checked before the model is loaded."""
+    check_limits(options, tiers)
+    if not options.in_drives:
+        return replace(options, tiers=tiers.limits(), record=True)
     if options.timeline:
         check_timeline_path(options.timeline)
-    drives = drive_set(options, options.drives, options.drive_config, options.spares)
+    drives = options.drive_set()
     check_drives(drives)
-    if in_tiers:
-        return lambda: in_tiers
-    attention = options.attention("dense" if tiers.policy else METHOD)
-    check_method(attention, methods_of(drives))
+    check_method(options.attention(), methods_of(drives))
     if options.network:
         network_named(options.network)
+    return options
 
-    def in_drives() -> InDrives:
-        from vcsd.session import InDrives
 
-        return InDrives(options, attention, drives)
-
-    return in_drives
+def _attention_figures(options: RunOptions, attention: AttentionConfig, stored: int, head_dim: int) -> dict[str, Any]:
+    """Method and parameters at `stored` tokens, for JSON output."""
+    if not options.in_drives:
+        return {"attention": "the model's own"}
+    params, layout = attention.at(stored, head_dim), attention.kv_layout
+    return {
+        "attention": attention.method,
+        "convention": getattr(attention.budget, "convention", "paper"),
+        "r": params.r,
+        "k": params.k,
+        "l": params.l,
+        "layout": layout.name,
+        "lossy": layout.lossy,
+    }
 
 
 def _figures(done: Continuation, agreed: ReferenceMatch | None, times: StepTimes | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperOption
 
-_ASSIGNED = re.compile(r"\b([a-z]\w*) = ")
+_ASSIGNED = re.compile(r"\b([a-z]\w*) = ((?:True|False)\b)?")
 
 
 class StrictCommand(TyperCommand):
@@ -79,17 +79,24 @@ class StrictCommand(TyperCommand):
 
     def with_options(self, message: str) -> str:
         """A message whose `name = ` are options of this command, if it begins with one."""
-        names = {
-            alias: param.opts[0]
+        options = {
+            alias: param
             for param in self.params
             if isinstance(param, TyperOption)
             for alias in (param.name, param.opts[0].strip("-").replace("-", "_"))
         }
+
+        def typed(match: re.Match[str]) -> str:
+            option, truth = options.get(match[1]), match[2] or ""
+            if not option:
+                return f"{match[1]} {truth}"
+            if not truth or not option.is_flag:
+                return f"{option.opts[0]} {truth}"
+            return option.secondary_opts[0] if truth == "False" and option.secondary_opts else option.opts[0]
+
         lead, colon, reason = message.partition(": ")
         first = _ASSIGNED.match(lead)
-        if not first or first[1] not in names:
-            return message
-        return _ASSIGNED.sub(lambda match: f"{names.get(match[1], match[1])} ", lead) + colon + reason
+        return _ASSIGNED.sub(typed, lead) + colon + reason if first and first[1] in options else message
 
 
 def _is_path(parameter: Any) -> bool:

@@ -1,24 +1,18 @@
-"""Options of a KV cache in tiers."""
+"""Options of the sizes of tiers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kv_cache.limits import TierLimits
-from kv_cache.policies import POLICIES, load_policies, moves_blocks
-from kv_cache.scheduler import Policy
-
-if TYPE_CHECKING:
-    from vcsd.tiered import TierConfig
+from vcsd.config import CacheOptions
+from vcsd_cli.lazy import first_given
 
 MAX_MIB = float(1 << 30)
-IN_STORAGE = "in-storage"
-_NAMES = ", ".join(filter(moves_blocks, POLICIES))
-_HELP = f"placement policy: {_NAMES}, or FILE:NAME (default: {IN_STORAGE}, in drives)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +46,7 @@ class TierLimitOptions:
         return TierLimits(device, host, cache, self.files, allow_overwrite=self.allow_overwrite)
 
 
-@dataclass(frozen=True, slots=True)
-class TierOptions(TierLimitOptions):
-    """Options of a KV cache in tiers instead of drives."""
-
-    policy: Annotated[str | None, typer.Option(help=_HELP)] = None
-    policies: Annotated[Path | None, typer.Option("--policies-file", help="Python file with custom policies")] = None
-
-    def value(self) -> TierConfig | None:
-        """Configuration of the options; None if the KV cache is in drives."""
-        sizes = (self.device_mib, self.host_mib, self.page_cache_mib)
-        if self.policy in (None, IN_STORAGE):
-            if self.policy is None and any(size is not None for size in (*sizes, self.files, self.policies)):
-                raise ValueError(f"tiers have no effect in drives: add --policy POLICY ({_NAMES})")
-            return None
-        policies = load_policies(self.policies)
-        moving = [name for name, policy in policies.items() if Policy.of(policy).has_layers]
-        if self.policy not in moving and ":" not in self.policy:
-            raise ValueError(f"policy = {self.policy!r}: must be one of {', '.join(moving)}, or FILE:NAME")
-        tiers = self.limits()
-        from vcsd.tiered import TierConfig
-
-        return TierConfig(policy=self.policy, tiers=tiers, policies=policies, record=True)
+def check_limits(options: CacheOptions, tiers: TierLimitOptions) -> None:
+    """Raise ValueError for limits of tiers if all KV data is in drives."""
+    if options.in_drives and (option := first_given(tiers)):
+        raise ValueError(f"{option}: all KV data is in drives: leave it out, or add --policy auto or another policy")

@@ -16,7 +16,8 @@ from typer._click.core import Context
 from csd_link.driveset import DriveOptions
 from csd_link.hosting import HostingOptions
 from csd_spec import DriveSpec
-from vcsd.attach_options import AttachConfig, AttentionOptions
+from vcsd.config import AttachConfig, AttentionOptions, CacheOptions, ServingConfig
+from vcsd.options import ServingLimits
 from vcsd_cli.main import app
 
 _BOUNDS = re.compile(r"\s*\[((?:default|required|env|[-\d.]+<|x)[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]$")
@@ -179,9 +180,17 @@ def drive(root: Path) -> str:
 
 
 def keywords(root: Path) -> str:
-    """Keywords of `vcsd.attach` with drives, which are fields of some dataclasses."""
+    """Keywords of `vcsd.attach` and, in the last two tables, of `vcsd.serve`: fields of some dataclasses."""
     text: list[str] = []
-    for kind in (AttentionOptions, AttachConfig, DriveOptions, HostingOptions):
+    for kind in (
+        AttentionOptions,
+        CacheOptions,
+        AttachConfig,
+        DriveOptions,
+        HostingOptions,
+        ServingLimits,
+        ServingConfig,
+    ):
         hints, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
         meanings, rows = dict(_ATTRIBUTE.findall(inspect.cleandoc(kind.__doc__ or ""))), []
         for field in dataclasses.fields(kind):

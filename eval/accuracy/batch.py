@@ -38,15 +38,13 @@ class BatchRun:
         return self.task.score is None
 
     @contextmanager
-    def in_drives(
-        self, drives: int, layout: str, methods: Path | None
-    ) -> Iterator[tuple[vcsd.DriveSession, Prefilled]]:
+    def in_drives(self, drives: int, layout: str, methods: Path | None) -> Iterator[tuple[vcsd.Session, Prefilled]]:
         """The prompts in new drives of a layout until the block ends."""
         how: Any = {"method": DENSE, "methods_file": methods}
         with vcsd.attach(self.model, drives=drives, layout=layout, **how) as csd:
             yield csd, self.host.in_drives(csd)
 
-    def turn(self, number: int, trial: Trial, csd: vcsd.DriveSession, prefilled: Prefilled) -> Turn:
+    def turn(self, number: int, trial: Trial, csd: vcsd.Session, prefilled: Prefilled) -> Turn:
         """Decode every sample by one trial; number: of the batch."""
         if self.forces and self._dense is None and not trial.is_dense:  # its turn was done by a run that was killed
             csd.set_method(DENSE, CompressionBudget(1))

@@ -33,7 +33,7 @@ class HostPrefill:
         cache.crop(-ids.shape[1])
         return torch.log_softmax(out.logits[0].float(), -1)
 
-    def in_drives(self, csd: vcsd.DriveSession) -> Prefilled:
+    def in_drives(self, csd: vcsd.Session) -> Prefilled:
         """The same prompts in the drives that the model is attached to, with a forward where shipping cannot serve."""
         if can_fill(self.model, csd.placed):
             return Prefilled(self.model, self.prompts, filled(self.model, csd.kv, csd.placed, self.caches))

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from vcsd.generate import Inputs, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.session import DriveSession, attach
+from vcsd.session import Session, attach
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,6 @@ class ReferenceDecode:
         wrong = int((tokens != self.expected[:, : tokens.shape[1]]).sum())
         return Counter(lost=self.tokens - tokens.shape[1], wrong=wrong)
 
-    def in_drives(self, **options: Any) -> AbstractContextManager[DriveSession]:
+    def in_drives(self, **options: Any) -> AbstractContextManager[Session]:
         """Attach the model to the drives under test until the block ends."""
         return attach(self.model, **self.options | options)

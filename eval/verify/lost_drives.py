@@ -23,7 +23,7 @@ from csd_link.run_dir import pid_path
 from csd_spec import DriveError
 from vcsd.generate import generate
 from vcsd.progress import Tick
-from vcsd.session import DriveSession
+from vcsd.session import Session
 from vcsd_eval.verify.decode import ReferenceDecode
 
 Transport = Literal["process", "nvme+tcp"]
@@ -125,7 +125,7 @@ def _decode_s(decode: ReferenceDecode, options: dict[str, Any]) -> float:
         return time.perf_counter() - began
 
 
-def _lose(decode: ReferenceDecode, csd: DriveSession, killed: Sequence[int], delay_s: float, tally: LossTally) -> None:
+def _lose(decode: ReferenceDecode, csd: Session, killed: Sequence[int], delay_s: float, tally: LossTally) -> None:
     """One decode, in which drives are lost after `delay_s`."""
     groups = [device for device in csd.driver.devices if isinstance(device, ReplicatedDrive)]
     names = [device.name for device in csd.driver.devices]

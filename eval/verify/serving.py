@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from csd_link.driveset import DriveSetConfig
 from host_driver.hf.shape import placement
 from kv_cache.hardware import CSD, DEVICE, HOST
 from kv_cache.limits import TierLimits
@@ -25,12 +24,13 @@ from kv_cache.planner.problem import BLOCK_TOKENS
 from kv_cache.policies import POLICIES as EVERY
 from kv_cache.policies import policy_of
 from kv_cache.trace import Trace, generate
+from vcsd.config import ServingConfig
 from vcsd.loading import CHECKPOINT, PROMPT
 from vcsd.loading import load as load_model
 from vcsd.progress import Tick
 from vcsd.sampling import SamplingParams
 from vcsd.server import RequestHandle, Server
-from vcsd.serving import ServingConfig, default_performance_model, serve
+from vcsd.serving import default_performance_model, serve
 
 POLICIES = {name: make for name, make in EVERY.items() if name != "oracle"}  # the oracle is a bound in simulated time
 WITH_DRIVES = [name for name in POLICIES if CSD in policy_of(name).tiers]
@@ -137,7 +137,7 @@ def _arrivals(trace: Trace) -> list[float]:
 def alone(asked: Sequence[ServingRequest], drives: bool, tick: Tick) -> list[list[int]]:
     """Answers of a server that serves one request at a time, with its whole KV cache on the device."""
     answers = []
-    with _served(ServingConfig(max_batch_size=1, drives=DriveSetConfig() if drives else ())) as server:
+    with _served(ServingConfig(max_batch_size=1, drives=int(drives))) as server:
         for request in asked:
             answers.append(_submit(server, request).result())
             tick(None)
@@ -202,7 +202,7 @@ def setting(load: ServingLoad, name: str, asked: Sequence[ServingRequest]) -> Se
     return ServingConfig(
         policy=name,
         tiers=TierLimits(device=size, host=size),
-        drives=DriveSetConfig(count=load.drives) if with_drives else (),
+        drives=load.drives if with_drives else 0,
         max_batch_size=load.max_batch_size,
         max_tokens=longest[-1],
         max_queued_requests=len(asked) + 1,

@@ -18,6 +18,7 @@ from host_driver.hf.cache_argument import CACHE_ARGUMENTS
 from host_driver.hf.latent import latent_modules
 
 OLDEST_TRANSFORMERS, TOO_NEW_TRANSFORMERS = (5, 20), (5, 25)  # `./dev test --matrix` tries the ends
+MAX_TOKENS = 4096  # default length of a sequence in tiers, at most
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 WINDOWS = SLIDING, "chunked_attention"
@@ -76,6 +77,11 @@ def unwrapped(model: Any) -> PreTrainedModel:
     model = getattr(model, "_orig_mod", model)
     base = getattr(model, "get_base_model", None)
     return base() if callable(base) and not isinstance(model, PreTrainedModel) else model
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """Longest sequence of a model, tokens; MAX_TOKENS if it does not say."""
+    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or MAX_TOKENS
 
 
 def placement(model: PreTrainedModel) -> LayerPlacement:

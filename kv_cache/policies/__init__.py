@@ -88,7 +88,10 @@ def policy_of(definition: Any) -> Policy:
         ValueError: The name is unknown, or the object is not a policy.
     """
     if not isinstance(definition, str):
-        return Policy.of(definition)
+        try:
+            return Policy.of(definition)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"policy = {definition!r}: {error}") from None
     file, _, name = definition.rpartition(":")
     policies = load_policies(Path(file) if file else None)
     if name not in policies and file:

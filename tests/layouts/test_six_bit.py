@@ -186,7 +186,7 @@ def test_model_decodes_with_a_file_of_layouts(monkeypatch, transport):
         expected = decode(model := llama(), 100)
         with vcsd.attach(model, drives=2, method="dense", layout="int6", layouts_file=FILE, transport=transport) as csd:
             result = decode(model, 100)
-    assert csd.report().layout == "int6" and 0 < (result - expected).abs().max() < 1
+    assert csd.report().drives.layout == "int6" and 0 < (result - expected).abs().max() < 1
 
 
 def test_entry_point_adds_the_layout(monkeypatch):

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import vcsd
-from csd_link.driveset import DriveSetConfig
 from tests.conftest import missing
 from tests.vcsd_cli.test_main import vcsd as command
 from vcsd import TierLimits
+from vcsd.config import ServingConfig
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.serving import ServingConfig, serve
+from vcsd.serving import serve
 
 NEW = 32
 KV_BYTES = 2 * 4 * 64 * 4  # of one token and layer of the bundled model in FP32
@@ -84,8 +84,7 @@ def test_served_requests_equal_requests_alone(tmp_path, bundled, policy, drives)
     row = inputs["input_ids"][0, -600:].tolist()
     prompts = [row[start:] for start in (0, 100, 300, 500)]
     tiers = TierLimits(device=1 << 24, host=1 << 24, files=tmp_path)
-    where = DriveSetConfig(count=drives) if drives else ()
-    config = ServingConfig(policy=policy, tiers=tiers, drives=where, max_batch_size=4, max_tokens=700)
+    config = ServingConfig(policy=policy, tiers=tiers, drives=drives, max_batch_size=4, max_tokens=700)
     with serve(model, config, background=False) as server:
         alone = [server.submit(prompt, NEW).result() for prompt in prompts]
     with serve(model, config, background=False) as server:

@@ -13,8 +13,7 @@ from csd_link.driveset import DriveSetConfig
 from csd_spec import LAYOUTS, AttentionConfig, KvAppend, ModelShape, SeqCreate, Status
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd import capacity_check
-from vcsd.attach_options import AttachConfig
-from vcsd.session import InDrives
+from vcsd.config import AttachConfig
 
 SHAPE = ModelShape(name="model", layers=2, q_heads=4, kv_heads=2, head_dim=32)
 
@@ -59,9 +58,10 @@ def test_mirror_needs_room_for_both_copies(monkeypatch):
     tokens = 4096
     needed = capacity_check.flash_bytes(DriveSetConfig().spec, AttentionConfig(), shape, 1, tokens)
     monkeypatch.setattr(capacity_check, "available_bytes", lambda group: needed)
-    InDrives.of(AttachConfig(drives=2)).check_capacity(shape, 1, tokens)
+    capacity_check.check_attached(AttachConfig(drives=2), AttentionConfig(), shape, 1, tokens)
     with pytest.raises(ValueError, match="in drives in memory"):
-        InDrives.of(AttachConfig(drives=2, redundancy="mirror")).check_capacity(shape, 1, tokens)
+        mirrored = AttachConfig(drives=2, redundancy="mirror")
+        capacity_check.check_attached(mirrored, AttentionConfig(), shape, 1, tokens)
 
 
 def test_remote_and_file_drives_need_no_memory_check(little_memory, tmp_path):

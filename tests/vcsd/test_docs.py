@@ -104,16 +104,13 @@ def test_package_has_types_and_version():
 
 def test_modules_without_torch_import_without_it():
     needs = {
-        "DriveSession",
+        "DriveReport",
+        "Session",
         "Report",
         "RequestHandle",
         "RequestRejectedError",
         "SamplingParams",
         "Server",
-        "ServingConfig",
-        "TierConfig",
-        "TierReport",
-        "TierSession",
         "UnsupportedModelError",
         "attach",
         "serve",

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from vcsd.attach_options import AttachConfig
+from vcsd.config import AttachConfig
 from vcsd.generate import agreement, continue_text, generate
 from vcsd.loading import CHECKPOINT, PROMPT, encode, load
-from vcsd.session import InDrives
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +19,7 @@ def compare(model, tokenizer, inputs, new_tokens, setting):
 
 
 def setting(drives, method, compression=1):
-    return InDrives.of(AttachConfig(method=method, compression=compression, drives=drives))
+    return AttachConfig(method=method, compression=compression, drives=drives)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_recompute_stops_at_cropped_length(loaded, drives):
     ("setting", "message"),
     [
         ({"redundancy": "raid"}, "redundancy: must be 'none', 'mirror' or 'recompute'"),
-        ({"redundancy": "mirror", "drives": 1}, "redundancy = mirror: at least 2 drives are needed"),
+        ({"redundancy": "mirror", "drives": 1}, "redundancy = .mirror.: at least 2 drives are needed"),
         ({"spares": 1}, "spares = 1: redundancy none does not use them"),
         ({"spares": -1}, "spares: must be greater"),
         ({"spares": "1"}, "spares: must be a valid integer"),

@@ -5,6 +5,7 @@ partner of: vcsd/server.py, vcsd/serving.py, vcsd/sampling.py, vcsd/counters.py
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import Future
 
@@ -13,17 +14,18 @@ import torch
 
 import vcsd
 from csd_firmware import InProcessDrive
-from csd_link.driveset import DriveSetConfig
 from csd_spec import Attend, Completion, Status
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from kv_cache.limits import TierLimits
+from tests.failing_device import FailingDevice
 from tests.host_driver.hf.test_adapters import MADE
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, sharpen
 from tests.host_driver.hf.test_device import gemma2, gpt_oss
 from tests.host_driver.hf.test_layers import gemma3
 from tests.served import HANG_S
+from vcsd.config import ServingConfig
 from vcsd.sampling import Sampler
-from vcsd.serving import ServingConfig, serve
+from vcsd.serving import serve
 from vcsd_eval.verify.serving import POLICIES, WITH_DRIVES
 
 TOKEN_BYTES = 3 * 2 * 2 * 16 * 4  # of the tiny model, in FP32
@@ -45,7 +47,7 @@ def prompts() -> list[list[int]]:
 
 def setting(policy: str, **more) -> ServingConfig:  # type: ignore[no-untyped-def]
     """Tiers that hold a quarter of the KV data of six requests of maximum length."""
-    drives = DriveSetConfig(count=2) if policy in WITH_DRIVES else ()
+    drives = 2 if policy in WITH_DRIVES else 0
     size = 6 * LONGEST * TOKEN_BYTES // 4 // (2 if drives else 1)
     asked = {"policy": policy, "tiers": TierLimits(device=size, host=size), "drives": drives, "max_batch_size": 6}
     return ServingConfig(**asked | {"max_tokens": LONGEST, "time_slice_tokens": 4} | more)
@@ -209,6 +211,22 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     drive.close()
 
 
+def test_a_lost_drive_of_a_mirror_changes_no_token(model, prompts, alone) -> None:
+    drives = [FailingDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "ab"]
+    drives[0].left = 60
+    with serve(
+        model, setting("in-storage", drives=drives, redundancy="mirror", network="100gbe"), background=False
+    ) as server:
+        streams = ask_all(server, prompts)
+        server.run()
+    assert [stream.tokens for stream in streams] == alone
+    report = server.report()
+    assert report.policy == "in-storage" and report.drives
+    assert report.drives.losses[0]["kind"] == "lost" and report.drives.breakdown_ns["network"] > 0
+    for drive in drives:
+        drive.close()
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -217,15 +235,17 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
         ({"max_batch_size": 0}, "max_batch_size: must be greater"),
         ({"max_batch_size": "4"}, "max_batch_size: must be a valid integer"),
         ({"max_batch_size": 2.5}, "max_batch_size: must be a valid integer"),
-        ({"tiers": None}, "tiers: must be an instance of TierLimits"),
-        ({"drives": None}, "drives = None: must be a whole number, a DriveSetConfig, or devices"),
+        ({"tiers": 5}, "tiers: must be an instance of TierLimits"),
+        ({"drives": 1.5}, "drives = 1.5: must be a whole number, at least 0, a fleet (ray), or devices"),
+        ({"micro_batches": 2}, "micro_batches = 2: a server has none"),
+        ({"redundancy": "recompute"}, "redundancy = 'recompute': a server does not compute lost heads again"),
         ({"slo_scale": 0}, "slo_scale: must be greater than 0"),
         ({"replan_on_drift": "no"}, "replan_on_drift: must be a valid boolean"),
         ({"max_tokens": 9999}, "max_tokens = 9999: the model's context is 512"),
     ],
 )
 def test_invalid_settings_are_one_line_error(model, given, says) -> None:
-    with pytest.raises(ValueError, match=says), serve(model, ServingConfig(**given)):
+    with pytest.raises(ValueError, match=re.escape(says)), serve(model, **given):
         pass
 
 

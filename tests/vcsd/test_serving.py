@@ -15,8 +15,7 @@ import torch
 from transformers import MiniCPM3Config, MiniCPM3ForCausalLM, PreTrainedModel
 
 import vcsd
-from csd_link.driveset import DriveSetConfig
-from csd_spec import AttentionConfig, Geometry
+from csd_spec import Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration
 from kv_cache.limits import TierLimits
@@ -25,8 +24,9 @@ from kv_cache.transfer.policy_thread import PolicyThread
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
 from tests.host_driver.hf.test_latent import deepseek_v2, deepseek_v3
 from tests.host_driver.hf.test_layers import gemma3, mimo
+from vcsd.config import ServingConfig
 from vcsd.loading import CHECKPOINT, load
-from vcsd.serving import ServingConfig, serve
+from vcsd.serving import serve
 
 NEW, LONGEST = 14, 72
 _FLASH = Geometry(
@@ -87,8 +87,9 @@ def prompts(count: int = 6) -> list[list[int]]:
 
 def setting(policy: object, folder: Path, drives: int = 2, **more: object) -> ServingConfig:
     tiers = TierLimits(device=1 << 20, host=1 << 20, files=folder)
-    small = DriveSetConfig(count=drives, spec=SMALL) if drives else ()  # many of 2 TB would fill the address space
-    given = {"policy": policy, "tiers": tiers, "drives": small, "max_batch_size": 6}
+    given = {"policy": policy, "tiers": tiers, "drives": drives, "max_batch_size": 6}
+    if drives:
+        given["spec"] = SMALL  # many of 2 TB would fill the address space
     return ServingConfig(**given | {"max_tokens": LONGEST} | more)  # type: ignore[arg-type]
 
 
@@ -141,9 +142,9 @@ def test_serve_without_drives_tokens_as_generate(tmp_path, name, policy) -> None
 @pytest.mark.parametrize("name", ["llama, bf16", "mimo"])
 def test_serve_rounded_storage_tokens_as_alone(tmp_path, name) -> None:
     """FP8: values are rounded when they are new, so it does not matter where they have been since."""
-    model, fp8 = made(name), AttentionConfig.named("dense", kv_dtype="fp8")
-    wanted = alone(model, setting("in-storage", tmp_path, attention=fp8))
-    assert together(model, setting(Moving(), tmp_path, attention=fp8))[0] == wanted
+    model = made(name)
+    wanted = alone(model, setting("in-storage", tmp_path, kv_dtype="fp8"))
+    assert together(model, setting(Moving(), tmp_path, kv_dtype="fp8"))[0] == wanted
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_serve_beyond_fp16_ends_request_with_reason(tmp_path) -> None:
 
 
 def test_serve_layout_that_cannot_store_the_model_is_refused(tmp_path) -> None:
-    int8 = setting("in-storage", tmp_path, attention=AttentionConfig.named("dense", layout="int8"))
+    int8 = setting("in-storage", tmp_path, layout="int8")
     with pytest.raises(ValueError, match="V is a part of K in this model"), serve(made("minicpm3"), int8):
         pass
     with pytest.raises(vcsd.UnsupportedModelError, match="serves already"), serve(model := made("mimo")), serve(model):
@@ -193,7 +194,7 @@ def test_served_steps_take_the_simulated_time_of_attached_ones(method) -> None:
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with vcsd.attach(model, drives=2, method=method) as csd:
         out = model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
-    serving = vcsd.ServingConfig(policy="in-storage", drives=2, attention=method)
+    serving = vcsd.ServingConfig(policy="in-storage", drives=2, method=method)
     with vcsd.serve(model, serving) as server:
         assert list(server.submit(ids, 6)) == out
         assert server.kv.drives

@@ -240,7 +240,7 @@ def test_list_items_indent_content_by_four(hooks, given, expected):
 @pytest.mark.parametrize(
     ("uri", "given", "expected"),
     [
-        ("style.md", "[g](../ARCHITECTURE.md#glossary)", "[g](architecture.md#glossary)"),
+        ("style.md", "[g](../ARCHITECTURE.md#tiers)", "[g](architecture.md#tiers)"),
         ("concepts/drive.md", "[t](../../ARCHITECTURE.md#time)", "[t](../architecture.md#time)"),
         ("index.md", "[p](docs/python.md), [w](https://example.org)", "[p](python.md), [w](https://example.org)"),
         ("policies.md", "[e](../examples/policy_30_lines.py)", "[e](files/examples/policy_30_lines.py)"),

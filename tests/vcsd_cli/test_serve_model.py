@@ -22,10 +22,16 @@ SHIPPED = str(files("vcsd") / "shipped" / "checkpoint")
 REFUSED = [
     (["nowhere"], "no model at nowhere"),
     (["--policy", "best"], "must be one of reactive"),
-    (["--policy", "orbitflow", "--drives", "2"], "--drives: --policy orbitflow uses no drives"),
-    (["--policy", "orbitflow", "--method", "sparf"], "--method: --policy orbitflow uses no drives"),
-    (["--policy", "orbitflow", "--no-restart-drives"], "--no-restart-drives: --policy orbitflow uses no drives"),
-    (["--device-kv-mib", "64"], "--device-kv-mib: --policy in-storage keeps all KV data in drives"),
+    (["--policy", "orbitflow", "--drives", "2"], "--drives 2: the policy orbitflow uses none"),
+    (
+        ["--policy", "orbitflow", "--method", "sparf"],
+        "--method 'sparf': an option of drives, and the policy orbitflow uses none",
+    ),
+    (
+        ["--policy", "orbitflow", "--no-restart-drives"],
+        "--no-restart-drives: an option of drives, and the policy orbitflow uses none",
+    ),
+    (["--device-kv-mib", "64"], "--device-kv-mib: all KV data is in drives"),
     (["--policy", "ours", "--drives", "2", "--method", "magic"], "magic"),
     (["--host", "0.0.0.0"], "set VCSD_API_KEY, or add --api-key KEY"),
     (["--api-key", ""], "--api-key: must be printable ASCII"),

@@ -1,6 +1,6 @@
 """`vcsd run --policy`: the KV cache in tiers, from the command line.
 
-partner of: vcsd_cli/tiers.py, kv_cache/policies/auto.py, vcsd/tiered.py
+partner of: vcsd_cli/tiers.py, kv_cache/policies/auto.py, vcsd/config.py
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ def run(capsys, monkeypatch, *args):
 def test_tiers_run_reports_tokens_bytes_and_peaks(capsys, monkeypatch, tmp_path, policy, batch) -> None:
     sizes = {"device": 2 * batch * LAYER_MIB, "host": batch * LAYER_MIB}
     mib = [f"{OPTIONS[name]}={size}" for name, size in sizes.items()]
-    result = run(
-        capsys, monkeypatch, "--policy", policy, *mib, f"--page-cache-mib={batch * LAYER_MIB}",
-        "--batch", str(batch), "--files", str(tmp_path),
-    )  # fmt: skip
+    limits = [*mib, f"--page-cache-mib={batch * LAYER_MIB}", "--files", str(tmp_path)] if policy != "in-storage" else []
+    result = run(capsys, monkeypatch, "--policy", policy, "--batch", str(batch), *limits)
     assert result["agreement"]["tokens_equal"]
     said = result["kv_cache"]
     assert said["policy"] == policy and said["iterations"] == 8
@@ -92,17 +90,22 @@ def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
         "            for x in it.blocks(layer): it.move(x, HOST)\n"
         "POLICIES['mine'] = Mine\n"
     )
-    for given in (("--policy", "mine", "--policies-file", str(mine)), ("--policy", f"{mine}:mine")):
-        result = run(capsys, monkeypatch, *given)
-        assert result["agreement"]["tokens_equal"]
-        assert {path["name"] for path in result["kv_cache"]["routes"]} == {"device>host", "host>device"}
+    result = run(capsys, monkeypatch, "--policy", f"{mine}:mine")
+    assert result["agreement"]["tokens_equal"]
+    assert {path["name"] for path in result["kv_cache"]["routes"]} == {"device>host", "host>device"}
 
 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--policy", "lru"], "--policy 'lru': must be one of reactive, flexgen"),
-        (["--device-kv-mib", "3"], "tiers have no effect in drives: add --policy POLICY"),
+        (["--policy", "lru"], "--policy 'lru': schedules requests of a server"),
+        (["--policy", "best"], "--policy 'best': must be one of reactive, flexgen"),
+        (["--device-kv-mib", "3"], "--device-kv-mib: all KV data is in drives: leave it out, or add --policy"),
+        (["--policy", "in-storage", "--files", "."], "--files: all KV data is in drives"),
+        (
+            ["--policy", "flexgen", "--drives", "3"],
+            "--drives '3': an option of drives, and the policy flexgen attends on the model's device",
+        ),
         (["--policy", "flexgen", "--device-kv-mib", "-1"], "--device-kv-mib"),
         (["--policy", "flexgen", "--device-kv-mib", "nan"], "--device-kv-mib"),
         (["--policy", "flexgen", "--device-kv-mib", "0.1"], "one layer take"),
@@ -111,10 +114,10 @@ def test_policy_from_file_is_used(capsys, monkeypatch, tmp_path) -> None:
             "--files /nowhere: no such folder",
         ),
         (["--policy", "flexgen", "--files", "/dev/null"], "/dev/null"),
-        (["--policy", "flexgen", "--method", "dense"], "--method is a drive option"),
-        (["--policy", "tutti", "--kv-dtype", "bf16"], "--kv-dtype is a drive option"),
-        (["--policy", "tutti", "--sparf-recent", "4"], "--sparf-recent is a drive option"),
-        (["--policy", "flexgen", "--policies-file", "/nowhere.py"], "/nowhere.py"),
+        (["--policy", "flexgen", "--method", "dense"], "--method 'dense': an option of drives"),
+        (["--policy", "tutti", "--kv-dtype", "bf16"], "--kv-dtype 'bf16': an option of drives"),
+        (["--policy", "tutti", "--sparf-recent", "4"], "--sparf-recent 4: an option of drives"),
+        (["--policy", "/nowhere.py:mine"], "/nowhere.py"),
         (["--policy", "dual-blade", "--page-cache-mib", "0", "--files", "/dev/shm"], "no direct I/O"),
     ],
 )

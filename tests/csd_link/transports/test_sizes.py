@@ -18,7 +18,7 @@ from host_driver.prefixes.cache_keys import PrefixNames
 from host_driver.prefixes.identity import ModelIdentity
 from host_driver.prefixes.store import PrefixStore
 from tests.served import SHAPE, kill, serving, window_of
-from vcsd.report import Report
+from vcsd.drive_report import DriveReport
 from vcsd.transport import open_drives
 
 pytestmark = pytest.mark.usefixtures("own_run_dir")
@@ -53,7 +53,7 @@ def turns(devices, lengths, attention):
             outputs += [driver.decode(batch, every, part, layer, q, k, v) for layer in range(SHAPE.layers)]
         outputs += [*driver.read(batch, every, 1), *driver.read(batch, every, 0, 5, FITS + 1)]
     driver.free(batch)
-    return outputs, (Report.of(driver).to_dict(), driver.now_ns)
+    return outputs, (DriveReport.of(driver).to_dict(), driver.now_ns)
 
 
 def all_turns(devices):

@@ -31,7 +31,7 @@ from tests.certificates import certificates
 from tests.served import decoder, free_port, serving
 from tests.vcsd_cli.test_main import PROMPT, vcsd
 from vcsd.administer import admin_window, read_log
-from vcsd.report import Report
+from vcsd.drive_report import DriveReport
 from vcsd.transport import open_drives
 from vcsd_eval.verify.faulty_proxy import FaultyProxy
 
@@ -157,7 +157,7 @@ def test_simulated_time_ignores_stopped_process(transport, stalled_s, tmp_path, 
                     stall()
                 outputs.append(step())
             driver.free(batch)
-            return np.stack(outputs), Report.of(driver).to_dict(), driver.now_ns
+            return np.stack(outputs), DriveReport.of(driver).to_dict(), driver.now_ns
 
     def stall():
         pids = [int(file.read_text()) for file in run_dir().glob("*/pid")]
@@ -254,14 +254,14 @@ def test_cut_connections_in_decode_change_no_result(tmp_path):
     with open_drives(DriveSetConfig()) as devices:
         driver, _, step = decoder(devices)
         expected = [step() for _ in range(60)]
-        figures = Report.of(driver).to_dict(), driver.now_ns
+        figures = DriveReport.of(driver).to_dict(), driver.now_ns
     with serving(tmp_path, "csd0", listen=Listen("127.0.0.1", 0, ("csd0",))):
         proxy = FaultyProxy(int(port_path("csd0").read_text()), random.Random(0), 30_000, ("cut",))
         device = RecoveringDrive(lambda: NvmeDrive(lambda: Endpoint("127.0.0.1", proxy.port, nqn_of("csd0"))))
         proxy.is_active = True
         driver, _, step = decoder([device])
         np.testing.assert_array_equal([step() for _ in expected], expected)
-        assert (Report.of(driver).to_dict(), driver.now_ns) == figures
+        assert (DriveReport.of(driver).to_dict(), driver.now_ns) == figures
         assert proxy.count > 5 and not device.recoveries
         proxy.is_active = False
         device.close()

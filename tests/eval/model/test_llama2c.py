@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vcsd.attach_options import AttachConfig
+from vcsd.config import AttachConfig
 from vcsd.generate import agreement, continue_text
 from vcsd.loading import encode
-from vcsd.session import InDrives
 from vcsd_eval.model.llama2c import convert_model
 
 SHAPE = (16, 24, 2, 4, 2, 300, 64)  # width, hidden, layers, heads, KV heads, vocabulary, context
@@ -127,7 +126,7 @@ def test_a_real_story_stays_the_same_in_drives(data_dir, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     inputs = encode(model, tokenizer, "Tom had a red ball.", 1, 120, 0)
-    settings = [InDrives.of(AttachConfig(method=method, compression=1, drives=2)) for method in ("dense", "sparf")]
+    settings = [AttachConfig(method=method, compression=1, drives=2) for method in ("dense", "sparf")]
     dense, sparf = (continue_text(model, tokenizer, inputs, 120, setting) for setting in settings)
     assert agreement(model, inputs, 120, settings[0], dense).tokens_equal
     assert sparf.tokens == dense.tokens

@@ -64,7 +64,7 @@ def test_adapted_models_equal_their_own_attention(name):
     expected = model.generate(**options)
     with vcsd.attach(model, method="dense") as csd:
         got = model.generate(**options)
-        steps = csd.report().steps
+        steps = csd.report().drives.steps
     again = model.generate(**options)
     assert steps == 19
     difference = max(float((a - b).abs().max()) for a, b in zip(expected.logits, got.logits, strict=True))

@@ -124,7 +124,7 @@ def test_generate_example_of_readme_works(make):
     expected = model.generate(**inputs, **options)
     with vcsd.attach(model, drives=2, method="sparf", compression=1) as csd:
         got = model.generate(**inputs, **options)
-        report = csd.report()
+        report = csd.report().drives
     difference = max((a - b).abs().max() for a, b in zip(expected.logits, got.logits, strict=True))
     assert torch.equal(got.sequences, expected.sequences)
     assert difference < FP16_ERROR
@@ -164,7 +164,7 @@ def test_sparse_decode_equal_for_drives_and_batches():
             talker = Conversation(model, torch.ones_like(ids))
             talker.feed(ids)
             outs.append(torch.cat([talker.feed(ids[:, step : step + 1]) for step in range(10)], 1))
-            times.append(csd.report().breakdown_ns)
+            times.append(csd.report().drives.breakdown_ns)
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], atol=FP16_ERROR, rtol=0)
     assert times[2] == times[3]  # modelled time does not depend on how threads are scheduled
@@ -264,7 +264,7 @@ def test_full_drive_fails_forward_stays_usable(small_drive):
         ids = torch.randint(3, VOCABULARY, (1, 20))
         cache = model(input_ids=ids, use_cache=True).cache
         model(input_ids=ids[:, :1], cache=cache)
-        assert csd.report().steps == 1
+        assert csd.report().drives.steps == 1
 
 
 def test_dropping_a_cache_frees_the_drives():

@@ -542,8 +542,7 @@ def served(case, prompts, model=None, **options):
     if not case.place:
         options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0} | options
         return [model.generate(input_ids=torch.tensor([prompt]), **options)[:, len(prompt) :] for prompt in prompts]
-    config = vcsd.ServingConfig(policy="in-storage", drives=1, max_tokens=64)
-    with vcsd.serve(model, config) as server:
+    with vcsd.serve(model, policy="in-storage", drives=1, max_tokens=64) as server:
         case.opened.append(server)
         handles = [server.submit(prompt, NEW) for prompt in prompts]
         return [torch.tensor([handle.result()]) for handle in handles]
@@ -559,7 +558,7 @@ def server_threads(case):
     prompts, results = [case.ids[1, : 8 + 3 * number].tolist() for number in range(4)], {}
     if not case.place:
         return served(case, prompts)
-    with vcsd.serve(case.model, vcsd.ServingConfig(policy="in-storage", drives=1, max_tokens=64)) as server:
+    with vcsd.serve(case.model, policy="in-storage", drives=1, max_tokens=64) as server:
 
         def work(number):
             results[number] = torch.tensor([server.submit(prompts[number], NEW).result()])
@@ -584,8 +583,7 @@ def server_chunks(case):
     prompt = case.ids[0].tolist()
     if not case.place:
         return served(case, [prompt])
-    config = vcsd.ServingConfig(policy="in-storage", drives=1, max_tokens=64, prefill_chunk_tokens=7)
-    with vcsd.serve(case.model, config) as server:
+    with vcsd.serve(case.model, policy="in-storage", drives=1, max_tokens=64, prefill_chunk_tokens=7) as server:
         return [torch.tensor([server.submit(prompt, NEW).result()])]
 
 
@@ -596,7 +594,7 @@ def server_lora(case):
 
 def server_deep_copy(case):
     """A copy of a model that serves, with other weights, generates by itself."""
-    with vcsd.serve(case.model, vcsd.ServingConfig(policy="in-storage", drives=1)) if case.place else nullcontext():
+    with vcsd.serve(case.model, policy="in-storage", drives=1) if case.place else nullcontext():
         other = copy.deepcopy(case.model)
         for weight in other.parameters():
             weight.data.mul_(1.5)
@@ -605,7 +603,7 @@ def server_deep_copy(case):
 
 def server_fork(case):
     """A forked child submits a request."""
-    with vcsd.serve(case.model, vcsd.ServingConfig(policy="in-storage", drives=1)) as server:
+    with vcsd.serve(case.model, policy="in-storage", drives=1) as server:
         return _in_child(lambda: server.submit(case.ids[0].tolist(), NEW).result())
 
 

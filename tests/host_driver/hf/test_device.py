@@ -46,7 +46,7 @@ def test_models_with_caps_and_sinks_equal_their_own_attention(make):
         got = model.generate(**options)
         terms = [term.copy() for term in csd.driver.terms.values()]
         csd.driver.terms.clear()
-        plain = csd.report().link_bytes_per_step
+        plain = csd.report().drives.link_bytes_per_step
     assert len(terms) == 2 and plain > 0
     difference = max(float((a - b).abs().max()) for a, b in zip(expected.logits, got.logits, strict=True))
     assert torch.equal(got.sequences, expected.sequences)

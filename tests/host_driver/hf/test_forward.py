@@ -80,7 +80,7 @@ def test_cache_of_caller_is_filled_in_place(model, ids, empty):
     expected = turns(model, ids, empty(model.config))
     with vcsd.attach(model, drives=2, method="dense") as csd:
         got = turns(model, ids, empty(model.config))
-        assert csd.report().steps == 2
+        assert csd.report().drives.steps == 2
     assert (got - expected).abs().max() < FP16_ERROR
 
 
@@ -114,7 +114,7 @@ def test_generate_with_either_kind_of_cache_is_not_compiled(model, ids, options)
     expected = model.generate(ids, **options)
     with vcsd.attach(model, method="dense") as csd:
         assert torch.equal(model.generate(ids, **options), expected)
-        assert csd.report().steps == 7
+        assert csd.report().drives.steps == 7
 
 
 def test_compiled_models_attend_in_drives(model, ids):
@@ -127,17 +127,17 @@ def test_compiled_models_attend_in_drives(model, ids):
         cache = DynamicCache()
         wrapped(ids, cache=cache)
         wrapped(ids[:, :1], cache=cache)
-        assert csd.report().steps == 6
+        assert csd.report().drives.steps == 6
     before = copy.deepcopy(model)
     before.compile(backend="eager")
     with vcsd.attach(before, method="dense") as csd:
         assert torch.equal(generate(before, inputs, 6, None)[0], expected)
-        assert csd.report().steps == 5
+        assert csd.report().drives.steps == 5
     assert before._compiled_call_impl is not None
     with vcsd.attach(model, method="dense") as csd:
         model.compile(backend="eager")
         assert torch.equal(generate(model, inputs, 6, None)[0], expected)
-        assert csd.report().steps == 5
+        assert csd.report().drives.steps == 5
 
 
 def test_a_model_with_compiled_parts_is_refused(model):

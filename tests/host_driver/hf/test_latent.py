@@ -104,7 +104,7 @@ def test_latent_stream_is_on_all_drives_one_is_read():
                 logits[drives] = talk(model)
                 programmed = [device.firmware.ftl.counters.groups for device in each]
                 read = [device.firmware.ftl.counters.read for device in each]
-            assert csd.report().copies == drives
+            assert csd.report().drives.copies == drives
             assert len(set(programmed)) == 1
             assert all(read[0] > other for other in read[1:])
     assert torch.equal(logits[1], logits[3])
@@ -140,7 +140,7 @@ def test_progressive_error_is_that_of_8_bits(make, storage):
     for options in ({"method": "ours", "compression": 1, "kv_dtype": storage}, {"method": "local"}):
         with vcsd.attach(model, **options) as csd:
             errors.append((talk(model) - expected).abs().max())
-            stored = csd.report().token_bytes
+            stored = csd.report().drives.token_bytes
         if not errors[1:]:
             assert stored == {"refined": 7 * 576 / 6, "scores": 5 * 4096 / 80, "values": 5 * 4096 / 112}
     assert 0 < 4 * errors[0] < min(8 * FP16_ERROR, errors[1])
@@ -205,7 +205,7 @@ def test_dense_reads_each_row_once():
         with vcsd.attach(model, method=lone, compression=1) as csd:
             out = model(torch.randint(3, 97, (1, 300)), use_cache=True)
             model(torch.tensor([[5]]), cache=out.cache)
-            pages[lone] = csd.report().pages_read
+            pages[lone] = csd.report().drives.pages_read
     assert pages["dense"] == SIZES["num_hidden_layers"] * 100
 
 

@@ -107,7 +107,7 @@ def test_narrow_v_is_padded_and_costs_as_much_as_k():
     expected = talk(model)
     with vcsd.attach(model, method="sparf", compression=1) as csd:
         assert (talk(model) - expected).abs().max() < FP16_ERROR
-        report = csd.report()
+        report = csd.report().drives
     assert (csd.driver.shape.head_dim, csd.driver.shape.v_head_dim) == (16, 8)
     assert report.token_bytes["k"] == report.token_bytes["v"] == 2 * 16 * 2
     assert csd.driver.shape.kv_bytes_per_token == 2 * 2 * (16 + 8) * 2
@@ -115,7 +115,7 @@ def test_narrow_v_is_padded_and_costs_as_much_as_k():
 
 def test_fraction_in_drives_grows_with_context():
     with vcsd.attach(made(qwen3)) as csd:
-        report = csd.report()
+        report = csd.report().drives
     assert report.kv_share(WINDOW) == pytest.approx(1 / 3)
     assert report.kv_share(4 * WINDOW) == pytest.approx(4 / 6)
     assert "sliding_attention" in str(report)

@@ -1,6 +1,6 @@
 """Real transformers models with their KV cache in tiers: the same bits as without, or refused with the reason.
 
-partner of: host_driver/hf/cache.py, host_driver/device_memory.py, host_driver/hf/callers_cache.py, vcsd/tiered.py
+partner of: host_driver/hf/cache.py, host_driver/device_memory.py, host_driver/hf/callers_cache.py, vcsd/report.py
 """
 
 from __future__ import annotations
@@ -215,23 +215,6 @@ def test_unsupported_call_gives_reason(tmp_path) -> None:
         assert model(input_ids=ids, cache=static).logits.shape == (2, 40, VOCABULARY)
     with pytest.raises(UnsupportedModelError, match="in tiers: pass the cache to the model"):
         model(input_ids=ids[:, :1], cache=static)
-
-
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"policy": "fifo"}, "policy = 'fifo': must be one of reactive, flexgen"),
-        ({"policy": "lru"}, "policy = 'lru': schedules requests of a server"),
-        ({"policy": 3}, "policy = 3: 3 is not a policy"),
-        ({"tiers": TierLimits()}, "tiers: drives hold the whole KV cache: with tiers set a policy"),
-        ({"policy": "flexgen", "tiers": 5}, "tiers = 5: must be a TierLimits"),
-        ({"policy": "flexgen", "drives": 2}, "drives is a drive option, and policy = 'flexgen' attends on the device"),
-        ({"policy": "flexgen", "compression": 4}, "compression is a drive option"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(given, reason) -> None:
-    with pytest.raises(ValueError, match=reason):
-        vcsd.attach(llama(), **given)
 
 
 def test_attach_policy_by_file_and_object(tmp_path) -> None:

@@ -16,11 +16,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.host_driver.hf.test_cache import llama, sharpen
+from vcsd.config import ServingConfig
 from vcsd.endpoint.app import EndpointConfig, ModelEndpoint
 from vcsd.endpoint.run import http_server, listen
 from vcsd.loading import CHECKPOINT
 from vcsd.server import Server
-from vcsd.serving import ServingConfig, serve
+from vcsd.serving import serve
 
 NAME, VOCABULARY = "tiny", 256
 LIMIT_S = 60.0

@@ -20,7 +20,7 @@ import torch
 
 from tests.served import HANG_S
 from tests.vcsd.endpoint.running import NAME, VOCABULARY, Running, byte_tokenizer, client_of, running, tiny_model
-from vcsd.serving import ServingConfig
+from vcsd.config import ServingConfig
 
 PROMPT = "The drive attends."
 MALFORMED = 1000

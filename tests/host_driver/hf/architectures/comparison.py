@@ -15,7 +15,6 @@ from host_driver.hf.cache_argument import CACHE_ARGUMENTS, cache_argument, forwa
 from host_driver.hf.shape import FULL, kinds_in_tiers, placement
 from tests.host_driver.hf.architectures.refusals import confirmed
 from tests.host_driver.hf.architectures.tiny import VOCABULARY, build
-from vcsd.tiered import TierConfig, TierReport
 
 PROMPT, PADDED, NEW = 40, (0, 13, 27), 64  # tokens; more than a window has
 MORE, AGAIN = 5, 8  # of a second turn: fed, and generated
@@ -161,13 +160,14 @@ def _elsewhere(model: PreTrainedModel, policy: str) -> Iterator[AbstractContextM
     layer = token * longest
     device = min(DEVICE_LAYERS, max(1, len(full) - 1))  # so that not all are there
     tiers = vcsd.TierLimits(device * layer, HOST_LAYERS * layer, CACHE_LAYERS * layer, max_tokens=longest)
-    yield TierConfig(policy=policy, tiers=tiers, record=True).attach(model)
+    yield vcsd.attach(model, policy=policy, tiers=tiers, record=True)
 
 
-def _not_elsewhere(report: Any, inputs: int) -> str:
+def _not_elsewhere(report: vcsd.Report, inputs: int) -> str:
     """Reason why the KV cache of a report cannot be moved to drives or tiers; empty if it can."""
-    if not isinstance(report, TierReport):
-        return "" if report.steps == inputs * (NEW - 1 + AGAIN - 1) else f"{report.steps} steps were in drives"
+    if report.drives:
+        steps = report.drives.steps
+        return "" if steps == inputs * (NEW - 1 + AGAIN - 1) else f"{steps} steps were in drives"
     moves = len(report.layers[FULL]) > 1  # one alone may stay on the device
     if report.iterations != inputs * (NEW + AGAIN) or (moves and not any(route["bytes"] for route in report.routes)):
         return f"{report.iterations} forwards were in tiers"

@@ -13,7 +13,7 @@ from csd_firmware import InProcessDrive
 from csd_spec import AttentionConfig, CompressionBudget, ModelShape
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from host_driver.driver import Driver
-from vcsd.report import Report, _bytes
+from vcsd.drive_report import DriveReport, _bytes
 
 SHAPE = ModelShape(name="small", layers=1, q_heads=2, kv_heads=2, head_dim=64)
 
@@ -36,17 +36,17 @@ def driver_after(steps, tokens=600):
 
 
 def test_figures_are_means_over_the_steps():
-    report = Report.of(driver_after(3))
+    report = DriveReport.of(driver_after(3))
     assert report.steps == 3
     assert report.plain_offload_bytes_per_step == 602 * SHAPE.kv_bytes_per_token  # of 601, 602 and 603 tokens
     assert report.pages_read == 3 * 2 * 2 * (600 // 32)  # keys and values of two heads, 32 tokens a page
     assert sum(report.breakdown_ns.values()) == report.step_ns
-    assert [drive["kv_heads"] for drive in report.drives] == [[0], [1]]
+    assert [drive["kv_heads"] for drive in report.shares] == [[0], [1]]
     assert 0 < report.useful_read_fraction <= 1
 
 
 def test_report_without_steps_is_valid():
-    report = Report.of(driver_after(0, tokens=1))
+    report = DriveReport.of(driver_after(0, tokens=1))
     assert (report.steps, report.step_ns, report.useful_read_fraction) == (0, 0, None)
     assert "nothing read" in str(report)
 
@@ -64,22 +64,22 @@ def test_report_without_steps_is_valid():
 def test_bytes_per_token_follow_layout(layout, stored):
     driver = driver_of(SHAPE, layout)
     driver.create(1, 1024)
-    report = Report.of(driver).to_dict()["kv_layout"]
+    report = DriveReport.of(driver).to_dict()["kv_layout"]
     assert report["bytes_per_token_per_layer"] == pytest.approx(stored)
 
 
 def test_a_latent_row_is_stored_once_in_every_drive():
     shape = replace(SHAPE, q_heads=8, kv_heads=1, head_dim=576, latent=True)  # DeepSeek V2 and V3
-    report = Report.of(driver_of(shape, "latent", drives=2))
+    report = DriveReport.of(driver_of(shape, "latent", drives=2))
     assert report.token_bytes == {"k": 1152, "embedding_k": 1152}
     assert "k 1,152, embedding_k 1,152" in str(report)
     assert report.to_dict()["kv_layout"]["drive_copies"] == report.copies == 2
-    assert [drive["q_heads"] for drive in report.drives] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [drive["q_heads"] for drive in report.shares] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert "drives that store all of it" in str(report)
 
 
 def test_report_as_json_and_as_text():
-    report = Report.of(driver_after(1))
+    report = DriveReport.of(driver_after(1))
     assert json.loads(json.dumps(report.to_dict()))["simulated_time"]["steps"] == 1
     for title in ("Traffic (1 decode steps)", "Modelled time of a decode step", "Drives"):
         assert title in str(report)
@@ -97,7 +97,7 @@ def test_bytes_that_speculation_reads_back_are_reported():
     for candidates in (None, 5):
         with vcsd.attach(model, drives=2, method="sparf", compression=8) as csd:
             model.generate(ids, do_sample=False, max_new_tokens=24, prompt_lookup_num_tokens=candidates)
-            reports[candidates] = csd.report()
+            reports[candidates] = csd.report().drives
     plain, speculating = reports[None], reports[5]
     assert plain.read_back.forwards == 0 and "read back and attended on the host" not in str(plain)
     back = speculating.read_back
