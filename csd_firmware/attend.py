@@ -27,14 +27,15 @@ def check_attend(state: DriveState, command: Attend) -> None:
     methods = state.methods
     if not isinstance(command.method, str) or command.method not in methods:
         raise InvalidFieldError(f"method = {command.method!r}: this drive knows {', '.join(methods)}")
-    if state.ftl.sequence(command.seqs[0]).layout.opaque:
+    sequences = [state.ftl.sequence(handle) for handle in command.seqs]
+    if sequences[0].layout.opaque:
         raise InvalidFieldError("seqs: their layout is opaque: attention is not supported")
     if command.terms is not None:
         _check_terms(command.terms)
-    for handle, k, recent in zip(command.seqs, command.top_k.tolist(), command.recent.tolist(), strict=True):
-        stored = int(state.ftl.sequence(handle).lengths[command.layer]) + 1
+    for sequence, k, recent in zip(sequences, command.top_k.tolist(), command.recent.tolist(), strict=True):
+        stored = int(sequence.lengths[command.layer]) + 1
         if not 1 <= k <= stored:
-            raise InvalidFieldError(f"top_k = {k}: sequence {handle} has {stored} tokens")
+            raise InvalidFieldError(f"top_k = {k}: sequence {sequence.handle} has {stored} tokens")
         if not 0 <= recent <= k:
             raise InvalidFieldError(f"recent = {recent}: must be from 0 to top_k = {k}")
 
@@ -61,20 +62,25 @@ def plan_and_attend(state: DriveState, command: Attend, watch: LatencyBreakdown)
     plan = state.ftl.kv.plan(command.seqs, command.layer)
     run, verb = partial(_append_and_attend, fused_step(state, plan, command)), VERBS[Attend]
     register(plan, command, run, verb.reply_bytes(verb.sizes(command)))
-    return run(state, command, watch)
+    return run(state, command, watch, checked=True)
 
 
 def _append_and_attend(
-    fused: FusedStep | None, state: DriveState, command: Attend, watch: LatencyBreakdown
+    fused: FusedStep | None, state: DriveState, command: Attend, watch: LatencyBreakdown, checked: bool = False
 ) -> Completion:
     """Append the new token and attend over all tokens.
 
     The token stays in DRAM; if it completes a group, the group is programmed in the background.
+
+    Args:
+        fused: A compiled step, if the method and the layout have one; it checks values itself.
+        checked: Whether the command's values are checked already, not only its form.
     """
     if fused and (data := fused.run(state, command)):
         SCHEDULES[state.spec.engine.schedule](fused.work, state.units, watch)
         return Completion(status=Status.SUCCESS, data=data, flash=fused.flash)
-    _check_values(state, command)
+    if not checked:
+        _check_values(state, command)
     one_each = _ONE.repeat(len(command.seqs))
     v = rows_of_v(command)
     programmed, _ = state.ftl.append(command.seqs, command.layer, one_each, command.k, v, watch.now_ns)

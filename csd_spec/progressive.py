@@ -41,6 +41,7 @@ from functools import cache
 import numpy as np
 
 from csd_spec._bounds import at_least
+from csd_spec._derived import derive, derived
 
 LINE = 64  # bytes of a line
 LANES = 16  # tokens per line of digits, channels per line of values
@@ -68,7 +69,7 @@ def _value_tokens(page_bytes: int, m: int, block: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Progressive:
-    """Progressive-precision page format of one head.
+    """Progressive-precision page format of one head. What follows from it is computed once: every step reads it.
 
     Attributes:
         page_bytes: Bytes of a flash page.
@@ -78,6 +79,20 @@ class Progressive:
         m: Channels of a score page and of a value page.
         bf16: Whether rows and headers are BF16.
         latent: Whether V is a part of K.
+        D: Digits per token in a score page.
+        header_bytes: Bytes before the lines of a score page.
+        T: Tokens per score page.
+        value_block: Tokens per line of values.
+        value_lines: Lines per `value_block` tokens: one per 16 channels.
+        value_tokens: Tokens per value page.
+        sizes_bytes: Bytes before the channel rests of a value page.
+        value_header: Bytes before the lines of a value page.
+        parts: Rows per token in a refined page: K, and V unless it is a part of K.
+        n: Tokens per refined page.
+        refined_header: Bytes before the rows of a refined page.
+        refined_bytes: Bytes of a refined page that are used.
+        buffers: Page buffers per head that stage the exact rows of an unfinished group: 2 if V is a part of K, else 1.
+        waiting: Tokens staged per page buffer.
     """
 
     page_bytes: int
@@ -87,13 +102,51 @@ class Progressive:
     m: int
     bf16: bool = False
     latent: bool = False
+    D: int = derived()
+    header_bytes: int = derived()
+    T: int = derived()
+    value_block: int = derived()
+    value_lines: int = derived()
+    value_tokens: int = derived()
+    sizes_bytes: int = derived()
+    value_header: int = derived()
+    parts: int = derived()
+    n: int = derived()
+    refined_header: int = derived()
+    refined_bytes: int = derived()
+    buffers: int = derived()
+    waiting: int = derived()
 
     def __post_init__(self) -> None:
         at_least(1, head_dim=self.head_dim, m=self.m)
         if not 1 <= self.k_bits <= 8 or self.v_bits not in (2, 4):
             raise ValueError(f"bits = {self.k_bits}, {self.v_bits}: must be 1 to 8 for K, and 2 or 4 for V")
-        if self.n < 1 or self.T < LANES or self.value_tokens < LANES:
-            raise ValueError(f"head_dim = {self.head_dim}: its codes do not fit pages of {self.page_bytes} bytes")
+        page_bytes, d, m, latent = self.page_bytes, self.head_dim, self.m, self.latent
+        digits, header = -(-int(-(-self.k_bits * m // 2)) // LANES) * LANES, _up(5 * m)
+        value_block = QUAD * 8 // self.v_bits
+        lines, value_tokens = page_bytes // d - 1, _value_tokens(page_bytes, m, value_block)
+        T, n = min(MAX_T, (page_bytes - header) // (4 * digits) * LANES), lines if latent else lines * d // (2 * d + 1)
+        if n < 1 or T < LANES or value_tokens < LANES:
+            raise ValueError(f"head_dim = {d}: its codes do not fit pages of {page_bytes} bytes")
+        sizes_bytes, refined_header = _up(2 * value_tokens), d * (1 if latent else 1 + -(-n // d))
+        parts, buffers = 2 - latent, -(-2 * n * d // page_bytes)
+        derive(
+            self,
+            D=digits,
+            header_bytes=header,
+            T=T,
+            value_block=value_block,
+            value_lines=-(-m // LANES),
+            value_tokens=value_tokens,
+            sizes_bytes=sizes_bytes,
+            value_header=sizes_bytes + _up(m),
+            parts=parts,
+            n=n,
+            refined_header=refined_header,
+            refined_bytes=refined_header + parts * n * d,
+            buffers=buffers,
+            waiting=-(-n // buffers),
+        )
 
     @classmethod
     def for_context(
@@ -106,74 +159,3 @@ class Progressive:
         sizes = (-(-head_dim // -(-head_dim // most)) for most in (64, 128))
         long, short = (cls(page_bytes, head_dim, *bits, m, latent=latent) for m in sizes)
         return long if max_tokens >= 16 * long.T else short
-
-    @property
-    def D(self) -> int:
-        """Digits per token in a score page."""
-        return -(-int(-(-self.k_bits * self.m // 2)) // LANES) * LANES
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes before the lines of a score page."""
-        return _up(5 * self.m)
-
-    @property
-    def T(self) -> int:
-        """Tokens per score page."""
-        return min(MAX_T, (self.page_bytes - self.header_bytes) // (4 * self.D) * LANES)
-
-    @property
-    def value_block(self) -> int:
-        """Tokens per line of values."""
-        return QUAD * 8 // self.v_bits
-
-    @property
-    def value_lines(self) -> int:
-        """Lines per `value_block` tokens: one per 16 channels."""
-        return -(-self.m // LANES)
-
-    @property
-    def value_tokens(self) -> int:
-        """Tokens per value page."""
-        return _value_tokens(self.page_bytes, self.m, self.value_block)
-
-    @property
-    def sizes_bytes(self) -> int:
-        """Bytes before the channel rests of a value page."""
-        return _up(2 * self.value_tokens)
-
-    @property
-    def value_header(self) -> int:
-        """Bytes before the lines of a value page."""
-        return self.sizes_bytes + _up(self.m)
-
-    @property
-    def parts(self) -> int:
-        """Rows per token in a refined page: K, and V unless it is a part of K."""
-        return 2 - self.latent
-
-    @property
-    def n(self) -> int:
-        """Tokens per refined page."""
-        lines = self.page_bytes // self.head_dim - 1
-        return lines if self.latent else lines * self.head_dim // (2 * self.head_dim + 1)
-
-    @property
-    def refined_header(self) -> int:
-        """Bytes before the rows of a refined page."""
-        return self.head_dim * (1 if self.latent else 1 + -(-self.n // self.head_dim))
-
-    @property
-    def refined_bytes(self) -> int:
-        """Bytes of a refined page that are used."""
-        return self.refined_header + self.parts * self.n * self.head_dim
-
-    @property
-    def buffers(self) -> int:
-        """Page buffers per head that stage the exact rows of an unfinished group: 2 if V is a part of K, else 1."""
-        return -(-2 * self.n * self.head_dim // self.page_bytes)
-
-    @property
-    def waiting(self) -> int:
-        """Tokens staged per page buffer."""
-        return -(-self.n // self.buffers)

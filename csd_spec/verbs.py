@@ -12,13 +12,14 @@ layer has; last_layer, max_layers and max_head_dim are those of the sequences an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from csd_spec._derived import derive, derived
 from csd_spec.arrays import KEY
 from csd_spec.commands import (
     METHOD_BYTES,
@@ -91,15 +92,13 @@ class Array:
     shape: str
     example: Any = 1
     presence_symbol: str = ""
-    symbols: tuple[str | int, ...] = field(init=False)
-    dtype: np.dtype[Any] = field(init=False)
-    total: str = field(init=False)  # symbol of its sum
+    symbols: tuple[str | int, ...] = derived()
+    dtype: np.dtype[Any] = derived()
+    total: str = derived()  # symbol of its sum
 
     def __post_init__(self) -> None:
         symbols = tuple(int(symbol) if symbol.isdigit() else symbol for symbol in self.shape.split())
-        object.__setattr__(self, "symbols", symbols)
-        object.__setattr__(self, "dtype", self.kind.value)
-        object.__setattr__(self, "total", f"sum({self.name})")
+        derive(self, symbols=symbols, dtype=self.kind.value, total=f"sum({self.name})")
 
     def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Shape with these sizes of the symbols; unknown symbols count as 1."""
@@ -181,29 +180,27 @@ class CommandSpec:
     access: SequenceAccess = SequenceAccess.NONE  # sequences that it may name
     effect: Effect = None  # change of state
     overlaps: bool = False  # does not need the engine: neither waits for earlier commands nor delays later ones
-    scalars: tuple[Scalar, ...] = field(init=False)
-    modelled: tuple[Array, ...] = field(init=False)  # arrays whose bytes cross the link
-    counted: tuple[Array, ...] = field(init=False)  # trailing arrays whose rows are counted by others
-    reads: bool = field(init=False)  # whether KV data or attention is returned
+    name: str = derived()
+    scalars: tuple[Scalar, ...] = derived()
+    modelled: tuple[Array, ...] = derived()  # arrays whose bytes cross the link
+    counted: tuple[Array, ...] = derived()  # trailing arrays whose rows are counted by others
+    reads: bool = derived()  # whether KV data or attention is returned
+    writes: bool = derived()  # whether the command carries keys and values
 
     def __post_init__(self) -> None:
         scalars = tuple(parameter for parameter in self.parameters if isinstance(parameter, Scalar))
-        object.__setattr__(self, "scalars", scalars)
-        object.__setattr__(self, "modelled", tuple(array for array in self.arrays if array.kind.modelled))
-        object.__setattr__(self, "counted", tuple(array for array in self.arrays if "sum(" in array.shape))
-        object.__setattr__(self, "reads", any(array.kind is ArrayType.VALUES for array in self.reply))
+        derive(
+            self,
+            name=self.command.__name__,
+            scalars=scalars,
+            modelled=tuple(array for array in self.arrays if array.kind.modelled),
+            counted=tuple(array for array in self.arrays if "sum(" in array.shape),
+            reads=any(array.kind is ArrayType.VALUES for array in self.reply),
+            writes=isinstance(self.effect, AppendsRows),
+        )
         names = {scalar.name for scalar in scalars} | {array.name for array in self.arrays}
         if names != set(self.command.__slots__) or not 0 <= self.opcode <= 0xFF:
             raise ValueError(f"verb {self.command.__name__} {self.opcode:#x}: has {names}, not its command's fields")
-
-    @property
-    def name(self) -> str:
-        return self.command.__name__
-
-    @property
-    def writes(self) -> bool:
-        """Whether the command carries keys and values."""
-        return isinstance(self.effect, AppendsRows)
 
     def sizes(self, command: Command) -> dict[str, int]:
         """Sizes of the symbols in a command, as given by its arrays."""

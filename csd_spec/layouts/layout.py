@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, Literal
 
 from csd_spec._bounds import at_least
+from csd_spec._derived import derive, derived
 from csd_spec.codecs import Codec
 from csd_spec.model import FP16_BYTES
 from csd_spec.progressive import Progressive
@@ -163,6 +164,13 @@ class PageFormat:
         run_bytes: Bytes of one channel in an embedding page, without its scale; 0 with progressive pages.
         scale_bytes: Bytes before the first channel of an embedding page.
         progressive: Format of score, value and refined pages; None if the layout has none.
+        rows: Codec of key and value rows.
+        bits: Bits per value of the pages that tokens are scored by.
+        bf16: Whether values are exchanged as BF16, including q and the output.
+        latent: Whether V is a part of K.
+        keeps_rows: Whether exact key and value rows are stored, not only refined pages.
+        opaque: Whether values are uninterpreted bytes, 2 per value, on which nothing is computed.
+        embedding_pages: Embedding pages per group of T tokens; the last one may hold fewer than m channels.
     """
 
     layout: KvLayout
@@ -175,38 +183,23 @@ class PageFormat:
     run_bytes: int
     scale_bytes: int
     progressive: Progressive | None = None
+    rows: Codec = derived()
+    bits: int = derived()
+    bf16: bool = derived()
+    latent: bool = derived()
+    keeps_rows: bool = derived()
+    opaque: bool = derived()
+    embedding_pages: int = derived()
 
-    @property
-    def rows(self) -> Codec:
-        """Codec of key and value rows."""
-        return self.layout.rows
-
-    @property
-    def bits(self) -> int:
-        """Bits per value of the pages that tokens are scored by."""
-        return self.layout.bits
-
-    @property
-    def bf16(self) -> bool:
-        """Whether values are exchanged as BF16, including q and the output."""
-        return self.layout.rows.value == "bf16"
-
-    @property
-    def latent(self) -> bool:
-        """Whether V is a part of K."""
-        return self.layout.latent
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether exact key and value rows are stored, not only refined pages."""
-        return self.layout.keeps_rows
-
-    @property
-    def opaque(self) -> bool:
-        """Whether values are uninterpreted bytes, 2 per value, on which nothing is computed."""
-        return not self.layout.attended
-
-    @property
-    def embedding_pages(self) -> int:
-        """Embedding pages per group of T tokens; the last one may hold fewer than m channels."""
-        return -(-self.head_dim // self.m)
+    def __post_init__(self) -> None:
+        layout = self.layout
+        derive(
+            self,
+            rows=layout.rows,
+            bits=layout.bits,
+            bf16=layout.rows.value == "bf16",
+            latent=layout.latent,
+            keeps_rows=layout.keeps_rows,
+            opaque=not layout.attended,
+            embedding_pages=-(-self.head_dim // self.m),
+        )

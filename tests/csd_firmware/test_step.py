@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attention_engine import METHODS, reference
-from csd_firmware import Firmware, InProcessDrive
+from csd_firmware import Firmware, InProcessDrive, attend, check
 from csd_spec import (
     Attend,
     FlashCounters,
@@ -85,6 +85,19 @@ def test_decode_steps_equal_oracle(small_drive, method, schedule, lengths):
     for _ in range(40):
         done, expected = bench.attend(method)
         np.testing.assert_allclose(done.data[0], expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["dense", "sparf"])
+def test_values_of_a_step_are_checked_once(small_drive, monkeypatch, method):
+    """In a step that makes a plan, and in one that runs on it."""
+    bench, checked = Bench(small_drive, [40]), []
+    for module in (check, attend):
+        monkeypatch.setattr(module, "check_array", lambda array, *rest: checked.append(array.name))
+    for before in (0, 1):  # dense attention checks in its compiled call
+        checked.clear()
+        bench.attend(method)
+        arrays = {"q", "k", "v", "top_k", "recent"} if method == "sparf" or not before else set()
+        assert sorted(name for name in checked if name != "terms") == sorted(arrays)
 
 
 def test_sparf_and_sparq_differ_in_bytes_only(small_drive):
