@@ -112,3 +112,10 @@ def test_layouts_of_file_leave_shipped_table_unchanged(tmp_path, monkeypatch):
     other.write_text(FILE.format(code=240).replace('"keys"', '"again"'))
     with pytest.raises(ValueError, match=r"layout again, code 240: is taken by layout keys"):
         load_layouts(other)
+
+
+def test_page_without_room_for_a_channel_of_a_token_is_refused() -> None:
+    coded = KvLayout(name="coded", code=240, rows=FP16, groups=(*ROWS, Group("embedding_k", "k", "channels", 8)))
+    assert coded.paged(512, 64, 64).T == 4
+    with pytest.raises(ValueError, match="m = 64: a page of 256 bytes has no room for one token's channels"):
+        coded.paged(256, 64, 64)
