@@ -2,9 +2,9 @@
 
 Each mutant of `mutants.yaml`, or of a random draw over all product modules, is planted in a forked process, which then
 runs the tests of the changed module's partners, the type checker, the linter's rule about blind exceptions, for the
-packages of a drive a short crash sweep and a short simulation, and tests of what uses the module. A mutant is caught by
-the first of these that fails. Kept tools (mutmut, cosmic-ray) start a Python for each mutant, and importing the product
-and loading its compiled kernels takes longer than most tests do.
+packages of a drive a short crash sweep and a short simulation, and other tests that reach the changed function
+(`reach.py`). A mutant is caught by the first of these that fails. Kept tools (mutmut, cosmic-ray) start a Python for
+each mutant, and importing the product and loading its compiled kernels takes longer than most tests do.
 
 Verdicts are kept in build/mutants.json until the mutant, its module or its tests change, so an interrupted run goes on.
 Mutants that no test can catch are in `mutants.yaml` or `equivalent.yaml` with the reason, and are not counted.
@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import select
 import signal
 import subprocess
@@ -46,6 +45,7 @@ from rich.progress import track
 from rich.table import Table
 
 from tests.code_limits import partners
+from tests.mutants import reach
 from tests.mutants.operators import draw
 from tests.mutants.plant import PACKAGES, ROOT, Mutant, Stale, find, load, module_name, mutated_text, plant
 
@@ -55,7 +55,7 @@ MEMORY = ROOT / "build" / "mutants.json"
 RESULTS = Path(__file__).with_name("results.json")
 OF_A_DRIVE = ("ftl", "csd_link", "csd_firmware")
 CUTS, SEEDS, STEPS = 200, 12, 40  # of the crash sweep and of the simulation
-NEARBY_S = 40  # recorded seconds of the tests of a module's folder and of what uses it, quick ones first
+REACHING_S = 60  # recorded seconds of further tests that reach the changed function
 MORE_S, TIMES = 120, 10  # limit of a stage: MORE_S, and TIMES the seconds that tests/durations.json has for its tests
 MOST_PERCENT = 5  # of the list's mutants that may survive
 MOST_RANDOM_PERCENT, MOST_CORE_PERCENT = 12, 6  # of random mutants: of all, and of those in CORE
@@ -65,10 +65,12 @@ IMPOSSIBLE = "cannot be planted"  # its module needs a package that is not insta
 UNSOUND = "its test fails without it, too"
 IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")  # of random draws; mutant: reason
+ALL = "all tests"  # that reach the function, outside of its partners' files
 MARKS = {
     "tests": "not slow and not rtl and not model",
     "slow tests": "slow and not rtl and not model",
     "tests with models": "model and not rtl",
+    ALL: "not long",
 }
 
 
@@ -159,33 +161,17 @@ def stages(mutant: Mutant) -> list[Stage]:
     tests |= {str(named)} if (ROOT / named).exists() else set()
     ordered = tuple(sorted(tests))
     wide = [Stage("crash"), Stage("simulate")] if path.parts[0] in OF_A_DRIVE else []
-    quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS)
-    nearby = _nearby_tests(mutant.at.partition(":")[0], path.parent, tests)
-    last = [Stage("tests", nearby)] if nearby else []
+    quick, *later = ([Stage(name, ordered)] if ordered else [] for name in MARKS if name != ALL)
+    reaching = _reaching_tests(mutant.at, tests)
+    last = [Stage(ALL, reaching)] if reaching else []
     return [*quick, Stage("types"), Stage("lint"), *wide, *chain.from_iterable(later), *last]
 
 
-def _nearby_tests(module: str, folder: Path, tried: set[str]) -> tuple[str, ...]:
-    """Tests, but for those tried, of the module's folder, that import the module, and of modules that do: as many of
-    the quickest as NEARBY_S allows. What only they find is a fault that ./dev test finds."""
-    imports = re.compile(rf"from {module} import|import {module}\b|{module}:")
-    users = {path for path, text in _texts().items() if imports.search(text)}
-    tests = {path for path in users if Path(path).name.startswith("test_")}
-    tests |= {path for path in _texts() if Path(path).match(f"tests/{folder}/test_*.py")}
-    tests |= {str(test) for test, partner in _partners() if partner in users}
-    files = {test for test in tests - tried if not test.startswith("tests/real")}
-    seconds = {file: sum(s for test, s in _durations().items() if test.startswith(f"{file}::")) for file in files}
-    ordered = sorted(files, key=lambda file: (seconds[file], file))
-    sums = accumulate(seconds[file] for file in ordered)
-    return tuple(file for file, total in zip(ordered, sums, strict=True) if total <= NEARBY_S)
-
-
-@functools.cache
-def _texts() -> dict[str, str]:
-    """Texts of the product, its measurements and its tests."""
-    roots = [ROOT / name for name in (*PACKAGES, "eval", "tests")]
-    paths = [path for root in roots for path in sorted(root.rglob("*.py"))]
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+def _reaching_tests(function: str, tried: set[str]) -> tuple[str, ...]:
+    """Tests that reach a function, but for those tried: as many as REACHING_S allows, and at least one."""
+    tests = [test for test in reach.tests_that_reach(function) if test.partition("::")[0] not in tried]
+    sums = accumulate(_durations().get(test, 0.0) for test in tests)
+    return tuple(test for test, total in zip(tests, sums, strict=True) if total <= REACHING_S or test == tests[0])
 
 
 @functools.cache
@@ -272,7 +258,7 @@ def is_sound(stage: Stage, what: str) -> bool:
 
 def state(mutant: Mutant) -> str:
     """Key of a verdict: changes with the mutant, its module and its tests."""
-    files = [find(mutant), *(ROOT / test for stage in stages(mutant) for test in stage.tests)]
+    files = [find(mutant), *(ROOT / test.partition("::")[0] for stage in stages(mutant) for test in stage.tests)]
     content = b"".join(file.read_bytes() for file in files)
     return hashlib.sha256(str(mutant).encode() + content).hexdigest()[:16]
 
@@ -357,8 +343,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--record-reach", action="store_true", help="run all tests, and write which reach what")
     parser.add_argument("-o", "--output", choices=("normal", "json"), default="normal")
     options = parser.parse_args()
+    if options.record_reach:
+        sys.exit(subprocess.call([sys.executable, "-m", "pytest", "-q", "-n", str(options.jobs), "-p", reach.__name__]))
     mutants = chosen(options)
     if not mutants:
         sys.exit("dev: no such mutants")
