@@ -11,7 +11,7 @@ from rich.table import Table
 
 from host_driver.hf.shape import FULL
 from host_driver.kv_table import KvTable
-from kv_cache.hardware import DEVICE, PAGE_CACHE
+from kv_cache.hardware import CSD, DEVICE, PAGE_CACHE
 from vcsd.drive_report import DriveReport
 from vcsd.tables import Printable, table
 
@@ -99,7 +99,8 @@ class Report(Printable):
     def tables(self, timed: bool = True) -> Group:
         """The tables; `timed`: with the mean time of a decode step in drives."""
         parts: list[Group | Table] = [self.drives.tables(timed)] if self.drives else []
-        if self.routes or not self.drives:
+        elsewhere = any(tier["peak_bytes"] for tier in self.tiers if tier["name"] != CSD)
+        if self.routes or elsewhere or not self.drives:
             parts += [self._tier_table(), self._route_table()]
         return Group(*parts)
 

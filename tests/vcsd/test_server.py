@@ -211,6 +211,16 @@ def test_failing_drive_ends_only_its_requests(model, prompts, alone) -> None:
     drive.close()
 
 
+def test_report_has_tiers_and_drives(model, prompts) -> None:
+    """A policy that may use drives, and tiers with room for everything."""
+    with serve(model, policy="ours", drives=2, background=False) as server:
+        server.submit(prompts[0], 3).result()
+        report = server.report()
+    assert report.drives.steps == 2 and not report.routes
+    assert "Traffic (2 decode steps)" in str(report) and "KV cache in tiers: ours" in str(report)
+    assert {tier["name"] for tier in report.tiers} == {"device"} and report.tiers[0]["peak_bytes"] > 0
+
+
 def test_a_lost_drive_of_a_mirror_changes_no_token(model, prompts, alone) -> None:
     drives = [FailingDevice(INSTCSD_ZYNQ7045_8CH, name) for name in "ab"]
     drives[0].left = 60
@@ -221,7 +231,7 @@ def test_a_lost_drive_of_a_mirror_changes_no_token(model, prompts, alone) -> Non
         server.run()
     assert [stream.tokens for stream in streams] == alone
     report = server.report()
-    assert report.policy == "in-storage" and report.drives
+    assert report.policy == "in-storage" and report.drives and "KV cache in tiers" not in str(report)
     assert report.drives.losses[0]["kind"] == "lost" and report.drives.breakdown_ns["network"] > 0
     for drive in drives:
         drive.close()
