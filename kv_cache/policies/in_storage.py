@@ -21,17 +21,17 @@ class InStorage(Policy):
 
 
 class InTwoPlaces(InStorage):
-    """The first tokens of each request stay on the device as a block of their own, the others are in drives.
-
-    All requests get the same number of first tokens: as many as the device holds, at most half of the longest request.
-    """
+    """The first tokens of each request stay on the device as a block of their own, the others are in drives."""
 
     tiers: tuple[str, ...] = (DEVICE, CSD)
     strided = False
 
+    def first_tokens(self, s: SchedulerState) -> int:
+        """Number of first tokens of a request: as many as the device holds, at most half of the longest request."""
+        return min(s.longest_tokens // 2, s.cost.room_blocks * BLOCK_TOKENS // s.max_batch_size)
+
     def schedule(self, s: SchedulerState) -> SchedulerOutput | None:
-        first = min(s.longest_tokens // 2, s.cost.room_blocks * BLOCK_TOKENS // s.max_batch_size)
-        output = super().schedule(s)
+        first, output = self.first_tokens(s), super().schedule(s)
         if output is None:
             return None
         L, tokens = s.cost.layers, dict(output.num_scheduled_tokens)

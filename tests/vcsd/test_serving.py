@@ -19,6 +19,7 @@ from csd_spec import Geometry
 from csd_spec.presets import INSTCSD_ZYNQ7045_8CH
 from kv_cache import CSD, DEVICE, DIRECT, HOST, Iteration
 from kv_cache.limits import TierLimits
+from kv_cache.policies.in_storage import InTwoPlaces
 from kv_cache.scheduler import Policy, SchedulerOutput, SchedulerState
 from kv_cache.transfer.policy_thread import PolicyThread
 from tests.host_driver.hf.test_cache import VOCABULARY, llama, qwen3, sharpen
@@ -230,6 +231,24 @@ def test_served_bytes_of_each_route_are_those_of_an_attached_model(tmp_path, pol
         moved = server.kv.real.moved
         served = {name: (counts.copies, moved[name]) for name, counts in server.kv.runner.traffic.items()}
     assert served == attached and sum(nbytes for _, nbytes in served.values()) > 0
+
+
+class FirstTokens(InTwoPlaces):
+    def first_tokens(self, s: SchedulerState) -> int:
+        return 8
+
+
+def test_policy_that_keeps_first_tokens_on_the_device_is_three_lines(tmp_path) -> None:
+    model = made("qwen3, bf16")
+    with serve(model, setting(FirstTokens(), tmp_path), background=False) as server:
+        long = server.submit(prompts()[5], NEW)
+        while len(long.tokens) < 4:
+            server.step()
+        token_bytes, used = len(server.kv.runner.layers) * server.kv.format.row_bytes, server.kv.runner.table.used
+        assert used["device"] == 8 * token_bytes and used["csd"] == (len(prompts()[5]) + 3 - 8) * token_bytes
+        server.run()
+    with serve(model, setting("in-storage", tmp_path), background=False) as server:
+        assert server.submit(prompts()[5], NEW).result() == long.tokens
 
 
 def test_no_prompt_or_step_in_drives_needs_a_program(monkeypatch) -> None:
