@@ -138,7 +138,6 @@ class AttachConfig(AttentionOptions, CacheOptions, DriveOptions):
             raise ValueError(f"spares = {self.spares}: redundancy none does not use them: choose mirror or recompute")
         self._check_placement()
         load_layouts(self.layouts_file)
-        self.attention()  # which raises ValueError for a layout that does not store the type
 
     def _check_placement(self) -> None:
         """Raise ValueError for a policy of a server, for tiers beside drives, and for drive options beside tiers."""

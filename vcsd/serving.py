@@ -98,7 +98,9 @@ def serve(
     Raises:
         ValueError: (UnsupportedModelError) The model or the configuration is not supported.
     """
-    return _serve(unwrapped(model), replace(config, **options) if config else ServingConfig(**options), background)
+    config = replace(config, **options) if config else ServingConfig(**options)
+    config.attention()  # an error of it is one of this call
+    return _serve(unwrapped(model), config, background)
 
 
 @contextmanager

@@ -125,6 +125,7 @@ def attach(
         DriveError: A drive refuses a command.
     """
     config = replace(config, **options) if config else AttachConfig(**options)
+    config.attention()  # an error of it is one of this call
     return _in_drives(unwrapped(model), config) if config.in_drives else _in_tiers(unwrapped(model), config)
 
 

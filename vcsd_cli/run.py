@@ -226,7 +226,7 @@ def _checked(options: RunOptions, tiers: TierLimitOptions) -> RunOptions:
     check_method(options.attention(), methods_of(drives))
     if options.network:
         network_named(options.network)
-    return options
+    return replace(options, drives=str(drives.count), transport=drives.transport)  # a fleet is asked once
 
 
 def _attention_figures(options: RunOptions, attention: AttentionConfig, stored: int, head_dim: int) -> dict[str, Any]:

@@ -109,4 +109,4 @@ def _checked(options: ServeModelOptions, tiers: TierLimitOptions) -> ServeModelO
     drives = options.drive_set()
     check_drives(drives)
     check_method(options.attention(), methods_of(drives))
-    return options
+    return replace(options, drives=str(drives.count), transport=drives.transport)  # a fleet is asked once
