@@ -110,4 +110,12 @@ def _recorded() -> dict[str, Any]:
 def tests_that_reach(function: str) -> list[str]:
     """Tests, as `FILE::NAME`, that reach a function of the product, `MODULE:NAME`, in the record's order."""
     recorded = _recorded()
-    return [recorded["tests"][number] for number in recorded["functions"].get(function, [])]
+    tests = (recorded["tests"][number] for number in recorded["functions"].get(function, []))
+    return [test for test in tests if _exists(test)]
+
+
+@functools.cache
+def _exists(test: str) -> bool:
+    """Whether a recorded test has neither been renamed nor deleted since."""
+    file, _, name = test.partition("::")
+    return (ROOT / file).exists() and f"def {name.rpartition('::')[2]}(" in (ROOT / file).read_text(encoding="utf-8")

@@ -26,3 +26,13 @@ def test_record_keeps_quick_tests_of_different_files_first() -> None:
     recorded = json.loads(reach.record(functions, seconds))
     by_function = {name: [recorded["tests"][at] for at in tests] for name, tests in recorded["functions"].items()}
     assert by_function == {"m:f": ["a::new", "b::long", "a::quick", "a::slow"], "m:g": ["b::other"]}
+
+
+def test_tests_that_are_gone_are_left_out(monkeypatch) -> None:
+    here = "tests/mutants/test_reach.py"
+    recorded = {
+        "tests": [f"{here}::test_tests_that_are_gone_are_left_out", f"{here}::test_gone", "tests/test_gone.py::test"],
+        "functions": {"m:f": [2, 1, 0]},
+    }
+    monkeypatch.setattr(reach, "_recorded", lambda: recorded)
+    assert reach.tests_that_reach("m:f") == recorded["tests"][:1] and reach.tests_that_reach("m:g") == []
