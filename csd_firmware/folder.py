@@ -125,13 +125,13 @@ def read_description(path: Path) -> tuple[DriveSpec, bool]:
     """Read the description of a folder's drive.
 
     Returns:
-        The drive, and whether the description is intact (False if one bit was corrected, or for format version 1).
+        The drive, and whether the description is intact (False if one bit was corrected).
     """
     try:
         text = read_file(path / DESCRIPTION)
         try:
             values = json.loads(text)
-            return DriveSpec.from_dict(_decode_description(values)), "format" in values
+            return DriveSpec.from_dict(_decode_description(values)), True
         except _WRONG:
             fixed = repair_description(text)
             if fixed is None:
@@ -177,10 +177,8 @@ def _crc(values: Any) -> int:
 
 def _decode_description(values: Any) -> Any:
     """Return the drive fields of a description; raises ValueError if the checksum does not match."""
-    if "format" not in values:
-        return values  # format version 1
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']}: this version knows {FORMAT}: use the one that made it")
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format {values.get('format')}: this version knows {FORMAT}: use the one that made it")
     drive = {name: value for name, value in values.items() if name not in ("format", "crc32")}
     if _crc(drive) != values["crc32"]:
         raise ValueError("does not match its checksum")
@@ -195,10 +193,8 @@ def repair_description(text: bytes) -> bytes | None:
         flipped = bytearray(text)
         flipped[bit // 8] ^= 1 << bit % 8
         try:
-            values = json.loads(flipped)
-            if "format" in values:
-                DriveSpec.from_dict(_decode_description(values))
-                return bytes(flipped)
+            DriveSpec.from_dict(_decode_description(json.loads(flipped)))
+            return bytes(flipped)
         except _WRONG:
             continue
     return None
@@ -218,7 +214,7 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
     """Read the key in a folder.
 
     Returns:
-        The key (empty if there is none), and whether it is intact (False if one bit was corrected, or in version 1).
+        The key (empty if there is none), and whether it is intact (False if one bit was corrected).
 
     Raises:
         ValueError: It is damaged.
@@ -228,8 +224,6 @@ def read_secret(folder: Folder) -> tuple[bytes, bool]:
     except FileNotFoundError:
         return b"", False
     secret = content[:_SECRET_BYTES]
-    if len(content) == _SECRET_BYTES:
-        return secret, False  # format version 1
     corrected = correct_single_bit(secret, int.from_bytes(content[_SECRET_BYTES:], "little"))
     if corrected is None or len(content) != _SECRET_BYTES + 4:
         raise ValueError(f"{folder.name}/{SECRET} is damaged: replace it with vcsd drive fsck {folder.name}")

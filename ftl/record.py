@@ -30,7 +30,6 @@ from ftl.kv.sequence import Sequence
 MAGIC, VERSION = b"vjrn", 2
 _HEAD = struct.Struct("<4sHHQIII")  # magic, version, type, number, chain, bytes of text, bytes of rows
 _NO_ROWS = (1 << 32) - 1
-_HEAD_1 = struct.Struct("<II")  # version 1: bytes of text, total bytes
 _BITS_AND_KIND = {16: (16, 0), 8: (8, 0), 4: (4, 0), 72: (8, 3), 68: (4, 3)}  # as journals have these layouts' codes
 _CODES = {recorded: code for code, recorded in _BITS_AND_KIND.items()}
 
@@ -47,14 +46,14 @@ class Record:
     """A commit.
 
     Attributes:
-        chain: Digest of the previous record, to detect a missing record; None in version 1.
+        chain: Digest of the previous record, to detect a missing record.
         text: Deflated JSON.
         rows: Rows in DRAM and sums of V of all its sequences; None if only the text is left.
     """
 
     type: RecordType
     number: int
-    chain: int | None
+    chain: int
     text: bytes
     rows: bytes | None
 
@@ -75,10 +74,10 @@ class Record:
 
     def follows(self, other: Record) -> bool:
         """Whether this record directly follows another."""
-        return self.number == other.number + 1 and self.chain in (None, other.digest)
+        return self.number == other.number + 1 and self.chain == other.digest
 
     def _numbers(self, rows: int) -> bytes:
-        return _HEAD.pack(MAGIC, VERSION, self.type, self.number, self.chain or 0, len(self.text), rows)
+        return _HEAD.pack(MAGIC, VERSION, self.type, self.number, self.chain, len(self.text), rows)
 
     def pack(self, page_bytes: int) -> U8:
         """Encode as pages (count, page_bytes)."""
@@ -91,23 +90,15 @@ class Record:
 
     @classmethod
     def unpack(cls, pages: U8) -> Record:
-        """Decode a record of this version or version 1; raises FtlError for an unknown version or type."""
+        """Decode a record; raises FtlError for what is none, and for an unknown version or type."""
         raw = pages.tobytes()
         if not raw.startswith(MAGIC):
-            return cls._of_version_1(raw)
+            raise FtlError(f"no journal record begins with {raw[: len(MAGIC)]!r}: use the vcsd that wrote it")
         _, version, kind, number, chain, size, rows = _HEAD.unpack_from(raw)
         if version != VERSION or kind not in set(RecordType):
             raise FtlError(f"journal record {number} of version {version}, type {kind}: use the vcsd that wrote it")
         text, rest = raw[_HEAD.size : _HEAD.size + size], raw[_HEAD.size + size :]
         return cls(RecordType(kind), number, chain, text, None if rows == _NO_ROWS else rest[:rows])
-
-    @classmethod
-    def _of_version_1(cls, raw: bytes) -> Record:
-        size, end = _HEAD_1.unpack_from(raw)
-        text = raw[_HEAD_1.size : _HEAD_1.size + size]
-        head = json.loads(zlib.decompress(text))
-        type_ = RecordType.CHECKPOINT if head["full"] else RecordType.CHANGES
-        return cls(type_, head["number"], None, text, raw[_HEAD_1.size + size : end])
 
 
 def describe(kv: KvMap, seq: Sequence) -> dict[str, Any]:

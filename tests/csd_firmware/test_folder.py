@@ -162,6 +162,22 @@ def test_new_description_replaces_old_atomically(kept, capsys, monkeypatch, tmp_
     assert json.loads((kept / "drive.json").read_text())["timing"]["read_ns"] == 40_000
 
 
+def test_description_and_secret_without_checksums_are_refused(tmp_path, small_drive):
+    """One flipped bit in the name of a description's format must not pass for a file without checksums."""
+    describe(small_drive, tmp_path)
+    (tmp_path / "secret.bin").write_bytes(bytes(32))
+    with pytest.raises(ValueError, match=r"secret\.bin is damaged"):
+        secret_of(tmp_path)
+    text = (tmp_path / "drive.json").read_bytes()
+    values = json.loads(text)
+    (tmp_path / "drive.json").write_bytes(text.replace(b'"format"', b'"formau"'))
+    describe(small_drive, tmp_path)  # corrected
+    assert json.loads((tmp_path / "drive.json").read_bytes()) == values
+    (tmp_path / "drive.json").write_text(json.dumps({name: values[name] for name in values if name != "format"}))
+    with pytest.raises(ValueError, match="format None: this version knows"):
+        describe(small_drive, tmp_path)
+
+
 def test_bit_flip_in_description_or_secret_is_corrected(tmp_path, small_drive):
     describe(small_drive, tmp_path)
     text, secret = (tmp_path / "drive.json").read_bytes(), secret_of(tmp_path)

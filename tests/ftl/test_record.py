@@ -29,8 +29,8 @@ def test_record_follows_exactly_one_record():
     assert not Record.of(RecordType.CHANGES, 7, first.digest, {}, b"").follows(first)
 
 
-@pytest.mark.parametrize(("at", "value"), [(4, 3), (6, 9)])
-def test_a_record_of_a_later_version_or_type_is_refused(at, value):
+@pytest.mark.parametrize(("at", "value"), [(0, 3), (4, 1), (4, 3), (6, 9)])
+def test_a_record_of_another_kind_version_or_type_is_refused(at, value):
     pages = Record.of(RecordType.CHANGES, 5, 17, {}, b"").pack(512)
     pages[0, at] = value
     with pytest.raises(FtlError, match="use the vcsd that wrote it"):

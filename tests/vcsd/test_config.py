@@ -68,6 +68,7 @@ def test_option_of_wrong_type_or_range_is_refused(options: dict[str, Any], reaso
         ({"sizes": 8}, "sizes: no such field"),
         ({"redundancy": "mirror"}, "redundancy = 'mirror': at least 2 drives are needed"),
         ({"network": "3gbe"}, "network = '3gbe'"),
+        ({"method": "nosuch"}, "method = 'nosuch': the drives know dense, sparf"),
     ],
 )
 def test_attach_refuses_what_no_drive_can_be(options: dict[str, Any], reason: str) -> None:
