@@ -16,7 +16,7 @@ from csd_spec import AttentionConfig, Drive, SparsityBudget
 from csd_spec.attention import KvDtype
 from csd_spec.checked import Whole, frozen_part, frozen_value
 from csd_spec.layouts import load_layouts
-from csd_spec.network import NETWORKS
+from csd_spec.network import NETWORKS, network_named
 from csd_spec.sparf import BudgetConvention
 from kv_cache.cost import ServingCost
 from kv_cache.hardware import CSD
@@ -27,7 +27,7 @@ from kv_cache.scheduler import Policy
 from vcsd.options import MAX_COMPRESSION, ServingLimits
 from vcsd.transport import fleet_or_count
 
-IN_STORAGE = "in-storage"
+IN_STORAGE, METHOD = "in-storage", "sparf"  # policy and method of an attached model by default
 
 
 @frozen_part
@@ -58,7 +58,10 @@ class AttentionOptions:
     ] = None
     budget: SparsityBudget | None = None
 
-    default_method: ClassVar[str] = "sparf"
+    @property
+    def default_method(self) -> str:
+        """Attention method if none is chosen."""
+        return METHOD
 
     def attention(self) -> AttentionConfig:
         """Method, budget and layout."""
@@ -136,6 +139,8 @@ class AttachConfig(AttentionOptions, CacheOptions, DriveOptions):
             )
         if self.redundancy == "none" and self.spares:
             raise ValueError(f"spares = {self.spares}: redundancy none does not use them: choose mirror or recompute")
+        if self.network:
+            network_named(self.network)
         self._check_placement()
         load_layouts(self.layouts_file)
 
@@ -165,9 +170,9 @@ class AttachConfig(AttentionOptions, CacheOptions, DriveOptions):
         return ""
 
     @property
-    def default_method(self) -> str:  # type: ignore[override] # of a class that has no policy
+    def default_method(self) -> str:
         """Attention method if none is chosen: exact where a policy is."""
-        return AttentionOptions.default_method if self.policy is None else "dense"
+        return METHOD if self.policy is None else "dense"
 
     def drive_set(self) -> DriveSetConfig | Sequence[Drive]:
         """Drives to create or to reach, or the caller's devices."""

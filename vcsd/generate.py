@@ -107,8 +107,8 @@ def _without_data_dir(config: AttachConfig) -> Iterator[AttachConfig]:
     elif config.storage.kind == "memory":
         yield replace(config, data_dir=None)
     else:
-        kept = config.data_dir.absolute()
-        with TemporaryDirectory(prefix=f"{kept.name}-", dir=kept.parent) as folder:
+        data_dir = config.data_dir.absolute()
+        with TemporaryDirectory(prefix=f"{data_dir.name}-", dir=data_dir.parent) as folder:
             yield replace(config, data_dir=Path(folder))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -51,14 +52,14 @@ def flat_table(title: str, result: dict[str, Any]) -> Table:
     return table(title, ("what", "figure"), rows)
 
 
-class Printable:
+class Printable(ABC):
     """A result whose text is its tables, at most 80 characters wide."""
 
     __slots__ = ()
 
+    @abstractmethod
     def tables(self) -> Group:
         """The tables."""
-        raise NotImplementedError
 
     def __rich__(self) -> Group:
         return self.tables()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,7 +17,6 @@ from csd_link.driveset import DriveOptions, DriveSetConfig
 from csd_link.fleet_table import MAX_DRIVES
 from csd_spec import AttentionConfig, CompressionBudget, FixedBudget, SparFParams
 from csd_spec.checked import frozen_part, frozen_value
-from csd_spec.network import network_named
 from host_driver.first_steps import FirstSteps
 from kv_cache.policies import POLICIES, moves_blocks
 from nvmevirt_config import load_drive
@@ -43,6 +42,8 @@ POLICY_HELP = (
 DRIVES = "2"  # default
 DRIVES_METAVAR = "N|ray|ray://HOST:PORT"
 SHOWN_CHARACTERS = 160  # of a prompt
+
+Options = TypeVar("Options", bound=AttachConfig)
 
 
 class Processor(StrEnum):
@@ -221,12 +222,16 @@ def _checked(options: RunOptions, tiers: TierLimitOptions) -> RunOptions:
         return replace(options, tiers=tiers.limits(), record=True)
     if options.timeline:
         check_timeline_path(options.timeline)
+    return with_checked_drives(options)
+
+
+def with_checked_drives(options: Options) -> Options:
+    """Options whose drives can be opened and know the method; a fleet is asked once for its size."""
     drives = options.drive_set()
+    assert isinstance(drives, DriveSetConfig), "the command line has no devices of a caller"
     check_drives(drives)
     check_method(options.attention(), methods_of(drives))
-    if options.network:
-        network_named(options.network)
-    return replace(options, drives=str(drives.count), transport=drives.transport)  # a fleet is asked once
+    return replace(options, drives=str(drives.count), transport=drives.transport)
 
 
 def _attention_figures(options: RunOptions, attention: AttentionConfig, stored: int, head_dim: int) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from vcsd.config import IN_STORAGE, ServingConfig
 from vcsd.endpoint.run import check_key_for, http_server, listen, require_packages, url_of
 from vcsd.options import MAX_TOKENS_HELP, check_model
 from vcsd.progress import note, status
-from vcsd.transport import check_drives, check_method, methods_of
-from vcsd_cli.run import CreatedDriveOptions, Processor, drive_set
+from vcsd_cli.run import CreatedDriveOptions, Processor, drive_set, with_checked_drives
 from vcsd_cli.shared import importing
 from vcsd_cli.tiers import TierLimitOptions, check_limits
 
@@ -106,7 +105,4 @@ def _checked(options: ServeModelOptions, tiers: TierLimitOptions) -> ServeModelO
         if options.drives:
             raise ValueError(f"drives = {options.drives}: the policy {options.policy} uses none: leave it out")
         return options
-    drives = options.drive_set()
-    check_drives(drives)
-    check_method(options.attention(), methods_of(drives))
-    return replace(options, drives=str(drives.count), transport=drives.transport)  # a fleet is asked once
+    return with_checked_drives(options)

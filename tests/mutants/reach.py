@@ -44,7 +44,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Note the functions of the product that have run in the test's reports, which workers send."""
     yield
     sys.settrace(None)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)  # type: ignore[arg-type] # the stubs lack None, which the documentation has
     item.user_properties.append(("functions", sorted({name for code in _codes if (name := _name(code))})))
 
 
